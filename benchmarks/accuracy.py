@@ -51,7 +51,7 @@ class Row:
     reference: float
     """The published mean."""
     tolerance: float
-    """How far below the reference the mean may lie, in points (negative: how far above it must lie)."""
+    """Points by which the mean may lie below the reference (negative: must lie above it)."""
     settings: dict[str, Any]
     """The model record's fields."""
     epochs: int
@@ -120,7 +120,7 @@ SIZES = {"coauthor_cs": {"ladies": 1024, "fastgcn": 8192}, "amazon_computers": {
 
 
 def linked_accuracy(row: Row, dataset: mr.Dataset, out: Path) -> float:
-    """Of the finished run in `out`: accuracy in percent over the test nodes that have an in-edge."""
+    """Accuracy of the finished run in `out`, in percent over the test nodes that have an in-edge."""
     model = RECORDS[row.model](**row.settings).build(dataset.features.num_features, dataset.num_classes)
     model.load_state_dict(torch.load(out / "model.pt", weights_only=True))
     degree = dataset.graph.in_degree

@@ -1,4 +1,4 @@
-"""What the parts of an allocator's settings are worth to a training step, and what they hold: glibc only.
+"""Effect of an allocator's settings on a training step's time and memory: glibc only.
 
     python benchmarks/allocator.py --json allocator.json
 

@@ -1,5 +1,5 @@
-"""Whether a sampled minibatch is one: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows
-in each hop."""
+"""Checks of a sampled minibatch: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows in
+each hop."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole training epochs side by side with peers: one process at a time, each with its own copy of graph and features.
+"""Whole training epochs in comparison with peers: one process at a time, each with its own copy of graph and features.
 
     python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
 
@@ -80,7 +80,7 @@ class Engine:
 
 
 def engines(model: str, args: argparse.Namespace) -> list[Engine]:
-    """What is measured for a model, in the order of a round."""
+    """Measurements of a model, in the order of a round."""
     found = []
     for t in args.threads:
         for variant in ["", *args.ours]:
@@ -117,7 +117,7 @@ class Lab:
     def run(
         self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """What the process answers, or ``{"failed": why}``."""
+        """The process's answer, or ``{"failed": why}``."""
         python = environment.python(self.cache) if foreign else sys.executable
         task, variables = (
             self._task(model, threads, options),
@@ -211,7 +211,7 @@ def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratio(slow: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
-    """How many times faster `fast` is: of medians, and the worst and best pairing of rounds."""
+    """Speed-up of `fast`: by medians, and in the worst and best pairing of rounds."""
     pairing = [slow["ms_min"] / fast["ms_max"], slow["ms_max"] / fast["ms_min"]]
     return {
         "name": fast["name"],

@@ -1,4 +1,4 @@
-"""The tables that `epoch.py` prints."""
+"""Tables printed by `epoch.py`."""
 
 import statistics
 from typing import Any

@@ -1,5 +1,5 @@
-"""Two engines that live at the same time and take turns of seconds: a ratio that a slow minute of the host does not
-decide.
+"""Two engines that run at the same time and take turns of seconds, so that a slow minute of the host does not decide
+their ratio.
 
 One engine is stopped (SIGSTOP, all its processes) while the other trains. What is left of a step at the end of a turn
 is done in the next turn, so that the steps of all turns, over their seconds, are exact to one step.

@@ -1,5 +1,5 @@
-"""Processes of a run are killed at random moments: is it told, is nothing left behind, does the run end with the same
-parameters?
+"""Kills processes of a run at random moments, and checks that the run reports it, leaves nothing behind, and ends with
+the same parameters.
 
     python benchmarks/faults.py --times 20 --what rank,worker,producer,driver --json faults.json
 
@@ -82,7 +82,7 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
 
 
 def events(out: Path) -> list[dict[str, Any]]:
-    """What the run has told so far."""
+    """Events that the run has reported so far."""
     metrics = out / "metrics.jsonl"
     return (
         [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]

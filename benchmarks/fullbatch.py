@@ -1,4 +1,4 @@
-"""Full-batch training side by side with peers: whole epochs over all train nodes, one process at a time.
+"""Full-batch training in comparison with peers: whole epochs over all train nodes, one process at a time.
 
     python benchmarks/fullbatch.py --model sage,gat --threads 2 --json fullbatch.json
 
@@ -38,7 +38,7 @@ from millrace.pipeline.datasets.cleaning.edges import graph_of_keys
 HERE = Path(__file__).resolve().parent
 TRAIN_SHARE = 0.54
 MODES = ("rematerialize", "keep", "halo")
-"""Of two ranks, with one thread each of two."""
+"""Modes of two ranks with one thread each, compared with one rank of two threads."""
 ROW = "{:14} {:>2} {:>9} {:>8} {:>17} {:>9} {:>10} {:>11} {:>16}"
 
 
@@ -60,7 +60,7 @@ class Engine:
 
 
 def engines(model: str, args: argparse.Namespace) -> list[Engine]:
-    """What is measured for a model, in the order of a round."""
+    """Measurements of a model, in the order of a round."""
     known: dict[str, tuple[str, list[str], dict[str, Any]]] = {
         "ours": ("millrace", args.ours_allocators, {}),
         "pyg": ("pyg", args.allocators, {}),

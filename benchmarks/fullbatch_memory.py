@@ -1,4 +1,4 @@
-"""Memory of full-batch training over ranks, beside what it should be: the largest rank's, with neighbours by each mode.
+"""Memory of full-batch training over ranks, compared with its prediction: the largest rank's, in each mode.
 
     python benchmarks/fullbatch_memory.py --npz ogbn_arxiv.npz --json fullbatch_memory.json
 
@@ -61,7 +61,7 @@ UNFUSED = "halo, unfused"
 MODELS: dict[str, ModelConfig] = {"sage": SAGE(layers=LAYERS, dropout=0.0), "gat": GAT(layers=LAYERS, dropout=0.0)}
 PARTITIONERS = {"dense": Contiguous("nodes"), "arxiv": Metis()}
 CLAIMS = {("sage", "halo"): 1.6, ("gat", UNFUSED): 3.6}
-"""How many times less `rematerialize` takes than these, at 8 ranks on `dense`."""
+"""Least ratio of these modes' memory to that of `rematerialize`, at 8 ranks on `dense`."""
 TOLERANCE = 0.15
 ROW = "{:6} {:5} {:14} {:>2} {:>10} {:>10} {:>9} {:>6} {:>7} {:>9} {:>8} {:>9}"
 
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """Of the layers."""
+        """Mode of each layer."""
         return ("halo" if self.mode == UNFUSED else self.mode,) * LAYERS  # pyright: ignore[reportReturnType]
 
     def module(self) -> nn.Module:
@@ -143,7 +143,7 @@ class Lab:
         return [(c, int(s)) for c, s in zip(part_counts(dataset.graph, owner, train, ranks), seeds)]
 
     def predict(self, cell: Cell) -> tuple[int, int, int]:
-        """What the largest rank will take; c0 and c1."""
+        """Predicted memory of the largest rank; c0 and c1."""
         module, policy = cell.module(), VisitFetch(cell.modes, prefetch_bytes=self.prefetch_bytes)
 
         def one_rank(share: float) -> int:
@@ -158,7 +158,7 @@ class Lab:
         return largest, c0, one_rank(1) - c0
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """What the largest rank took."""
+        """Measured memory of the largest rank."""
         with tempfile.TemporaryDirectory() as scratch:
             done = mr.run(
                 self.store(cell.graph),

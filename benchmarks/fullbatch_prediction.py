@@ -1,5 +1,4 @@
-"""What a rank of full-batch training should take in memory, from how many rows and edges it has: before there is a
-graph."""
+"""Memory of a rank in full-batch training, predicted from numbers of rows and edges, without a graph."""
 
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
@@ -24,11 +23,11 @@ LAYERS = 3
 
 @dataclass(frozen=True)
 class Counts:
-    """What a layer needs of one rank's share."""
+    """A layer's needs from one rank's share."""
 
     dst: int
     src: int
-    """Of this rank."""
+    """Source rows owned by this rank."""
     lists: tuple[int, ...]
     """By rank: rows of this one that read rows of that one."""
     sources: tuple[int, ...]
@@ -48,7 +47,7 @@ class Counts:
 
 
 def random_counts(num_nodes: int, degree: int, size: int) -> Counts:
-    """Of any rank on average, where each of V nodes draws its in-neighbours from all nodes, and parts are equal."""
+    """A rank's average share, if each of V nodes draws its in-neighbours from all nodes, and parts are equal."""
     n = num_nodes / size
     per_shard = degree * n / size
     reading = round(n * (1 - (1 - 1 / size) ** degree))
@@ -126,5 +125,5 @@ def predicted(counts: list[Counts], rank: int, num_seeds: int, policy: VisitFetc
 
 
 def model_bytes(module: nn.Module) -> int:
-    """Of parameters, gradients and Adam's two moments."""
+    """Bytes of parameters, gradients and Adam's two moments."""
     return 4 * sum(p.nbytes for p in module.parameters())

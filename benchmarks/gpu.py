@@ -1,5 +1,5 @@
-"""Millrace on one GPU, beside PyG on the same GPU and beside what its memory and matrix units allow. Under ten minutes,
-one command:
+"""Millrace on one GPU, compared with PyG on the same GPU and with the limits of its memory and matrix units. Under ten
+minutes, one command:
 
     python benchmarks/gpu.py --json gpu.json
 

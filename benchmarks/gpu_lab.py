@@ -1,5 +1,4 @@
-"""What the parts of `gpu.py` share: the clock, the graph, the minibatches' seeds, rates of the machine, and where
-findings go."""
+"""Shared parts of `gpu.py`: the clock, the graph, the minibatches' seeds, rates of the machine, and the findings."""
 
 import math
 import statistics
@@ -37,7 +36,7 @@ class Row:
     unit: str
     """``s``, ``ms`` and ``us`` are better small, rates are better large."""
     floor: float | None = None
-    """What the machine allows, in the same unit; None where nothing is known of it."""
+    """The machine's limit, in the same unit; None if it is not known."""
     peer: float | None = None
     """The same by `against`, in the same unit."""
     against: str = ""
@@ -48,14 +47,14 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Of what the machine allows."""
+        """Share of the machine's limit."""
         if self.floor is None or not self.measured:
             return None
         return self.floor / self.measured if self._small else self.measured / self.floor
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than the peer."""
+        """Speed-up over the peer."""
         if self.peer is None or not self.measured or not self.peer:
             return None
         return self.peer / self.measured if self._small else self.measured / self.peer
@@ -73,7 +72,7 @@ class Lab:
     batch: int
     """B, seeds of a minibatch."""
     minibatches: int
-    """Of an epoch."""
+    """Minibatches of an epoch."""
     deadline: float
     """By `time.monotonic`; what would be measured after it is left out, and told as failed."""
     rows: list[Row] = field(default_factory=list)
@@ -82,7 +81,7 @@ class Lab:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is a GPU, and not Triton's interpreter."""
+        """True on a GPU, and not in Triton's interpreter."""
         return self.device.type == "cuda"
 
     def say(self, text: str) -> None:
@@ -99,7 +98,7 @@ class Lab:
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """What fails in here is noted and said; what comes after goes on."""
+        """Record and print an error inside the block, and continue after it."""
         try:
             yield
         except Exception as e:
@@ -164,7 +163,7 @@ class Lab:
         return statistics.median(begin.elapsed_time(end) for begin, end in pairs)
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Of one call as the host sees it, until the device is done."""
+        """Seconds of one call as the host sees it, until the device is done."""
         self.check_time()
         self.wait()
         start = time.perf_counter()
@@ -182,14 +181,14 @@ class Lab:
 
     @cached_property
     def copy_bytes_per_s(self) -> float:
-        """Of a large copy within the device, bytes read and written."""
+        """Rate of a large copy within the device, bytes read and written."""
         count = (4 << 30) if self.on_gpu else (16 << 20)
         a = torch.randint(0, 255, (count // 8,), device=self.device)
         b = torch.empty_like(a)
         return 2 * count / self.ms(lambda: b.copy_(a)) * 1000
 
     def generator(self, seed: int) -> torch.Generator:
-        """Of random numbers on the device."""
+        """Rate of random numbers on the device."""
         return torch.Generator(self.device).manual_seed(seed)
 
     @cached_property

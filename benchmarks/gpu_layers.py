@@ -1,5 +1,4 @@
-"""What the device's memory and kernels do by themselves: rates of the machine, gathering features, aggregation and
-attention of a block.
+"""Rates of the device's memory and single kernels: gathering features, aggregation and attention of a block.
 
 Aggregation and attention are those of the first minibatch's first two layers, whole functions under autograd, ours and
 PyG's on the same
@@ -168,7 +167,7 @@ class Layer:
 
     @classmethod
     def of(cls, lab: Lab, indptr: np.ndarray, indices: np.ndarray, num_src: int) -> "Layer":
-        """Of a block's arrays on the host."""
+        """Bytes of a block's arrays on the host."""
         lists = InLists.of(indptr, indices, num_src)
         edges = torch.stack([torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(lists.rows)]).to(
             lab.device
@@ -179,7 +178,7 @@ class Layer:
 
 
 def first_layers(lab: Lab) -> list[Layer]:
-    """Those of the epoch's first minibatch, nearest the input first."""
+    """Blocks of the epoch's first minibatch, nearest the input first."""
     made = draw(lab, "neighbor", lab.bulks(1, lab.batch)[0], Workspace())
     indptr, indices = made.lists[0].indptr.cpu().numpy(), made.lists[0].indices.cpu().numpy()
     ends = [int(e[0]) for e in made.node_ends]

@@ -1,5 +1,5 @@
-"""Sampling on the device: edges a second of every sampler, kernel by kernel, beside plain torch and beside the compiled
-kernels' bits.
+"""Sampling on the device: edges a second of every sampler, kernel by kernel, compared with plain torch and with the
+compiled kernels' bits.
 
 What is drawn stays on the device. Seeds and streams are there before the clock starts, since making them is the host's
 work and takes the same time whoever samples (`requests` says how long). PyG has no sampler for a GPU, and none at all

@@ -1,5 +1,5 @@
-"""Training on the device: steps and whole epochs, ours through `millrace.run`, PyG's convolutions on minibatches that
-ours drew there.
+"""Training on the device: steps and whole epochs, by `millrace.run` and by PyG's convolutions on minibatches that
+Millrace drew there.
 
 Stock PyG has no sampler for a GPU, and with its own loader it would wait for the host; so its epochs are fed as well as
 can be: our kernels draw bulks of 64 on the device, rows are gathered there, and each convolution sees a bipartite graph
@@ -221,7 +221,8 @@ def peak(lab: Lab) -> int:
 
 
 def floors(lab: Lab, model: str) -> dict[str, float]:
-    """Of an epoch: operations, bytes of the layers, bytes of drawing; means over one bulk, times the minibatches."""
+    """Counts of an epoch: operations, bytes of the layers, bytes of drawing; means over one bulk, times the
+    minibatches."""
     request = lab.bulks(min(16, lab.minibatches), lab.batch)[0]
     made = draw(lab, "neighbor", request, Workspace())
     counts = [float(e.mean()) for e in made.node_ends]

@@ -1,4 +1,4 @@
-"""The graphs of the sampling benchmark: R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004), of the sizes of well-known
+"""Graphs of the sampling benchmark: R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004), with the sizes of well-known
 datasets.
 
 R-MAT draws ids below a power of two, and V is none: an id x of `scale` bits becomes x * V >> scale, which merges

@@ -62,7 +62,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "sar": {"partition.method": "hash"},
 }
 MODELLED = {"bulk": "bulk, owned features", "grappa": "grappa", "sar": "sar"}
-"""What a plan calls them."""
+"""Label of each system in a plan."""
 MODEL_MBIT = (10_000, 1_000, 100)
 GOALS = {100.0: 4.0, 1000.0: 1.5}
 """Mb/s, and how many times sooner than ``bulk`` an epoch should be over."""
@@ -335,7 +335,7 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
 def placed(
     folder: Path, rank: int, ranks: int, halo: int, phase: int = 0, before: Any = None, ahead: bool = False
 ) -> Any:
-    """What a rank sees in a phase. With `ahead` what it sees in the next is on its way when this returns."""
+    """Place a phase's data. With `ahead` the next phase's data is under way when this returns."""
     job = isolated_job(rank, ranks)
     data = Parts(folder, torch.float32, multilabel=False).part(rank)
     return Chunks(PARTITIONERS["hash"](), halo=halo, ahead=ahead).place(

@@ -1,4 +1,4 @@
-"""What isolated training learns: test accuracy of every schedule and correction beside training on one process, a mean
+"""Test accuracy of isolated training, for every schedule and correction, compared with training on one process: means
 over seeds.
 
     python benchmarks/grappa_accuracy.py --data DIR [--only amazon_computers] [--axes schedule,correction] \
@@ -51,14 +51,14 @@ SHCHUR = "random:20,30"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fixed for a graph, for all ways alike."""
+    """Settings of a graph, the same for all variants."""
 
     epochs: int
     every: int
     """Epochs in a super-epoch: each rank sees all others' chunks twice in a run of 4 ranks."""
     seeds_a_step: int
     fewer_seeds: int
-    """Of a step of one process that takes more steps."""
+    """Seeds in a step of one process that takes more steps."""
     lr: float = 0.01
     hidden: int = 64
     fanout: int = 10
@@ -88,7 +88,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What it is called in ``--json``, without a seed."""
+        """Its key in ``--json``, without a seed."""
         parts = "" if self.way in ONE else f"/{self.parts} {self.method}"
         return f"{self.graph}/{self.layers} layers{parts}/{self.way}"
 
@@ -118,7 +118,7 @@ MOST_SEEN = ("no halo", "no halo, node", "no halo, edge", "dealt, all")
 
 
 def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
-    """What is trained, the centre and its surroundings first."""
+    """Variants to train, the central one and its neighbours first."""
     at = Cell(graph)
     yield from (*(replace(at, way=way) for way in ONE), at)
     if "schedule" in axes:

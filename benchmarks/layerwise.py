@@ -1,5 +1,5 @@
 """Samplers other than uniform neighbour sampling, on one thread: milliseconds a minibatch, and LADIES and FastGCN
-beside plain SciPy.
+compared with plain SciPy.
 
     python benchmarks/layerwise.py --graph products --json layerwise.json
 
@@ -53,7 +53,7 @@ class Engine:
     run: Callable[[int], Iterator[tuple[int, int]]]
     """Number of minibatches -> (edges, distinct nodes) of each."""
     minibatches: int
-    """Of a round."""
+    """Minibatches of a round."""
     ours: bool
 
 
@@ -190,7 +190,7 @@ def nodewise(graph: Graph, minibatches: int, rounds: int) -> list[dict[str, Any]
 
 
 def multiples(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times longer a minibatch takes each peer; the range pairs the worst of one with the best of the
+    """Ratio of each peer's time for a minibatch to ours; the range pairs the worst of one with the best of the
     other."""
     found = []
     for peer in (r for r in rows if not r["ours"]):

@@ -1,4 +1,4 @@
-"""What the queue between sampling tasks and ranks costs: waiting, the store, the driver's time, memory.
+"""Cost of the queue between sampling tasks and ranks: waiting, the store, the driver's time, memory.
 
     python benchmarks/minibatch_queue.py --json minibatch_queue.json
 
@@ -46,7 +46,7 @@ def clocks(run: Path) -> list[dict[str, float]]:
 
 
 def waiting(dataset: mr.Dataset, folder: Path, kind: str, batch: int) -> dict[str, Any]:
-    """Of one run: the share of waiting after the first bulk, and seconds an epoch."""
+    """Figures of one run: the share of waiting after the first bulk, and seconds an epoch."""
     result = mr.run(
         dataset, out=folder / f"wait-{kind}", epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64,
         train={"evaluate_every": 0},
@@ -84,7 +84,7 @@ def load(dataset: mr.Dataset, folder: Path, kind: str, bulks: int) -> dict[str, 
 
 
 def name_of(process: psutil.Process) -> str | None:
-    """What a process of the run is; None: it is none of them."""
+    """Role of a process in the run; None: not part of it."""
     command = " ".join(process.cmdline())
     return "rank" if "rank_process" in command else "worker" if "spawn_main" in command else None
 

@@ -1,4 +1,4 @@
-"""Runs of a cluster whose workers lie in network namespaces, so that ranks are joined by links as slow as those are."""
+"""Runs of a cluster whose workers are in network namespaces, so that ranks are connected by real slow links."""
 
 import json
 import socket
@@ -100,7 +100,6 @@ def sent_bytes(space: str) -> int:
 
 
 def trained_s(metrics: Path) -> float:
-    """Of training and evaluation, without the start of the processes, which on a machine with other work takes longer
-    than all else."""
+    """Seconds of training and evaluation, without the start of the processes, which takes longest on a busy machine."""
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     return sum(e["seconds"] for e in events if e["event"] == "StageEnded" and e["stage"] in ("train", "evaluate"))

@@ -1,5 +1,5 @@
-"""Block rows that no rank holds whole: what sampling and fetching move, what hot rows and fetching ahead save, memory
-and time by ranks.
+"""Partitioned graphs that no rank holds as a whole: traffic of sampling and fetching, savings of caching and
+prefetching, memory and time by ranks.
 
     python benchmarks/partitioned.py --only words --ranks 1,2,4
     python benchmarks/partitioned.py --data DIR --json partitioned.json
@@ -60,7 +60,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """What reads a list of them, with commas."""
+    """Parser of a list separated by commas."""
     return lambda text: tuple(kind(n) for n in text.split(","))
 
 

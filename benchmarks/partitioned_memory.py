@@ -1,4 +1,4 @@
-"""Resident memory of a rank over block rows, beside what its arrays should take: c0 + c1/p. See `collective_feed.py`.
+"""Resident memory of a rank over block rows, compared with the size of its arrays: c0 + c1/p. See `collective_feed.py`.
 
 What a rank holds of N rows, e edges into them, R pairs of a row and a block that it reads, and S rows that it reads of
 other blocks:

@@ -1,4 +1,4 @@
-"""What travels when ranks fetch feature rows of block rows, and what hot rows save of it: counts beside formulas.
+"""Traffic of fetching feature rows over block rows, and the savings of cached rows: counts compared with formulas.
 
 See `collective_feed.py`.
 """

@@ -1,4 +1,4 @@
-"""Whole runs over block rows: what fetching ahead hides and costs, on a link and on loopback; epochs by layout.
+"""Whole runs over block rows: time that prefetching hides and costs, on a link and on loopback; epochs by layout.
 
 See `collective_feed.py`.
 """
@@ -135,7 +135,7 @@ def here(
 
 
 def waited(seconds: Mapping[str, float]) -> float:
-    """How long a rank stood still for minibatches and rows."""
+    """Seconds that a rank stood still for minibatches and rows."""
     return seconds["fetch"] + seconds["queue_wait"]
 
 

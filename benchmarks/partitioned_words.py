@@ -1,4 +1,4 @@
-"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See
+"""Traffic of sampling over block rows: bytes and messages, counted, compared with formulas. See
 `collective_feed.py`."""
 
 import argparse
@@ -106,7 +106,7 @@ class Heard:
 
 
 def digest(minibatches: Sequence[MiniBatch]) -> str:
-    """Of all that makes them."""
+    """Digest of everything that makes up the minibatches."""
     found = hashlib.sha256()
     for m in minibatches:
         for array in [m.nodes, *(a for b in m.blocks for a in (b.indptr, b.indices, b.weight) if a is not None)]:
@@ -163,7 +163,7 @@ def frontiers(m: MiniBatch) -> Iterator[tuple[npt.NDArray[np.integer], npt.NDArr
 def implied(
     shares: Sequence[Sequence[MiniBatch]], hop: int, fanout: int, grid: Grid, book: RangeBook, graph: Graph
 ) -> list[dict[str, int]]:
-    """What each rank sends in a hop, to the byte, by the sizes of all frontiers.
+    """Bytes sent by each rank in a hop, exactly, from the sizes of all frontiers.
 
     A question has a head, two numbers for each minibatch, and an id for each row; the answer how many edges each row
     has got, in the fewest bytes that hold the fanout, and their sources. Nothing travels between ranks of which one
@@ -246,7 +246,7 @@ def per_hop(
 def ladies_total(
     graph: Graph, minibatches: Sequence[MiniBatch], p: int, c: int, ranks: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Of all hops together, since how many rounds of darts there are is left to chance."""
+    """Counts of all hops together, since the number of rounds of darts is random."""
     rows = np.concatenate([m.nodes[:end] for m in minibatches for end in ends_of(m)[:-1]])
     words = sum(r["total"]["graph"] for r in ranks) / p / WORD
     row_words = int((graph.in_degree[rows] + 1).sum()) / p * (1 - c / p)

@@ -1,4 +1,4 @@
-"""`millrace plan` beside what runs then take: bytes, memory and time of runs over systems, datasets and ranks.
+"""Predictions of `millrace plan` compared with runs: bytes, memory and time over systems, datasets and ranks.
 
     python benchmarks/plan.py --npz ogbn_arxiv.npz --json plan.json
 
@@ -59,7 +59,7 @@ class Case:
 
 
 def cases(npz: Path | None, epochs: int) -> list[Case]:
-    """Of the benchmark."""
+    """Cases of the benchmark."""
     two = {"layers": 2, "hidden": 128, "fanout": "10,5", "batch_size": 1024, "epochs": epochs}
     rmat = "rmat:scale=16,edge_factor=8,features=128,train=0.3"
     found = [
@@ -70,7 +70,7 @@ def cases(npz: Path | None, epochs: int) -> list[Case]:
 
 
 def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
-    """What a run tells, and how busy the machine was."""
+    """Record of a run, and the load of the machine."""
     changes = variants()[label]
     words = [
         sys.executable,

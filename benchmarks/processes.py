@@ -1,4 +1,4 @@
-"""How drivers start engines: one process at a time, each with the allocator, threads and memory that the driver
+"""Starting of engines by drivers: one process at a time, each with the allocator, threads and memory that the driver
 names."""
 
 import json
@@ -25,7 +25,7 @@ def allocator(name: str, jemalloc: Path | None = None) -> dict[str, str]:
 def call(
     python: str | Path, script: Path, task: dict[str, Any], threads: int, variables: dict[str, str], limit: int
 ) -> dict[str, Any]:
-    """What the process answers in its last line, or ``{"failed": why}``. `limit` is in bytes."""
+    """The process's answer in its last line, or ``{"failed": why}``. `limit` is in bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             [python, script, "--task", json.dumps(task)],

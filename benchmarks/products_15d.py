@@ -1,4 +1,4 @@
-"""The paper's 1.5D products P = Q A on ranks that talk over TCP: what moves, beside the formulas for it.
+"""The paper's 1.5D products P = Q A on ranks that communicate over TCP: bytes sent, compared with formulas.
 
     python benchmarks/products_15d.py
     python benchmarks/products_15d.py --graph rmat --select edges --ranks 6,12 --json products.json
@@ -60,7 +60,7 @@ from millrace.tests.contracts.process_ranks import run_ranks
 
 VARIANTS = ("aware", "oblivious")
 COUNT, IDS, LENGTHS, COLUMNS, VALUES = TAGS = range(5)
-"""What a message of a stage holds."""
+"""Tags by the contents of a stage's messages."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,17 @@ class Lines:
 
 @dataclass
 class Traffic:
-    """What one rank did in one product; it is counted while that runs. Words: see the head of this file."""
+    """Counts of one rank in one product, taken while it runs. Words: see the head of this file."""
 
     stages: int = 0
     needed_words: int = 0
-    """Of the rows multiplied with, this rank's own included."""
+    """Words of the rows multiplied with, this rank's own included."""
     received_words: int = 0
-    """Of those, from other ranks."""
+    """Words among these from other ranks."""
     sent_words: int = 0
     """To ranks that asked. In a broadcast others hand words on: the ledger alone counts what is sent there."""
     asked_rows: int = 0
-    """Of other ranks."""
+    """Rows asked of other ranks."""
     answers: int = 0
     """Messages received from owners."""
     requests: int = 0
@@ -289,7 +289,7 @@ def _nothing(Q: sp.csr_array, A: sp.csr_array, values: bool) -> sp.csr_array:
 
 
 def _selects(Q: sp.csr_array) -> bool:
-    """Whether each row holds one 1 at most. The ranks of a process row have the same Q_i, so they agree."""
+    """True if each row holds at most one 1. The ranks of a process row have the same Q_i, so they agree."""
     return bool((np.diff(Q.indptr) <= 1).all() and (Q.data == 1).all())
 
 
@@ -316,7 +316,7 @@ def _matrix(lengths: Tensor, columns: Tensor, data: Tensor, num_columns: int) ->
 
 
 def formulas(p: int, c: int, R: int, d: float, nonzeros: int, values: bool) -> dict[str, float]:
-    """What the table in the head of this file says, by the name of what was measured."""
+    """Values of the formulas in the head of this file, by the name of the measured quantity."""
     stages, words = -(-p // c // c), R * d / p
     return {
         "stages": stages,
@@ -338,7 +338,7 @@ class Product:
     A: sp.csr_array
     Q: sp.csr_array
     values: bool
-    """Whether those of A travel."""
+    """True if the values of A's entries are sent."""
 
 
 def products(args: argparse.Namespace) -> list[Product]:
@@ -405,7 +405,7 @@ def measure(
 
 
 def summary(p: int, c: int, product: Product, ranks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """What all ranks did in one product: figures, their formulas, and what each rank counted."""
+    """All ranks in one product: figures, their formulas, and the counts of each rank."""
     records = {
         variant: [
             r for rank in ranks for r in rank if (r["c"], r["product"], r["variant"]) == (c, product.name, variant)

@@ -1,5 +1,4 @@
-"""Runs everything that needs RAPIDS 26.10 on the GPUs of this machine, and says of each thing whether it does what it
-should.
+"""Runs everything that needs RAPIDS 26.10 on this machine's GPUs, and reports for each check if it passed.
 
     pip install 'millrace-gnn[gpu]'
     python benchmarks/rapids.py

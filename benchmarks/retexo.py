@@ -1,5 +1,5 @@
-"""RETEXO against standard full-graph training: bytes, what saves more of them and costs accuracy, clients, and time
-over slow links.
+"""RETEXO against standard full-graph training: bytes, options that save more of them and cost accuracy, clients, and
+time over slow links.
 
     python benchmarks/retexo.py --quick python benchmarks/retexo.py --data DIR --json retexo.json python
     benchmarks/retexo.py --data DIR --only links --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
@@ -87,7 +87,7 @@ def arxiv(args: argparse.Namespace) -> mr.Dataset:
 
 
 def linear(runs: Sequence[dict[str, Any]]) -> bool:
-    """Whether the bytes of every rank, channel and kind in three runs lie on a line."""
+    """True if the bytes of every rank, channel and kind in three runs lie on a line."""
     a, b, c = runs
     guess = extrapolated(a, b, c["epochs"])
     return guess["bytes"] == dict(c["bytes"]) and guess["waits"] == c["waits"]
@@ -263,7 +263,7 @@ def several(name: str, args: argparse.Namespace, epochs: int, **retexo: Any) -> 
 
 
 def measure_sync(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """What fewer synchronisations and rounded rows save, and cost."""
+    """Savings and costs of fewer synchronisations and rounded rows."""
     steps, clients = args.steps, 4
     for name in ["quick"] if args.quick else args.tasks:
         print(

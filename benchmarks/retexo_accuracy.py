@@ -45,7 +45,7 @@ BAR = 1.5
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fixed for a dataset, for all variants alike."""
+    """Settings of a dataset, the same for all variants."""
 
     split: str
     epochs: int = 200
@@ -67,7 +67,7 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """How a model is trained."""
+    """A way to train a model."""
 
     system: dict[str, Any] | None = None
     """Arguments of `retexo`; None: end to end."""
@@ -103,7 +103,7 @@ VARIANTS = {
 }
 END_TO_END = ("e2e", "e2e-norm")
 CHOICE = ("v3", "v3-linear", "distilled")
-"""Of these, the one with the best mean validation accuracy is what RETEXO comes to for a dataset and a model."""
+"""Candidates of which the one with the best mean validation accuracy stands for RETEXO, for a dataset and a model."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Work:
 
     @property
     def key(self) -> str:
-        """What it is called in ``--json``."""
+        """Its key in ``--json``."""
         return f"{self.dataset}/{self.model}/{self.variant}/lr={self.lr}/dropout={self.dropout}/seed={self.seed}"
 
 
@@ -197,7 +197,7 @@ def search(cell: Cell) -> list[Work]:
 
 
 def wanted(cell: Cell, runs: Runs, seeds: int) -> list[Work]:
-    """What is to be run for a cell as far as is known: its search, or after it the seeds."""
+    """Runs of a cell that can be started now: its search, or after it the seeds."""
     tuning = search(cell)
     if any(work.key not in runs for work in tuning):
         return tuning

@@ -1,5 +1,5 @@
-"""What runs would take over slow links, and what they take over a real one: the part of ``benchmarks/retexo.py`` that
-is about time."""
+"""Predicted time of runs over slow links, and measured time over a real one: the part of ``benchmarks/retexo.py`` about
+time."""
 
 import argparse
 import statistics

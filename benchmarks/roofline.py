@@ -1,5 +1,4 @@
-"""What a GraphSAGE minibatch must cost on this machine: its matrix products and its bytes, at rates that are measured
-here.
+"""Least cost of a GraphSAGE minibatch on this machine: its matrix products and its bytes, at rates measured here.
 
     python benchmarks/roofline.py --task '{...}'
 

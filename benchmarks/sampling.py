@@ -1,4 +1,4 @@
-"""Neighbour sampling side by side with its peers: one process per engine and thread count, taking turns on one machine.
+"""Neighbour sampling in comparison with peers: one process per engine and thread count, taking turns on one machine.
 
     python benchmarks/sampling.py --graph products --threads 1,2 --json sampling.json
 
@@ -63,7 +63,7 @@ class Config:
 
 
 def configurations(t: int, peers: list[str]) -> list[Config]:
-    """What is measured on t threads, in the order of a round."""
+    """Measurements on t threads, in the order of a round."""
     found = [
         Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0)
         for expand in ("new", "all")

@@ -1,5 +1,5 @@
-"""What a store of sampled minibatches costs and saves: bytes on disk, writing and reading beside plain files, reuse in
-training.
+"""Costs and savings of a store of sampled minibatches: bytes on disk, writing and reading compared with plain files,
+reuse in training.
 
     python benchmarks/store.py --json store.json
 
@@ -125,7 +125,7 @@ def write_out(folder: Path, drop: bool = False) -> None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Of all files below."""
+    """Bytes of all files in a folder."""
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 

@@ -1,4 +1,4 @@
-"""What pulses, worker metrics and the dashboard's page cost: the share of an epoch by which it is longer with them.
+"""Cost of pulses, worker metrics and the dashboard's page: the share by which they lengthen an epoch.
 
     python benchmarks/telemetry.py --json telemetry.json
     python benchmarks/telemetry.py --paired runs --pairs 12

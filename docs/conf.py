@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`, or `python -m sphinx -W -E docs docs/_build`."""
+"""Sphinx configuration of the site: `make docs`, or `python -m sphinx -W -E docs docs/_build`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw by themselves: no script, and no font from elsewhere."""
+"""Formulas as MathML, which browsers draw without a script or a downloaded font."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ def fields(kind: type) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def is_section(annotation: Any) -> bool:
-    """Whether a field is a table of keys of its own."""
+    """True if a field is a table with its own keys."""
     return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation))
 
 

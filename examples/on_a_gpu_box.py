@@ -1,4 +1,4 @@
-"""Ranks on the GPUs of one machine, one for each: Millrace starts dask-cuda's cluster, and ends it with the run.
+"""Ranks on the GPUs of one machine, one each: Millrace starts dask-cuda's cluster, and ends it with the run.
 
     python examples/on_a_gpu_box.py --dataset digits --out runs/gpus
 

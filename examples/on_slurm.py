@@ -1,4 +1,4 @@
-"""Ranks in jobs of a Slurm cluster: dask-jobqueue asks for the jobs, with TLS, for as long as one run takes.
+"""Ranks in jobs of a Slurm cluster: dask-jobqueue submits the jobs, with TLS, for the duration of one run.
 
     python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB \
         --queue normal --walltime 02:00:00 --dataset store/ --ranks 4 --out runs/slurm

@@ -1,4 +1,4 @@
-"""Ranks on machines that are reached by SSH: Dask's SSHCluster with TLS, for as long as one run takes.
+"""Ranks on machines reached by SSH: Dask's SSHCluster with TLS, for the duration of one run.
 
     python examples/over_ssh.py --hosts 10.0.0.1,10.0.0.2 --tls tls --host 10.0.0.1 \
         --dataset sbm:nodes=20000 --ranks 2 --out runs/ssh

@@ -1,4 +1,4 @@
-"""Fixtures and settings that several test files need."""
+"""Fixtures and settings shared by test files."""
 
 import os
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ if not torch.cuda.is_available():
         interpreter.take_turns()
 
 
-# A busy machine is no failure, nor is a kernel's first compilation.
+# Neither a busy machine nor a kernel's first compilation is a failure.
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that runs what is too long for every run."""
+    """Add the option that runs tests too long for every run."""
     parser.addoption(
         "--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py"
     )
@@ -42,7 +42,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Of torch's own: for tests whose matrices are small."""
+    """Limit torch to one thread, for tests with small matrices."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

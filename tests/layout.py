@@ -1,8 +1,9 @@
-"""Which tests are whose: prints the test files of what has changed, for ``make check``.
+"""Mapping from sources to their tests: prints the test files of changed sources, for ``make check``.
 
     python tests/layout.py [BASE]
 
-Changes are those since the branch left BASE, committed or not. Whole runs are left out unless they have changed.
+Changes are those since the branch left BASE, committed or not. Whole runs are left out unless they have changed
+themselves.
 """
 
 import subprocess
@@ -78,33 +79,33 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "storage/queue": ("storage/queue/test_zarr.py", "storage/queue/test_object_store.py"),
     "storage": ("storage/partition/test_book.py",),
 }
-"""The test files of a folder's modules that have none of their own name."""
+"""Test files of a folder's modules that have none of their own name."""
 
 
 def module_files() -> list[Path]:
-    """The modules of the three layers, relative to the root."""
+    """Modules of the three layers, relative to the root."""
     found = (p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
     return sorted(p for p in found if p.stem not in ("__init__", "__main__"))
 
 
 def is_of(test: Path, module: Path) -> bool:
-    """Says whether a test file's name is that of a module, perhaps with an aspect after it."""
+    """True if a test file is named after a module, perhaps with an aspect after it."""
     name = test.stem.removeprefix("test_")
     return test.parent == module.parent and (name == module.stem or name.startswith(module.stem + "_"))
 
 
 def is_of_folder(test: Path, folder: Path) -> bool:
-    """Says whether a test file is that of a whole folder: ``stages/models/test_models.py``."""
+    """True if a test file is that of a whole folder: ``stages/models/test_models.py``."""
     return test.parent == folder and test.stem == f"test_{folder.name}"
 
 
 def mirrored_files() -> list[Path]:
-    """The test files in the folders that mirror those of the layers, relative to ``tests``."""
+    """Test files in the folders that mirror those of the layers, relative to ``tests``."""
     return sorted(p.relative_to(TESTS) for layer in LAYERS for p in (TESTS / layer).rglob("test_*.py"))
 
 
 def files_of(module: Path, files: Iterable[Path]) -> set[Path]:
-    """The files that test a module: those of its name, else those of its folder."""
+    """Files that test a module: those of its name, else those of its folder."""
     files = list(files)
     named = {test for test in files if is_of(test, module)}
     of_folder = {test for test in files if is_of_folder(test, module.parent)}
@@ -112,11 +113,11 @@ def files_of(module: Path, files: Iterable[Path]) -> set[Path]:
 
 
 def files_for_changes(changed: Iterable[Path], sources: dict[Path, str]) -> set[Path]:
-    """The test files to run once some files have changed.
+    """Test files to run after some files have changed.
 
     Args:
         changed: relative to the root.
-        sources: what each test file holds; relative to ``tests``.
+        sources: content of each test file, by path relative to ``tests``.
     """
     found = {Path(name) for name in ALWAYS}
     for path in changed:
@@ -135,7 +136,7 @@ def files_for_changes(changed: Iterable[Path], sources: dict[Path, str]) -> set[
 
 
 def changed_files(base: str) -> list[Path]:
-    """The files that have changed since this branch left `base`, relative to the root."""
+    """Files that have changed since this branch left `base`, relative to the root."""
 
     def git(*arguments: str) -> list[str]:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)

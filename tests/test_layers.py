@@ -24,7 +24,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def is_late(node: ast.AST) -> bool:
-    """Whether the code inside does not run when the module is imported."""
+    """True if the code inside does not run when the module is imported."""
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -50,7 +50,7 @@ def imports(module: Path, source: str) -> list[tuple[str, int, bool]]:
 
 
 def faults(module: Path, source: str) -> list[str]:
-    """What is wrong with the imports of one module, a sentence each."""
+    """Sentences about the imports of one module that break the rules."""
     allowed = LAYERS[: LAYERS.index(module.parts[0]) + 1]
     wrong = []
     for name, level, top in imports(module, source):

@@ -1,5 +1,5 @@
-"""The environment of peers that cannot live in ours: dgl 2.1.0, the last release on the package index, fits torch 2.0
-to 2.2.1 only."""
+"""Environment for peers that cannot share ours: dgl 2.1.0, the last release on the package index, fits torch 2.0 to
+2.2.1 only."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Millrace's full-batch system, as a user runs it: one rank in this process, or several on a cluster of it."""
+"""Millrace's full-batch system as users run it: one rank in this process, or several on a local cluster."""
 
 import tempfile
 from pathlib import Path

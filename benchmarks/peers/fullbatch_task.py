@@ -1,4 +1,4 @@
-"""What every engine of the full-batch benchmark is to the driver: a process that trains, prints one line of JSON, and
+"""Interface of the full-batch benchmark's engines to the driver: a process that trains, prints one line of JSON, and
 ends.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
@@ -19,17 +19,18 @@ WARM_UP = 1
 
 @dataclass(frozen=True)
 class FullBatch:
-    """What the driver asks for. Arrays are loaded when they are asked for: each engine holds what it needs."""
+    """The driver's request. Arrays are loaded when they are first used, so that each engine holds only what it
+    needs."""
 
     folder: Path
-    """Of the graph; features, labels and train nodes are in ``fullbatch`` below it."""
+    """Folder of the graph; features, labels and train nodes are in ``fullbatch`` below it."""
     model: str
     """sage or gat."""
     threads: int
     epochs: int
     """Measured, after the warm-up."""
     options: dict[str, Any]
-    """What else the engine understands."""
+    """Options of a single engine."""
 
     def graph(self, loops: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each

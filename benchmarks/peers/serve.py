@@ -1,5 +1,5 @@
-"""What every engine of the sampling benchmark is to the driver: a process that reads one JSON command a line and
-answers with one.
+"""Interface of the sampling benchmark's engines to the driver: a process that reads one JSON command a line and answers
+with one.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 
@@ -38,7 +38,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver asks for."""
+    """The driver's request."""
 
     indptr: np.ndarray
     """int64 [V+1], in-neighbour lists."""
@@ -52,11 +52,11 @@ class Job:
     batch_size: int
     threads: int
     options: dict[str, Any]
-    """What else the engine understands."""
+    """Options of a single engine."""
 
 
 class Engine(NamedTuple):
-    """What a script of this folder provides."""
+    """Functions that a script of this folder provides."""
 
     epoch: Callable[[int], Iterator[tuple[int, int]]]
     """Number of minibatches -> (edges drawn, distinct nodes) of each minibatch, or sums over several."""

@@ -1,4 +1,4 @@
-"""Millrace through `millrace.run`; and, with the option `pairs`, beside the same stages in a plain loop.
+"""Millrace through `millrace.run`; and, with the option `pairs`, compared with the same stages in a plain loop.
 
 Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks
 (more than one: on a local cluster, the 1024 seeds of a step dealt out to them), pairs, halves (the plain loop alone,

@@ -1,5 +1,5 @@
-"""PyG's SAGEConv or GATConv with `trim_to_layer`, fed by PyG's NeighborLoader where its sampling extension is
-installed, else by ours."""
+"""PyG's SAGEConv or GATConv with `trim_to_layer`, fed by PyG's NeighborLoader if its sampling extension is installed,
+else by ours."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from torch_geometric.utils import trim_to_layer
 from train_task import BATCH, CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR, Epoch, Parts, Task, Work, train
 
 OWN = any(find_spec(name) for name in ("pyg_lib", "torch_sparse"))
-"""Whether PyG can sample by itself."""
+"""True if PyG's own sampling extension is installed."""
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""What every engine of the epoch benchmark is to the driver: a process that trains, prints one line of JSON, and ends.
+"""Interface of the epoch benchmark's engines to the driver: a process that trains, prints one line of JSON, and ends.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 """
@@ -26,10 +26,11 @@ WARM_UP = 4
 
 @dataclass(frozen=True)
 class Task:
-    """What the driver asks for. Arrays are loaded when they are asked for: each engine holds what it needs."""
+    """The driver's request. Arrays are loaded when they are first used, so that each engine holds only what it
+    needs."""
 
     folder: Path
-    """Of the graph; the features and labels are in ``training`` below it."""
+    """Folder of the graph; the features and labels are in ``training`` below it."""
     model: str
     """sage or gat."""
     threads: int
@@ -40,7 +41,7 @@ class Task:
     dropout: float
     """On the input of every layer, the features included."""
     options: dict[str, Any]
-    """What else the engine understands."""
+    """Options of a single engine."""
 
     def graph(self) -> tuple[np.ndarray, np.ndarray]:
         """In-neighbour lists: indptr int64 [V+1], indices int32 [E]."""

@@ -1,13 +1,13 @@
-"""Put on the path of a run's processes by `telemetry.py`: pulses beat in those epochs only that ``$MILLRACE_TELEMETRY``
-names."""
+"""Put on the path of a run's processes by `telemetry.py`: pulses are sent only in the epochs that
+``$MILLRACE_TELEMETRY`` names."""
 
 import os
 import random
 
 
 def is_on(epoch: int) -> bool:
-    """Whether telemetry is on in this epoch: ``on``, ``off``, or ``paired``: in one of each two epochs, drawn by
-    lot."""
+    """True if telemetry is on in this epoch: ``on``, ``off``, or ``paired``: in one of each two epochs, drawn at
+    random."""
     kind = os.environ.get("MILLRACE_TELEMETRY", "on")
     return kind == "on" or (kind == "paired" and epoch % 2 == random.Random(epoch // 2).randrange(2))
 

@@ -19,7 +19,7 @@ def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> I
 def results(
     kernels: Any, lists: InLists, width: int, dtype: torch.dtype, dropout: float, seed: int = 0, device: str = "cpu"
 ) -> list[Tensor]:
-    """Every function of a backend on the same random inputs; tensors on `device`."""
+    """Results of every function of a backend on the same random inputs; tensors on `device`."""
     g = torch.Generator().manual_seed(seed)
 
     def rand(*shape: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Every call that a layer may make to its neighbourhood, with what it must give by dense autograd, and how wide its
-rows travel."""
+"""Every call that a layer may make to its neighbourhood, with its result by dense autograd and the width of its
+rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,22 +32,22 @@ class Aggregation:
     """A call of a neighbourhood."""
 
     call: Callable[[Neighbourhood, Tensors], Tensor]
-    """``call(hood, x)``; x holds `num_src` rows each of `rows`, and all of `params`."""
+    """``call(neighbourhood, x)``; x holds `num_src` rows each of `rows`, and all of `params`."""
     dense: Callable[[Graph, Tensors], Tensor]
-    """The same for all nodes of a graph, from all their rows."""
+    """The same result for all nodes of a graph, from all their rows."""
     rows: dict[str, tuple[int, ...]]
     """Shapes of a row."""
     params: dict[str, tuple[int, ...]] = field(default_factory=dict)
     width: int = D
-    """Numbers that travel for a row."""
+    """Numbers sent for a row."""
     again: bool = False
-    """Whether the backward pass needs the rows of other ranks."""
+    """True if the backward pass needs the rows of other ranks."""
     unread: bool = False
-    """Whether the result depends on no row: then autograd asks none of the modes but the sequential ones to go back."""
+    """True if the result depends on no row: then autograd runs a backward pass only in sequential modes."""
     ties: bool = False
-    """Draw small integers."""
+    """Draw small integers, so that values tie."""
     constants: tuple[str, ...] = ()
-    """Rows without gradients."""
+    """Names of rows without gradients."""
 
     def inputs(self, num_nodes: int, seed: int) -> dict[str, Tensor]:
         """Leaves for all nodes."""
@@ -65,7 +65,7 @@ class Aggregation:
         return {**rows, **{name: draw(shape) for name, shape in self.params.items()}}
 
     def leaves(self, inputs: Tensors) -> dict[str, Tensor]:
-        """Copies that take gradients, but for the constants."""
+        """Copies that take gradients, except the constants."""
         return {name: x.detach().clone().requires_grad_(name not in self.constants) for name, x in inputs.items()}
 
 
@@ -119,8 +119,7 @@ def _scaled(graph: Graph, x: Tensors) -> Tensor:
 def _attention(dropout: float) -> Aggregation:
     def dense(graph: Graph, x: Tensors) -> Tensor:
         if dropout:
-            # The same coefficients are dropped as if no graph had been cut: proven for one block against the definition
-            # elsewhere.
+            # The same coefficients are dropped as on the uncut graph, which other tests compare with the definition.
             return whole_graph(graph, F64).attend(x["z"], x["a"], x["l"], 0.1, dropout)
         return dense_attend(Edges.of_graph(graph), x["z"], x["a"], x["l"], 0.1)
 

@@ -1,4 +1,4 @@
-"""The ranks of a run of system `bulk`, as processes of this machine without a cluster."""
+"""Ranks of a run of system `bulk`, as processes of this machine without a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,14 +27,14 @@ def train_bulk(
     """Train as ``millrace run`` would on ``table["ranks"]`` ranks, from the last checkpoint in `out` if there is one.
 
     Args:
-        spec: what to train on.
+        spec: the dataset to train on.
         out: the folder of the run.
         table: the configuration.
         steps: steps after which rank 0 asks all to stop; None: all.
         samples: a store of samples to train from.
 
-    Returns: The report of each rank, without one where all were stopped; and its ``notes`` and its ``steps``: (epoch,
-        step, steps of an epoch).
+    Returns: The report of each rank, or none if all were stopped; and its ``notes`` and ``steps``: (epoch, step, steps
+    of an epoch).
     """
     work = spec, out, dict(table), steps, samples
     ranks = resolve(table).ranks
@@ -42,7 +42,7 @@ def train_bulk(
 
 
 def last_parameters(out: Path) -> dict[str, Any]:
-    """Of the last checkpoint."""
+    """Parameters of the last checkpoint."""
     newest = max((out / "checkpoints").glob("step-*"), key=lambda p: int(p.name.rpartition("-")[2]))
     return torch.load(newest / "state.pt", weights_only=True)["model"]
 

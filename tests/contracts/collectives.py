@@ -1,5 +1,5 @@
-"""What every group of several ranks must do: the collectives, and what they count. Functions for
-`supervisor.run_ranks`."""
+"""Contract of every group of several ranks: the collectives, and their counts. Functions for
+`process_ranks.run_ranks`."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ def network(group: Gloo) -> dict[str, int]:
 
 
 def parts_between(size: int, seed: int) -> list[list[torch.Tensor]]:
-    """[source][target]; numbers of rows are small, often zero, now and then large."""
+    """[source][target] tensors; numbers of rows are small, often zero, sometimes large."""
     rng = np.random.default_rng(seed)
     rows = rng.choice([0, 0, 1, 2, 17, 3000], (size, size))
     if seed == 0:
@@ -38,8 +38,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def compute(group: Gloo, device: str = "cpu") -> dict[str, Any]:
-    """What this rank has found wrong with the collectives of tensors on `device`, and the bits of a sum of
-    fractions."""
+    """Errors that this rank has found in the collectives of tensors on `device`, and the bits of a sum of fractions."""
     rank, size = group.rank, group.size
     wrong = []
 
@@ -93,7 +92,7 @@ def compute(group: Gloo, device: str = "cpu") -> dict[str, Any]:
 
 
 def swap_in_rounds(group: Gloo, device: str = "cpu") -> list[tuple[object, ...]]:
-    """Every rank to every other, each in an order of its own; all ranks know what all others send."""
+    """Swap from every rank to every other, each in its own order; all ranks know what the others send."""
     rank, size = group.rank, group.size
     wrong: list[tuple[object, ...]] = []
     for seed in SEEDS:

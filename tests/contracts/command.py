@@ -1,4 +1,4 @@
-"""The command, run in this process."""
+"""The ``millrace`` command, run in this process."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from millrace.pipeline import cli
 
 
 def command(*words: str | int | float | Path) -> tuple[Any, str, str]:
-    """(exit code, standard output, standard error) of ``millrace`` with these words after its name."""
+    """(exit code, standard output, standard error) of ``millrace`` with these arguments."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["millrace", *map(str, words)]
     try:

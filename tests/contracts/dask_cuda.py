@@ -1,8 +1,7 @@
-"""A stand-in for dask_cuda 26.10: its cluster of worker processes, each with GPUs in its environment as the real one
+"""Stand-in for dask_cuda 26.10: its cluster of worker processes, each with GPUs in its environment as the real one
 names them.
 
-`test_rapids_signatures` holds it to the parameters that were read from the wheel. Its workers are Dask's own, on the
-processor.
+`test_rapids_signatures` compares its parameters with the wheel's. Its workers are Dask's own, on the processor.
 """
 
 import copy
@@ -22,7 +21,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalCUDACluster(LocalCluster):
-    """dask_cuda's. `given` is what the last one was made with."""
+    """dask_cuda's cluster. `given` has the arguments of the last one."""
 
     given: ClassVar[dict[str, Any]] = {}
 
@@ -91,8 +90,8 @@ class LocalCUDACluster(LocalCluster):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
-    """Make imports of dask_cuda find the stand-in on a machine with these GPUs, as CUDA_VISIBLE_DEVICES names them; and
-    be able to find `modules` too, which are empty."""
+    """Make imports of dask_cuda find the stand-in on a machine with these GPUs, named as in CUDA_VISIBLE_DEVICES; and
+    make `modules` importable too, as empty modules."""
     for name in ("dask_cuda", *modules):
         made = types.ModuleType(name)
         made.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -102,12 +101,12 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
 
 
 def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Two GPUs, in Triton's interpreter, for this process and those that a run starts, which find in `folder`, a new
-    one, what they need: ranks only look whether dask-cuda is there."""
+    """Two GPUs, in Triton's interpreter, for this process and those that a run starts. The latter find what they need
+    in `folder`, a new one: ranks only check that dask-cuda is there."""
     install(monkeypatch, "0,1")
     folder.mkdir()
     (folder / "dask_cuda.py").touch()
-    # Python imports it first of all; ranks sample in one thread and train in another.
+    # Python imports it first; ranks sample in one thread and train in another.
     (folder / "sitecustomize.py").write_text(
         "from millrace.tests.contracts.interpreter import take_turns\n\ntake_turns()\n"
     )
@@ -118,11 +117,11 @@ def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def seen() -> tuple[str | None, int]:
-    """Of a worker: what it names as its GPUs, and its process."""
+    """A worker's visible GPUs, and its process."""
     return os.environ.get(VISIBLE), os.getpid()
 
 
 def tell_gpu(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
-    """In place of `hold_rank`: fails with words that say what the rank would have started with."""
+    """Replacement for `hold_rank` that fails with a message about the environment of the rank."""
     text = f"sees {spec['environment'].get(VISIBLE)} on a worker of {os.environ.get(VISIBLE)}"
     return {"failed": {"kind": "RunError", "text": text, "where": [], "exit_code": 3}}

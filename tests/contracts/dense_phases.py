@@ -1,8 +1,7 @@
-"""RETEXO on dense matrices: one process, autograd, and nothing of Millrace but the numbers that its parameters begin
-with.
+"""RETEXO on dense matrices: one process, autograd, and nothing from Millrace except the initial parameters.
 
-Written from sections 1A and 1B of what the project knows of the paper (arXiv 2302.13053 and its authors' code), with
-the coefficients of the whole graph in place of those of its pieces.
+Written from the paper (arXiv 2302.13053) and its authors' code, with the coefficients of the whole graph in place of
+those of its pieces.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +22,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """A graph: what each edge counts, and how many edges there are, [V, V], a row for each destination."""
+    """A graph as matrices [V, V] with a row for each destination: the weight of each edge, and the number of edges."""
 
     A: Tensor
     N: Tensor
 
     @classmethod
     def of(cls, src: Any, dst: Any, weight: Any, n: int, present: Any = None) -> "Matrices":
-        """The subgraph that `present` nodes induce; absent nodes stay as rows without edges."""
+        """The subgraph induced by `present` nodes; absent nodes stay as rows without edges."""
         A, N = torch.zeros(2, n, n, dtype=F64)
         for e, (u, v) in enumerate(zip(src, dst)):
             if present is None or (present[u] and present[v]):
@@ -65,12 +64,12 @@ def convolve(kind: str, p: Mapping[str, Tensor], g: Matrices, h: Tensor) -> Tens
 
 
 def as_sent(h: Tensor, rounding: str) -> Tensor:
-    """Rows as their readers see them."""
+    """Rows after rounding, as their readers see them."""
     if rounding == "full":
         return h
     a = h.detach().numpy()
     if rounding == "fp16":
-        # By way of float32, as torch goes.
+        # Through float32, as torch does.
         return torch.from_numpy(np.clip(a, -65504, 65504).astype(np.float32).astype(np.float16).astype(np.float64))
     out = np.zeros_like(a)
     for i, row in enumerate(a):
@@ -82,7 +81,7 @@ def as_sent(h: Tensor, rounding: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the model is cut; see `Phases`."""
+    """The way the model is cut into phases; see `Phases`."""
 
     kind: str
     layers: int
@@ -98,15 +97,15 @@ class Cut:
 
 @dataclass
 class Outcome:
-    """What training has come to."""
+    """Result of training."""
 
     losses: list[float] = field(default_factory=list)
     best_epochs: list[int] = field(default_factory=list)
     rows: list[dict[str, Tensor]] = field(default_factory=list)
-    """What each phase has read, by graph."""
+    """Rows read by each phase, by graph."""
     state: dict[str, Tensor] = field(default_factory=dict)
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Of the last phase, all nodes, on the graph that it is validated on."""
+    """Logits of the last phase for all nodes, on the validation graph."""
 
 
 class Dense:
@@ -122,7 +121,7 @@ class Dense:
         return ("base.",) if name == "base" else (f"convs.{name}.", f"norms.{name}.", f"heads.{name}.")
 
     def parameters(self, k: int) -> dict[str, Tensor]:
-        """Of one phase."""
+        """Parameters of one phase."""
         return {
             n: v
             for n, v in self.p.items()
@@ -130,7 +129,7 @@ class Dense:
         }
 
     def outputs(self, k: int, g: Matrices, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Logits and hidden rows of phase k; where `rows` are given, a batch norm is in training and sees those."""
+        """Logits and hidden rows of phase k; with `rows`, a batch norm is in training and sees those."""
         c, name, p, act = self.cut, self.phases[k], self.p, ACTIVATIONS[self.cut.activation]
         last = k == len(self.phases) - 1
         if name == "base":
@@ -158,7 +157,7 @@ class Dense:
         return (z - mean) / torch.sqrt(var + 1e-5) * weight + bias
 
     def unrounded(self, k: int, g: Matrices, x: Tensor) -> Tensor:
-        """What phase k hands on."""
+        """Rows that phase k passes on."""
         with torch.no_grad():
             logits, hidden = self.outputs(k, g, x)
         out = logits if self.cut.propagate == "logits" else hidden
@@ -166,7 +165,7 @@ class Dense:
         return out
 
     def said(self, k: int, handed_on: Tensor) -> Tensor:
-        """Logits of what phase k hands on, before it is rounded."""
+        """Logits of the rows that phase k passes on, before rounding."""
         name = self.phases[k]
         head = "base.1" if name == "base" else f"heads.{name}"
         if self.cut.propagate == "logits":
@@ -174,7 +173,7 @@ class Dense:
         return handed_on @ self.p[f"{head}.weight"].detach().T + self.p[f"{head}.bias"].detach()
 
     def infer(self, g: Matrices, x: Tensor) -> Tensor:
-        """Logits of all nodes, from nothing but features."""
+        """Logits of all nodes, from features only."""
         h = x if self.cut.base else as_sent(x, self.cut.rounding)
         for k in range(len(self.phases) - 1):
             h = as_sent(self.unrounded(k, g, h), self.cut.rounding)
@@ -183,7 +182,7 @@ class Dense:
 
 
 def loss_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Summed over rows."""
+    """Loss summed over rows."""
     if y.ndim == 1:
         return -torch.log_softmax(logits, 1)[torch.arange(len(y)), y].sum()
     log = torch.nn.functional.logsigmoid
@@ -191,12 +190,12 @@ def loss_of(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, y: Tensor) -> Tensor:
-    """Of classes, for labels of this kind, at temperature 1/2."""
+    """Probabilities of classes, for labels of this kind, at temperature 1/2."""
     return torch.softmax(2 * logits, 1) if y.ndim == 1 else torch.sigmoid(2 * logits)
 
 
 def divergence(logits: Tensor, target: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy with probabilities, of each row."""
+    """Cross entropy of each row with probabilities."""
     if y.ndim == 1:
         return -(target * torch.log_softmax(logits, 1)).sum(1)
     log = torch.nn.functional.logsigmoid
@@ -214,12 +213,12 @@ def merit_of(logits: Tensor, y: Tensor, select_by: str) -> float:
 
 
 Step = Callable[[list[Tensor], Callable[[Tensor], Tensor], Tensor], float]
-"""``step(leaves, summed_loss, ids)`` takes one step of one round on these train nodes, and says the mean loss before
+"""``step(leaves, summed_loss, ids)`` takes one step of one round on these train nodes, and returns the mean loss before
 it."""
 
 
 def together(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Callable[[list[Tensor]], Step]:
-    """One gradient of all train nodes a round."""
+    """Steps along one gradient of all train nodes a round."""
 
     def begin(leaves: list[Tensor]) -> Step:
         taken = optimizer(leaves)
@@ -239,7 +238,7 @@ def together(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Call
 
 
 def descend(loss: Tensor, leaves: list[Tensor]) -> None:
-    """Gradients, zeros where nothing depends on a leaf."""
+    """Gradients, zero for leaves that nothing depends on."""
     for leaf, grad in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True)):
         leaf.grad = torch.zeros_like(leaf) if grad is None else grad
 
@@ -255,7 +254,7 @@ def train(
     select_by: str,
     present: Tensor | None = None,
 ) -> Outcome:
-    """Phase after phase.
+    """Train phase after phase.
 
     Args:
         dense: the model; left with the best parameters.
@@ -263,10 +262,10 @@ def train(
         x: [V, F].
         y: [V] or [V, C].
         split: ids of train, val.
-        epochs: of each training.
-        begin: makes what takes steps, anew for each training.
+        epochs: epochs of each training.
+        begin: makes the function that takes steps, for each training.
         select_by: val_accuracy or val_loss.
-        present: ids of those that are there in training, if not all.
+        present: ids of the nodes present in training; None: all.
     """
     done, start, last = Outcome(), dict(dense.p), len(dense.phases) - 1
     rows = dict.fromkeys(graphs, x if dense.cut.base else as_sent(x, dense.cut.rounding))
@@ -317,8 +316,7 @@ def _train_once(
         return len(at) * ((1 - share) * loss_of(logits[ids], y[ids]) / len(ids) + share * from_teacher)
 
     def told() -> float:
-        """What a run tells of such a loss: every row counts the same, labels and teacher are mixed as in the
-        gradient."""
+        """The loss that a run reports: every row counts the same, labels and teacher are mixed as in the gradient."""
         assert teacher is not None
         said, present, share = *teacher, dense.cut.distill
         of_label = torch.zeros(len(said), 1, dtype=F64)

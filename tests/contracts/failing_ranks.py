@@ -1,4 +1,4 @@
-"""Ranks that are threads, talk through gloo, and may be lost at a chosen instant."""
+"""Ranks as threads that talk through gloo, and may be lost at a chosen instant."""
 
 import json
 import threading
@@ -17,11 +17,11 @@ from millrace.storage.ledger import Ledger
 
 
 class DeadError(Exception):
-    """This rank is to be taken for a process that is gone."""
+    """This rank counts as a process that is gone."""
 
 
 class Line(Gloo):
-    """Gloo, told of sums whose result never arrives, as when a peer dies while it sends the last piece."""
+    """Gloo with sums whose result never arrives, as when a peer dies while it sends the last piece."""
 
     deaf = False
 
@@ -42,7 +42,7 @@ class Line(Gloo):
 
 
 class ThreadedRanks:
-    """Ranks that are threads, and whoever says who is left."""
+    """Ranks as threads, and the authority that says who is left."""
 
     def __init__(self, size: int) -> None:
         self.size, self.store, self.dead = size, dist.HashStore(), set[int]()
@@ -63,7 +63,7 @@ class ThreadedRanks:
         return group
 
     def die(self, rank: int) -> None:
-        """The rank's connections close, and an order names those that are left."""
+        """Close the rank's connections, and publish the ranks that are left."""
         self.lines[rank].close()
         with self.lock:
             self.dead.add(rank)
@@ -71,7 +71,7 @@ class ThreadedRanks:
             self.store.set(f"members/{self.orders}", json.dumps([r for r in range(self.size) if r not in self.dead]))
 
     def run(self, fn: Callable[[Survivors], Any]) -> list[Any]:
-        """What each rank returns; None for one that died."""
+        """Result of each rank; None for one that died."""
 
         def rank(r: int) -> Any:
             group = self.join(r)

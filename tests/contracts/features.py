@@ -1,4 +1,4 @@
-"""What every feature store must do."""
+"""Contract of every feature store."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +10,7 @@ from millrace.storage.features import FeatureStore
 
 
 class FeatureStoreTests:
-    """Subclass as ``TestX`` and say how to make a store of given rows."""
+    """Subclass as ``TestX`` and define how to make a store of given rows."""
 
     def make(self, rows: np.ndarray, path: Path) -> FeatureStore:
         """A store that holds `rows` [V, F]; `path` is a place that does not exist yet."""

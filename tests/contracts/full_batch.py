@@ -1,4 +1,4 @@
-"""Graphs cut into parts for full-batch training, small and as nasty as the real ones get, and each rank's share of
+"""Graphs cut into parts for full-batch training, small but with all defects of real ones, and each rank's share of
 them."""
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ F, C = 5, 3
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A graph with features, labels and splits, and the part that each node lies in."""
+    """A graph with features, labels and splits, and the part of each node."""
 
     graph: Graph
     part_of: IdArray
@@ -42,7 +42,7 @@ class Case:
         return TableBook(self.part_of.astype(np.int32), self.parts).check()
 
     def near(self, hops: int) -> npt.NDArray[np.bool_]:
-        """[V], whether a node is at most so many hops away from a train node, against the edges."""
+        """[V] True for nodes at most `hops` away from a train node, against the edges."""
         reached = np.zeros(self.graph.num_nodes, bool)
         reached[self.split.train] = True
         dst = np.repeat(np.arange(self.graph.num_nodes), self.graph.in_degree)
@@ -51,7 +51,7 @@ class Case:
         return reached
 
     def remote_rows(self, rows: npt.NDArray[np.bool_]) -> int:
-        """B over all parts: rows that these rows' in-edges bring from other parts."""
+        """B over all parts: rows from other parts read by these rows' in-edges."""
         dst = np.repeat(np.arange(self.graph.num_nodes), self.graph.in_degree)
         pairs = {(self.part_of[v], u) for u, v in zip(self.graph.indices.tolist(), dst.tolist()) if rows[v]}
         return sum(1 for p, u in pairs if self.part_of[u] != p)
@@ -66,7 +66,7 @@ class Case:
         )
 
     def share(self, group: Group, layers: int, prune: bool, needs_all_rows: bool = False) -> Share:
-        """What the rank trains on; all ranks call this at the same time."""
+        """The share that the rank trains on; all ranks call this at the same time."""
         share = Sharded(prune=prune).place(self.part(group.rank), Phase(0, 0, 1), job(group, layers, needs_all_rows))
         share.graph.check()
         return share
@@ -89,7 +89,7 @@ def job(group: Group, layers: int, needs_all_rows: bool = False) -> RankJob:
 
 
 def make_case(seed: int, parts: int, multilabel: bool = False) -> Case:
-    """The graph depends on `seed` alone.
+    """A case whose graph depends on `seed` only.
 
     Of every eight seeds one is a single node with loops, one has no edges, one is dense, one has all nodes in one part,
     one has all train nodes in one part, and one has no train nodes; the others have loops, multi-edges, isolated nodes
@@ -100,7 +100,7 @@ def make_case(seed: int, parts: int, multilabel: bool = False) -> Case:
     n = 1 if kind == 1 else int(rng.integers(2, 15))
     edges = {1: 3, 2: 0, 3: 6 * n}.get(kind, int(rng.integers(1, 3 * n)))
     src, dst = rng.integers(0, n, edges), rng.integers(0, max(1, n - n // 4), edges)
-    # Multi-edges, more than chance has.
+    # Multi-edges, more than by chance.
     src, dst = np.r_[src, src[: edges // 4]], np.r_[dst, dst[: edges // 4]]
     weight = rng.choice([0.0, 0.25, 1.0, 3.0], len(src)) if seed % 2 else None
     graph = from_edges(src, dst, n, edge_weight=weight)

@@ -1,4 +1,4 @@
-"""Graphs to be cut into parts: small and nasty ones, and one with blocks."""
+"""Graphs to be cut into parts: small ones with all defects, and one with blocks."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -4,8 +4,7 @@ import threading
 
 
 def take_turns() -> None:
-    """Let one kernel run at a time: the interpreter keeps the grid of the kernel under way in one place for all
-    threads."""
+    """Run one kernel at a time: the interpreter keeps the grid of the running kernel in one place for all threads."""
     from triton.runtime.interpreter import GridExecutor
 
     one_kernel, launch = threading.RLock(), GridExecutor.__call__

@@ -34,12 +34,12 @@ from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 EPOCHS = 100
-"""Of a run whose phases take one epoch each."""
+"""Epochs of a run whose phases take one epoch each."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """As much of a `Group` as who looks at chunks asks for."""
+    """The part of a `Group` that policies for chunks use."""
 
     rank: int
     size: int
@@ -59,7 +59,7 @@ class CasePeers:
     case: Case
     opened: list[int] = field(default_factory=list)
     damaged: int | None = None
-    """A part that cannot be opened."""
+    """Number of a part that cannot be opened."""
 
     def part(self, number: int) -> Part:
         self.opened.append(number)
@@ -79,14 +79,14 @@ class CasePeers:
 def placed(
     case: Case, policy: Chunks, rank: int, super_epoch: int = 0, before: Isolated | None = None, peers: Any = None
 ) -> Isolated:
-    """What a rank of the case sees."""
+    """The placement of a rank of the case."""
     peers = peers or CasePeers(case)
     of = replace(job(Seat(rank, case.parts // policy.per_rank), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
     return policy.place(peers.own(rank * policy.per_rank), Phase(super_epoch, super_epoch, super_epoch + 1), of, before)
 
 
 def names(case: Case, place: Isolated) -> list[int]:
-    """The node of the case that each row is, told by its features."""
+    """The node of the case that each row is, recognised by its features."""
     known = {row.tobytes(): v for v, row in enumerate(case.x)}
     assert len(known) == len(case.x)
     return [known[row.tobytes()] for row in place.features.gather(np.arange(place.graph.num_nodes))]
@@ -95,8 +95,8 @@ def names(case: Case, place: Isolated) -> list[int]:
 def train_threads(
     case: Case, system: System, model: nn.Module, epochs: int, train: Train, *, seed: int = 7, bulk_size: int = 2
 ) -> list[tuple[Progress, nn.Module, ThreadGroup]]:
-    """What each rank of the case ends with. `model` is not changed; it must not use torch's generator, which threads
-    share."""
+    """Model of each rank of the case after training. `model` is not changed; it must not use torch's generator, which
+    threads share."""
 
     def rank(group: ThreadGroup) -> Any:
         torch.set_num_threads(1)
@@ -127,10 +127,10 @@ def train_processes(
     """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
 
     Args:
-        dataset: what to train on.
+        dataset: the training data.
         out: the folder of the run.
         table: the configuration.
-        stop_after: ask the ranks to stop after so many steps.
+        stop_after: number of steps after which ranks are asked to stop.
 
     Returns:
         The report of each rank; None if they were asked to stop.

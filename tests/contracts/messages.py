@@ -1,4 +1,4 @@
-"""Strategies and builders for messages: small, and as nasty as the real ones get."""
+"""Strategies and builders for messages: small ones, with all defects of real ones."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def make_minibatch(
     ids: type[np.integer] = np.int64,
     max_degree: int = 3,
 ) -> MiniBatch:
-    """A random minibatch in which ``ends[h]`` nodes are known after h hops."""
+    """A random minibatch with ``ends[h]`` nodes known after h hops."""
     high = 2**40 if ids is np.int64 else 2**30
     nodes = (rng.permutation(ends[-1]) + rng.integers(high)).astype(ids)
 
@@ -74,7 +74,7 @@ def minibatches(draw: st.DrawFn, epoch: int = 0, index: int = 0) -> MiniBatch:
 
 
 def make_bulk(epoch: int, number: int, bulk_size: int, count: int | None = None, *, nodes: int = 12) -> Bulk:
-    """The bulk `number` of an epoch; the same arguments give the same bits."""
+    """Bulk `number` of an epoch; the same arguments give the same bits."""
     rng = np.random.default_rng([epoch, number])
     first = number * bulk_size
     return Bulk(

@@ -1,4 +1,4 @@
-"""What every neighbourhood must do: the same values and gradients as dense autograd over the edges, in float64."""
+"""Contract of every neighbourhood: the same values and gradients as dense autograd over the edges, in float64."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from millrace.storage.minibatch import Block
 
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Neighbourhood, Tensors, Tensors], Tensor]
-"""``call(hood, rows, params) -> [num_dst, ...]``; rows hold `num_src` rows each."""
+"""``call(neighbourhood, rows, params) -> [num_dst, ...]``; rows hold `num_src` rows each."""
 TOLERANCE = 1e-10
 # Several classes run one test: each example is drawn anew, so the executors cannot disagree.
 CHECKED = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.differing_executors])
@@ -24,7 +24,7 @@ CHECKED = settings(deadline=None, max_examples=15, suppress_health_check=[Health
 
 @dataclass(frozen=True)
 class Edges:
-    """Neighbour lists, spelt out for the oracles: for each row its sources, and what each counts in a sum."""
+    """Neighbour lists spelt out for the oracles: for each row its sources, and the weight of each in a sum."""
 
     sources: list[list[int]]
     coef: list[list[float]]
@@ -71,7 +71,7 @@ def dense_max(edges: Edges, h: Tensor) -> Tensor:
 def dense_attend(
     edges: Edges, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, factors: Tensor | None = None
 ) -> Tensor:
-    """`factors` [e + n, H]: what dropout multiplies each coefficient by, the rows' own edges last."""
+    """`factors` [e + n, H]: dropout's factor for each coefficient, the rows' own edges last."""
     rows, first, count = [], 0, sum(map(len, edges.sources))
     for v, us in enumerate(edges.sources):
         near = z[[*us, v]]
@@ -90,7 +90,8 @@ def assert_close(got: Tensor, want: Tensor, tolerance: float = TOLERANCE) -> Non
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Few nodes, many accidents: no edges, one node, self loops, multi-edges, isolated nodes, weights of zero."""
+    """Few nodes and many special cases: no edges, one node, self loops, multi-edges, isolated nodes, weights of
+    zero."""
     n = draw(st.integers(1, 7))
     pairs = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=24))
     src, dst = np.array(pairs, np.int64).reshape(-1, 2).T
@@ -101,7 +102,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def message(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, p: Tensor) -> Tensor:
-    """Not linear in anything."""
+    """A message that is linear in none of its arguments."""
     m = torch.tanh(h_src * p) * (1 + h_dst)
     return m if weight is None else m * (1 + weight.reshape(-1, *[1] * (m.ndim - 1)))
 
@@ -115,7 +116,7 @@ class NeighbourhoodTests:
         """Evaluate `call` over the whole graph, however it is split.
 
         Returns: [V, ...] results in the order of nodes; the gradients of ``(result * grad).sum()`` by the names in rows
-            and params.
+        and params.
         """
         raise TypeError(f"{type(self).__name__} does not define run")
 
@@ -229,8 +230,8 @@ class NeighbourhoodTests:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
-    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was
-    kept."""
+    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as the sampled
+    ones."""
     n, extra = draw(st.integers(0, 5)), draw(st.integers(0, 4))
     S = n + extra
     kept = draw(st.lists(st.integers(0, 5 if S else 0), min_size=n, max_size=n))

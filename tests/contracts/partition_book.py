@@ -1,4 +1,4 @@
-"""What every partition book must do."""
+"""Contract of every partition book."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=9)
 
 
 class PartitionBookTests:
-    """Subclass as ``TestX`` and say how to make a book of given sizes."""
+    """Subclass as ``TestX`` and define how to make a book of given sizes."""
 
     def make(self, sizes: list[int], seed: int) -> tuple[PartitionBook, list[int]]:
-        """A book whose partitions have `sizes`, or as many and as many nodes, and the owner of each node, as a list:
-        the oracle."""
+        """A book whose partitions have `sizes`, or as many and as many nodes, and the list of each node's owner as the
+        oracle."""
         raise AssertionError("a subclass makes the book")
 
     # The contract is one test for several classes on purpose.

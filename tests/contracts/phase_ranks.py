@@ -1,5 +1,5 @@
-"""The ranks of a run that trains layer after layer, as processes of this machine without a cluster: they start in no
-time, and can be killed at any instruction."""
+"""Ranks of a run that trains layer by layer, as processes of this machine without a cluster: they start quickly, and
+can be killed at any instruction."""
 
 import os
 import signal
@@ -25,8 +25,8 @@ from millrace.storage.store.store import write_store
 from millrace.tests.contracts.process_ranks import run_ranks
 
 Instant = tuple[str, int]
-"""``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes down the n-th
-rows, or once it has; n counts from 0 in each life of a rank."""
+"""``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes the n-th
+rows, or once it has; n counts from 0 in each generation of a rank."""
 
 
 def train_phases(
@@ -35,13 +35,13 @@ def train_phases(
     """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
 
     Args:
-        dataset: what to train on.
+        dataset: the training data.
         out: the folder of the run.
         table: the configuration.
-        kill: when rank 1 is to be killed.
+        kill: the instant at which rank 1 is killed.
 
     Returns:
-        The report of each rank; None once rank 1 was killed.
+        The report of each rank; None if rank 1 was killed.
     """
     job = resolve({"system": "retexo", "threads": 1, **table})
     out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _rank(
 
 
 def _arm(what: str, number: int) -> None:
-    """Have this process kill itself."""
+    """Make this process kill itself at an instant."""
     calls = iter(range(1 << 30))
 
     def die() -> None:
@@ -100,7 +100,7 @@ def _arm(what: str, number: int) -> None:
     def written(path: Path, *rest: Any) -> None:
         due = next(calls) == number
         if due and what == "rows":
-            # What a writer leaves that is killed before it commits: its folder under another name.
+            # A writer killed before it commits leaves its folder under another name.
             write_store(
                 path.with_name(f".writing-{path.name}"),
                 "half",

@@ -1,4 +1,4 @@
-"""Training layer after layer by ranks that are threads: the loop itself, and what it leaves behind."""
+"""Layer-by-layer training by ranks that are threads: the loop itself, and the files it leaves."""
 
 import copy
 import tempfile
@@ -33,13 +33,13 @@ from millrace.tests.contracts.full_batch import C, Case, job
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 MEMORY = Path("/dev/shm")
-"""Where files do not wait for a disk, on systems that have it."""
+"""Folder in memory, on systems that have it, where files do not wait for a disk."""
 RUN_SEED = 7
 _TORCH = threading.Lock()
 
 
 class _OneAtATime:
-    """Threads share torch's generator, which processes do not."""
+    """Takes a lock around steps: threads share torch's generator, which processes do not."""
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
         if any(isinstance(m, nn.BatchNorm1d) for m in module.modules()):  # these wait for each other
@@ -58,7 +58,7 @@ class _Local(_OneAtATime, LocalSteps):
 
 @dataclass(frozen=True)
 class _Kept(WithBoundary):
-    """Tells what it has placed."""
+    """Records what it has placed."""
 
     shares: list[BoundaryShare] = field(default_factory=list)
 
@@ -69,11 +69,11 @@ class _Kept(WithBoundary):
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """One rank of a run that is over."""
+    """One rank of a finished run."""
 
     progress: Progress
     model: Lazy
-    """With the best parameters."""
+    """The model with the best parameters."""
     share: BoundaryShare
     ledger: dict[str, dict[str, int]]
     folder: Path
@@ -83,7 +83,7 @@ class Trained:
         return self.share.boundary.graphs[graph]
 
     def rows(self, phase: int, graph: str = "whole") -> Tensor:
-        """What a phase that passes messages has read, [N + B, D]."""
+        """Rows read by a phase that passes messages, [N + B, D]."""
         store = open_store(self.folder / PHASES / f"phase-{phase}" / f"rank-{self.rank:04d}", KIND)
         if phase == 0:
             return torch.cat(
@@ -92,7 +92,7 @@ class Trained:
         return torch.cat([torch.from_numpy(store.read(graph)), torch.from_numpy(store.read(f"{graph}-remote"))])
 
     def logits(self, graph: str = "whole") -> Tensor:
-        """Of the last phase from what it has read, [N, C]."""
+        """Logits of the last phase from the rows it has read, [N, C]."""
         last = self.model.phase(len(self.model) - 1).eval()
         neighbourhood, src = self.edges(graph).around(np.arange(len(self.share.graph.names)))
         with torch.no_grad():
@@ -100,7 +100,7 @@ class Trained:
 
 
 def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> Lazy:
-    """A model all of whose parameters matter, also those that begin as zeros or ones."""
+    """A model all of whose parameters matter, including those that begin as zeros or ones."""
     torch.manual_seed(seed)
     model = system.schedule.build(config, num_features, C).double()
     assert isinstance(model, Lazy)
@@ -127,17 +127,17 @@ def train_ranks(
     folder: Path | None = None,
     change: Callable[[RankJob], RankJob] = lambda job: job,
 ) -> list[Any]:
-    """What ``look(trained)`` sees on each rank, while the folder of the run is still there.
+    """Results of ``look(trained)`` on each rank, while the run's folder still exists.
 
     Args:
         case: a part for each rank.
         system: RETEXO, in any variant.
-        model: the parameters to begin with; it is not changed.
-        epochs: of each phase.
-        train: how.
-        look: at a rank of the finished run.
-        folder: of the run, by default one that is removed afterwards.
-        change: gives each rank's job as it is to be.
+        model: the initial parameters; it is not changed.
+        epochs: epochs of each phase.
+        train: training options.
+        look: function of a rank of the finished run.
+        folder: the run's folder; by default one that is removed afterwards.
+        change: changes each rank's job.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:

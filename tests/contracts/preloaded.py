@@ -1,6 +1,7 @@
-"""Imports what ranks need, once, in the fork server of `process_ranks`; sets up what numba does at a first call.
+"""Imports what ranks need, once, in the fork server of `process_ranks`, and prepares what numba does at a first call.
 
-The fork server ignores an import that fails, and every rank is then seconds slower: `test_process_ranks.py` looks.
+The fork server ignores an import that fails, and every rank is then seconds slower; `test_process_ranks.py` checks for
+that.
 """
 
 import gc

@@ -1,5 +1,4 @@
-"""Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process
-holds.
+"""Run a function on P ranks: processes of this machine that talk through gloo, with a store held by the test's process.
 
 Processes are forked from a server that has imported torch once, so that starting ranks costs a fraction of a second,
 not seconds a rank.
@@ -35,24 +34,24 @@ def run_ranks(
     group_timeout_s: float = 120.0,
     mortal: tuple[int, ...] = (),
 ) -> list[Any]:
-    """What ``fn(group, *args)`` returns on each of `size` ranks.
+    """Results of ``fn(group, *args)`` on each of `size` ranks.
 
     Args:
         fn: a function at the top level of a test file; the file is imported again in each rank.
         size: P.
         args: anything that can be pickled; the same for all ranks.
-        timeout_s: all ranks are killed then.
-        group_timeout_s: how long ranks wait for each other in a collective.
-        mortal: ranks that may die; they give None.
+        timeout_s: time after which all ranks are killed.
+        group_timeout_s: time that ranks wait for each other in a collective.
+        mortal: ranks that may die; their results are None.
 
     Raises:
-        RankFailedError: the first rank to fail has its traceback in the message. No process outlives this call.
+        RankFailedError: the message has the traceback of the first rank that failed. No process outlives this call.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
-    # Plain pickles: multiprocessing's own would hand tensors over as files of processes that may be gone.
+    # Plain pickles: multiprocessing's own would pass tensors as files of processes that may be gone.
     work = (str(Path(fn.__code__.co_filename).resolve()), fn.__name__, pickle.dumps(args))
     try:
         for rank in range(size):

@@ -1,4 +1,4 @@
-"""What every minibatch queue must do."""
+"""Contract of every minibatch queue."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ def same(a: MiniBatch, b: MiniBatch) -> bool:
 
 
 class MinibatchQueueTests:
-    """Subclass as ``TestX`` and say how to make a queue."""
+    """Subclass as ``TestX`` and define how to make a queue."""
 
     def make(
         self,
@@ -39,7 +39,7 @@ class MinibatchQueueTests:
         per_epoch: int | None = None,
         bulk_size: int = K,
     ) -> MinibatchQueue:
-        """An empty queue; `path` is a place of its own."""
+        """An empty queue; `path` is for its own use."""
         raise AssertionError("a subclass makes the queue")
 
     @pytest.fixture
@@ -49,7 +49,7 @@ class MinibatchQueueTests:
 
     @pytest.fixture
     def later(self):
-        """Run a call in a thread of its own."""
+        """Run a call in another thread."""
         with ThreadPoolExecutor(4) as pool:
             yield pool.submit
 
@@ -130,7 +130,7 @@ class MinibatchQueueTests:
         assert queue.committed(0) == {1}
 
     def test_a_bulk_that_is_waited_for_is_not_shut_out(self, new, later):
-        """Two producers: the one that runs ahead has filled the queue."""
+        """Two producers, of which the faster one has filled the queue."""
         queue = new(max_bytes=ONE)
         queue.put(make_bulk(0, 1, K), LONG_S)
         put = later(queue.put, make_bulk(0, 0, K), LONG_S)

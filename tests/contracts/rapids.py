@@ -1,8 +1,8 @@
-"""Stand-ins for RAPIDS 26.10 where there is none, for as long as a test: `install` puts them where imports find them.
+"""Stand-ins for RAPIDS 26.10 during a test; `install` puts them where imports find them.
 
-Each has the name and the parameters of the real function or class, so that an argument which that does not take is a
-TypeError here too; `rapids_signatures.json`, read from the wheels, says which those are. What they do is simple and
-right, on the processor: arrays of "the device" refuse to be taken for NumPy's, as CuPy's do.
+Each has the name and the parameters of the real function or class, so that an argument which the real one does not take
+is a TypeError here too; `rapids_signatures.json`, read from the wheels, lists them. Their implementation is simple and
+correct, on the processor: arrays of "the device" refuse to be taken for NumPy's, as CuPy's do.
 """
 
 import importlib.machinery
@@ -37,7 +37,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class DeviceArray:
-    """cupy.ndarray: to be fetched by `get`, and by nothing else. Operations take numbers and other ones of it."""
+    """cupy.ndarray, whose values only `get` returns. Operations take numbers and arrays of this class."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.array(values)
@@ -170,7 +170,7 @@ class DataFrame:
     ):
         assert not inplace and ascending is True
         names = by if isinstance(by, list) else [by]
-        # Not stable: the order of equal rows is anyone's guess.
+        # Not stable: the order of equal rows is arbitrary.
         guess = np.random.default_rng(0).permutation(len(self))
         return self.taken(guess[np.lexsort([self.data[n].values[guess] for n in reversed(names)])])
 
@@ -242,7 +242,7 @@ class DaskFrame:
         shuffle_method=None,
         **options,
     ):
-        """Rows with one value of `by` meet in a partition, in no order but what `sort_function` makes."""
+        """Rows with one value of `by` are in one partition, in an order set only by `sort_function`."""
         assert isinstance(by, str) and not options and shuffle_method == "tasks", "p2p goes through Arrow"
         whole = self.compute()
         values = whole[by].values
@@ -319,7 +319,7 @@ class Graph:
 
 
 class Comms:
-    """The state of cugraph.dask.comms.comms."""
+    """State of cugraph.dask.comms.comms."""
 
     initialized = False
 
@@ -371,7 +371,7 @@ def dask_leiden(input_graph, max_iter=100, resolution=1.0, random_state=None, th
 
 
 class LocalCUDACluster(LocalCluster):
-    """dask_cuda's, with threads for workers."""
+    """dask_cuda's cluster, with threads for workers."""
 
     @wraps(dask_cuda.LocalCUDACluster.__init__)
     def __init__(self, *args, **kwargs):
@@ -385,12 +385,11 @@ class LocalCUDACluster(LocalCluster):
 
 
 PATIENCE_S = 10.0
-"""After this long a call that some process does not make fails in the others; the real one waits on."""
+"""Seconds after which a call that some process does not make fails in the others; the real one waits on."""
 
 
 class Clique:
-    """The processes that met by one unique id, here threads: a call of all of them waits for the last, and not for
-    ever."""
+    """Processes that share one unique id, here threads: a call of all of them waits for the last, with a limit."""
 
     met: ClassVar[dict[bytes, "Clique"]] = {}
 
@@ -428,7 +427,7 @@ class Handle:
 
 
 comms_here = threading.local()
-"""What the real module keeps for a process."""
+"""State that the real module keeps for each process."""
 
 
 def cugraph_comms_create_unique_id():
@@ -466,7 +465,7 @@ class GraphProperties:
 
 
 class SGGraph:
-    """pylibcugraph's, of edges from the first array to the second."""
+    """pylibcugraph's graph, with edges from the first array to the second."""
 
     def __init__(
         self,
@@ -510,7 +509,7 @@ class SGGraph:
 
 
 class MGGraph:
-    """pylibcugraph's, of edges from the first arrays to the second: each process gives its own, and all of them
+    """pylibcugraph's graph, with edges from the first arrays to the second: each process gives its own, and all of them
     call."""
 
     def __init__(
@@ -671,11 +670,11 @@ FAKES: dict[str, Any] = {
     "cupy.bincount": bincount,
     "cupy.searchsorted": searchsorted,
 }
-"""By their real names: functions, classes (whose parameters are those of making one), and methods."""
+"""Functions, classes (with the parameters of their constructors) and methods by their real names."""
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
-    """Make imports of RAPIDS and CuPy find the stand-ins, on a machine that seems to have so many GPUs; 0 is a machine
+    """Make imports of RAPIDS and CuPy find the stand-ins, on a machine that seems to have `gpus` GPUs; 0 is a machine
     without a driver."""
 
     def count() -> int:

@@ -1,11 +1,12 @@
-"""Reads the parameters of RAPIDS' functions from its wheels, without installing them: makes `rapids_signatures.json`.
+"""Read the parameters of RAPIDS' functions from its wheels, without installing them, and write
+`rapids_signatures.json`.
 
     pip download --no-deps -d wheels cugraph-cu13==26.10.0 pylibcugraph-cu13==26.10.0 cudf-cu13==26.10.2
     dask-cuda==26.10.0 \
         dask==2026.7.1 cupy-cuda13x==14.2.0 pylibraft-cu13==26.10.0
     python tests/contracts/rapids_signatures.py wheels > tests/contracts/rapids_signatures.json
 
-Names of parameters and their defaults are all that is kept.
+Only names of parameters and their defaults are kept.
 """
 
 import ast
@@ -55,14 +56,13 @@ WHERE = {
     "cupy.bincount": ("cupy/_statistics/histogram.py", "bincount"),
     "cupy.searchsorted": ("cupy/_sorting/search.py", "searchsorted"),
 }
-"""Name as callers write it -> file in a wheel, and what is defined there. What `dask_cudf` has of these is Dask's
-own."""
+"""Name as callers write it -> file in a wheel, and the definition there. `dask_cudf` has some of these from Dask."""
 
 
 def plain(parameters: str) -> str:
     """Parameters of a Python or Cython function without types: ``(a, b=None, *, c)``; ``self`` is left out."""
     kept = []
-    # Commas inside the brackets of a type separate nothing.
+    # Commas inside the brackets of a type do not separate parameters.
     for piece in re.split(r",(?![^\[(]*[\])])", re.sub(r"#.*", "", parameters)):
         name, equals, default = piece.partition("=")
         words = name.split(":")[0].split()
@@ -72,7 +72,7 @@ def plain(parameters: str) -> str:
 
 
 def read(source: str, what: str) -> str:
-    """The parameters of a function, or of a method as ``Class.method``."""
+    """Parameters of a function, or of a method as ``Class.method``."""
     owner, _, function = what.rpartition(".")
     if owner:
         source = source[source.index(f"class {owner}") :]

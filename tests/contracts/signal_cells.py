@@ -1,5 +1,5 @@
-"""Runs that get a signal: which one, to whom, at what moment, under which system; what must come of it; and a covering
-table of cells."""
+"""Runs that get a signal: which one, to whom, at what moment, under which system; the promised outcome; and a covering
+table of cases."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ TARGETS = ("driver", "rank", "worker", "tree")
 MOMENTS = ("imports", "opening", "partitioning", "sampling", "training", "checkpoint", "evaluation", "end")
 SYSTEMS = ("bulk", "grappa", "retexo", "sar")
 LIMIT_S = 10.0
-"""An interrupted command has ended within this time, on a machine that does nothing else."""
+"""Seconds within which an interrupted command ends, on an otherwise idle machine."""
 FLAGS = (
     "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--dtype",
     "float64",
@@ -40,12 +40,12 @@ SEEN = {
     "training": ("StepDone", None),
     "evaluation": ("StageStarted", "evaluate"),
 }
-"""Event in the metrics file, and its stage, once the moment has come."""
+"""Event in the metrics file, and its stage, that marks the moment."""
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One case. `ranks` is 1 only where neither a rank nor a worker is asked for."""
+    """One case. `ranks` is 1 only if neither a rank nor a worker gets the signal."""
 
     system: str
     target: str
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is such a moment, and then such a target."""
+        """True if there is such a moment, and then such a target."""
         cuts, samples = self.system != "bulk", self.system in ("bulk", "grappa")
         there = {"partitioning": cuts, "sampling": samples, "imports": True}.get(self.moment, True)
         return there and not (
@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def stops(self) -> bool:
-        """Whether the run is asked to end."""
+        """True if the run is asked to end."""
         return self.signal != "USR1" and self.target in ("driver", "tree")
 
     def __str__(self) -> str:
@@ -74,20 +74,20 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What came of a cell."""
+    """Outcome of a cell."""
 
     cell: Cell
     code: int | None = None
     seconds: float = 0.0
-    """From the signal to the end, of those that were asked to end."""
+    """Seconds from the signal to the end, of runs that were asked to end."""
     saved: bool = False
-    """Whether there is a checkpoint after the signal that was not there before."""
+    """True if the signal led to a new checkpoint."""
     left: list[str] = field(default_factory=list)
-    """Processes that live on, by command."""
+    """Remaining processes, by command."""
     parameters: str | None = None
-    """In the end, after a resume where the run was ended."""
+    """Digest of the final parameters, after a resume if the run was ended."""
     resumed: str | None = None
-    """How the resume ended, where there was one and it failed."""
+    """Error of the resume, if it failed."""
     log: str = ""
 
     def row(self) -> str:
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
-    """Start the command, send the signal at the moment, wait for the end, and go on if it was ended."""
+    """Start the command, send the signal at the moment, wait for the end, and resume if it was ended."""
     shutil.rmtree(folder, ignore_errors=True)
     out, outcome = folder / "run", Outcome(cell)
     folder.mkdir(parents=True)
@@ -144,13 +144,13 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
 
 
 def check(outcome: Outcome) -> None:
-    """What is promised of every cell; the time limit apart, which holds on a quiet machine."""
+    """Check the promises for every cell, except the time limit, which holds on an idle machine."""
     cell = outcome.cell
     assert "Traceback" not in outcome.log, outcome.log
     assert outcome.left == [], outcome.log
     assert outcome.resumed is None, outcome.log
     if cell.stops:
-        # A command that was about to end anyway may have ended well.
+        # A command that was about to end anyway may have ended normally.
         assert outcome.code == 130 or (outcome.code == 0 and cell.moment in ("evaluation", "end", "checkpoint")), (
             outcome.log
         )
@@ -165,7 +165,7 @@ def check(outcome: Outcome) -> None:
 
 
 def table(at_least: int = 64) -> list[Cell]:
-    """Cells in which every possible pair of values occurs, and more by chance up to that many."""
+    """Cells with every possible pair of values, and more at random up to that many."""
     possible = sorted(
         c for c in itertools.starmap(Cell, itertools.product(SYSTEMS, TARGETS, SIGNALS, MOMENTS)) if c.is_possible
     )
@@ -185,7 +185,7 @@ def _pairs(cell: Cell) -> set[tuple[str, ...]]:
 
 
 def _command(words: list[str], log) -> subprocess.Popen:
-    # A run that inherits an ignored SIGHUP, as under nohup, goes on ignoring it.
+    # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     command = [sys.executable, "-m", "millrace.pipeline", *words]
     return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_heed_hangups)
 
@@ -195,7 +195,7 @@ def _heed_hangups() -> None:
 
 
 def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
-    """Until the moment has come, or the run has ended."""
+    """Wait until the moment has come, or the run has ended."""
     if cell.moment in ("imports", "opening"):
         time.sleep(0.2 if cell.moment == "imports" else 1.8)
         return
@@ -222,7 +222,7 @@ def _events(path: Path) -> set[tuple[str, str | None]]:
 
 def _checkpoints(out: Path) -> set[str]:
     folder = out / "checkpoints"
-    # Those that are being written have another name.
+    # Unfinished ones have another name.
     return {p for p in os.listdir(folder) if p.startswith("step-")} if folder.exists() else set()
 
 

@@ -1,5 +1,4 @@
-"""Ranks that are threads of one process: for tests of what ranks compute, on more and smaller cases than processes can
-run."""
+"""Ranks as threads of one process, for testing their computations on more and smaller cases than processes allow."""
 
 import queue
 import threading
@@ -16,8 +15,7 @@ from millrace.stages.comm.base import Overlap, nothing
 from millrace.storage.ledger import Ledger
 
 LONG_S = 120.0
-"""Longer than any rank computes between two meetings: on a busy machine, kernels that are compiled meanwhile take half
-a minute."""
+"""Longest time between two meetings of ranks: on a busy machine, compiling kernels takes half a minute."""
 
 
 class _Meeting:
@@ -35,8 +33,8 @@ class _Meeting:
 class ThreadGroup:
     """A `Group` in memory. Counts what `Gloo` counts for `all_to_all` and `swap`, and nothing else.
 
-    Threads share torch's generator: ranks that draw from it at once, as initial parameters and dropout do, draw
-    anything. Models are made before the threads, and whole runs are for processes.
+    Threads share torch's generator: if several draw from it, as initial parameters and dropout do, the results are
+    arbitrary. Models are made before the threads, and whole runs are for processes.
     """
 
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
@@ -55,7 +53,7 @@ class ThreadGroup:
             self._channel = before
 
     def all(self, mine: Any) -> list[Any]:
-        """What every rank has."""
+        """Values of all ranks."""
         self._meeting.barrier.wait()
         self._meeting.slots[self.rank] = mine
         self._meeting.barrier.wait()
@@ -107,7 +105,7 @@ class _Swap:
             )
             self._into.copy_(heard)
             self._box = None
-        # As gloo's does: rows that have come are the caller's only.
+        # Like gloo's: received rows belong to the caller.
         del self._into
 
     def sent(self, what: str) -> None:
@@ -115,10 +113,10 @@ class _Swap:
 
 
 def run_threads(fn: Callable[[ThreadGroup], Any], size: int) -> list[Any]:
-    """What ``fn(group)`` returns on each of `size` ranks.
+    """Results of ``fn(group)`` on each of `size` ranks.
 
     Raises:
-        Exception: what the first rank to fail raised; the others stop waiting.
+        Exception: the error of the first rank that failed; the others stop waiting.
     """
     meeting = _Meeting(size)
     errors: list[BaseException] = []

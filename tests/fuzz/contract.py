@@ -1,5 +1,4 @@
-"""The contract of whatever reads an input: accept it, and then what it gives is sound, or refuse it in one to three
-lines."""
+"""Contract of everything that reads an input: accept it and return sound data, or refuse it in one to three lines."""
 
 import os
 import time
@@ -17,18 +16,18 @@ MOST_SECONDS, MOST_BYTES, MOST_LINES, MOST_CHARACTERS = 5.0, 500 << 20, 3, 2000
 
 @dataclass
 class Tally:
-    """What became of the inputs of one target."""
+    """Outcomes of the inputs of one target."""
 
     inputs: int = 0
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By kind of error."""
+    """Refused inputs by kind of error."""
     broken: list[str] = field(default_factory=list)
     """Inputs that break the contract: each with its seed, and how."""
     seconds: float = 0.0
-    """Of the slowest."""
+    """Seconds of the slowest input."""
     peak_bytes: int = 0
-    """Memory beyond what was there before, of the input that took most."""
+    """Most additional memory of an input."""
 
 
 def _memory(name: str) -> int:
@@ -39,10 +38,10 @@ def _memory(name: str) -> int:
 
 
 def judge(tally: Tally, name: str, seed: int, read: Callable[[], None]) -> None:
-    """Read one input, and write down what became of it."""
+    """Read one input, and record the outcome."""
     tally.inputs += 1
     try:
-        # The peak is counted anew.
+        # Reset the peak.
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
     except OSError:

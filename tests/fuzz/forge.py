@@ -1,4 +1,4 @@
-"""Stores whose checksums are valid and whose content is not: what a check must see that a checksum cannot."""
+"""Stores with valid checksums and invalid content, for checks beyond checksums."""
 
 import hashlib
 import json
@@ -17,18 +17,18 @@ Arrays = dict[str, np.ndarray]
 
 
 def manifest_of(store: Path) -> dict[str, Any]:
-    """The manifest of a store, as it stands."""
+    """The present manifest of a store."""
     return json.loads((store / MANIFEST).read_text())
 
 
 def sign(store: Path, body: Mapping[str, Any]) -> None:
-    """Write a manifest with a valid checksum, whatever it says."""
+    """Write a manifest with a valid checksum, whatever its content."""
     plain = {k: v for k, v in body.items() if k != "checksum"}
     (store / MANIFEST).write_text(json.dumps({**plain, "checksum": hashlib.sha256(canonical_json(plain)).hexdigest()}))
 
 
 def forge(store: Path, change: Callable[[Arrays, dict[str, Any]], None]) -> None:
-    """Write the store again as `change` leaves its arrays and its metadata, with valid checksums."""
+    """Rewrite the store with arrays and metadata changed by `change`, and valid checksums."""
     body = manifest_of(store)
     opened: Store = open_store(store, body["format"].removeprefix("millrace-"))
     arrays = {name: np.array(opened.read(name)) for name in opened.entries}

@@ -39,12 +39,12 @@ EXTREMES = {
 
 
 def odd(rng: random.Random) -> Any:
-    """A value that is seldom expected."""
+    """An unusual value."""
     return rng.choice(ODD)
 
 
 def mutate_record(rng: random.Random, record: Any) -> Any:
-    """A JSON value with one odd value in it, one key less, or one more."""
+    """A JSON value with one unusual value in it, one key less, or one more."""
     record = json.loads(json.dumps(record))
     at, path = record, []
     while isinstance(at, dict | list) and at and (not path or rng.random() < 0.75):
@@ -70,7 +70,7 @@ def mutate_record(rng: random.Random, record: Any) -> Any:
 
 
 def to_json(rng: random.Random, record: Any) -> bytes:
-    """As text, sometimes of a kind that a JSON parser chokes on."""
+    """JSON text, sometimes of a kind that parsers choke on."""
     kind = rng.random()
     if kind < 0.03:
         return b"[" * 200_000
@@ -105,7 +105,7 @@ def mutate_array(rng: random.Random, array: np.ndarray) -> np.ndarray:
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Bytes with some flipped, cut off, doubled, zeroed or put in."""
+    """Bytes with some flipped, cut off, doubled, zeroed or inserted."""
     data, kind = bytearray(data), rng.random()
     if not data:
         return rng.randbytes(8)
@@ -127,7 +127,7 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_tree(rng: random.Random, folder: Path) -> None:
-    """One file of a folder damaged, gone, doubled, or a folder in its place."""
+    """Damage, remove or double one file of a folder, or replace it by a folder."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     file, kind = rng.choice(files), rng.random()
     if kind < 0.75:
@@ -142,14 +142,14 @@ def mutate_tree(rng: random.Random, folder: Path) -> None:
 
 
 def npy(array: np.ndarray) -> bytes:
-    """As `numpy.save` writes it."""
+    """An array in the format of `numpy.save`."""
     out = io.BytesIO()
     np.save(out, array, allow_pickle=True)
     return out.getvalue()
 
 
 def npy_with_header(rng: random.Random) -> bytes:
-    """A header that is none, or says too much."""
+    """An invalid or exaggerated header."""
     header = rng.choice(
         [
             "{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999,), }",
@@ -169,7 +169,7 @@ def npy_with_header(rng: random.Random) -> bytes:
 
 
 def archive(rng: random.Random, members: dict[str, bytes]) -> bytes:
-    """A zip file of the members, sometimes one that unpacks to far more, or that says it is encrypted."""
+    """A zip file of the members, sometimes one that unpacks to far more, or that claims to be encrypted."""
     out, kind = io.BytesIO(), rng.random()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if kind < 0.3 else zipfile.ZIP_STORED) as z:
         for name, data in members.items():

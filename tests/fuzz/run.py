@@ -1,7 +1,6 @@
-"""Read many mutated inputs, and say what became of them: ``python tests/fuzz/run.py --inputs 10000`` from the
-repository.
+"""Read many mutated inputs, and print the outcomes: ``python tests/fuzz/run.py --inputs 10000`` from the repository.
 
-A crash ends the process: the last line of the log names the input that did it.
+A crash ends the process: the last line of the log names the input that caused it.
 """
 
 import argparse
@@ -27,7 +26,7 @@ def main() -> int:
     chosen = args.targets.split(",") if args.targets else list(TARGETS)
     whole = sum(TARGETS[name][1] for name in chosen)
     tallies = {name: Tally() for name in chosen}
-    # Stores are synced to disk before they count as written: that is not what is tried here.
+    # Stores are synced to disk before they count as written, which is not under test here.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="millrace-fuzz-", dir=memory if memory.is_dir() else None) as folder:
         bench = Bench(Path(folder))

@@ -1,5 +1,5 @@
-"""What reads inputs, each with a valid input to begin from: a target mutates a copy of it, reads it, and uses what it
-got."""
+"""Readers of inputs, each with a valid input to start from: a target mutates a copy of it, reads it, and uses the
+result."""
 
 import json
 import random
@@ -64,7 +64,7 @@ SAMPLER = NeighborSampler((3, 2))
 
 
 def dataset() -> Dataset:
-    """A small one, with weights."""
+    """A small dataset with weights."""
     rng = np.random.default_rng(0)
     graph = from_edges(rng.integers(0, V, E), rng.integers(0, V, E), V, edge_weight=rng.random(E), keep_edge_id=True)
     ids = np.arange(V)
@@ -188,14 +188,14 @@ class Bench:
         return Path(shutil.copytree(self.good / name, self.work))
 
     def file(self, name: str, data: bytes) -> Path:
-        """The only file of the place for mutated inputs."""
+        """The only file in the place for mutated inputs."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
         (self.work / name).write_bytes(data)
         return self.work / name
 
     def damaged(self, rng: random.Random, name: str) -> Path:
-        """A copy of a store in which bytes are damaged, or a store in it says something else under valid checksums."""
+        """A copy of a store with damaged bytes, or with another content under valid checksums."""
         path = self.copy(name)
         if rng.random() < 0.35:
             mutate_tree(rng, path)
@@ -224,7 +224,7 @@ class Bench:
         return path
 
     def use(self, data: Dataset) -> None:
-        """Hand a dataset that was accepted to compiled kernels."""
+        """Pass an accepted dataset to compiled kernels."""
         data.check()
         if data.num_nodes > 10_000:
             return
@@ -516,7 +516,7 @@ def _address(bench: Bench, rng: random.Random) -> Callable[[], None]:
     field, insecure = rng.choice(["scheduler", "host"]), rng.random() < 0.5
 
     def silent(where: Any, *args: Any, **kwargs: Any) -> Any:
-        # What the real ones do with a name before they ask anyone.
+        # The real ones do this with a name before they ask anyone.
         (where if isinstance(where, str) else where[0]).encode("idna")
         raise OSError("nobody answers")
 
@@ -554,9 +554,9 @@ TARGETS: dict[str, tuple[Make, float]] = {
     "dataset": (_dataset, 0.08), "parts": (_parts, 0.04), "samples": (_samples, 0.06), "stores": (_small_stores, 0.06),
     "run": (_run_folder, 0.05), "owners": (_owners, 0.05), "address": (_address, 0.05), "spec": (_spec, 0.02),
 }  # fmt: skip
-"""What makes a mutated input and gives what reads it, and its share of all inputs."""
+"""Function that makes a mutated input and returns its reader, and the target's share of all inputs."""
 
 
 def one(bench: Bench, name: str, seed: int) -> Callable[[], None]:
-    """The reader of one mutated input: the same for the same seed."""
+    """The reader of one mutated input, the same for the same seed."""
     return partial(TARGETS[name][0], bench, random.Random(f"{name} {seed}"))()

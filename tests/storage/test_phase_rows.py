@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lazy]:
 
 
 def reopened(folder: Path, model: Lazy, phase: int, case: Any = CASE) -> LazyRows:
-    """What a resumed run opens."""
+    """Rows opened by a resumed run."""
     of = replace(job(Solo(), model.num_layers), folder=folder, seed=RUN_SEED)
     share = WithBoundary().place(case.part(0), Phase(0, 0, 1), of)
     return LazyFetch().fetcher(share, of, model.phase(phase))

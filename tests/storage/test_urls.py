@@ -1,4 +1,4 @@
-"""What in a URL is secret, and that no message of ours says it."""
+"""The secrets in a URL, and that no message shows them."""
 
 import pytest
 

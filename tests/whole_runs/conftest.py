@@ -1,4 +1,4 @@
-"""A Dask cluster that the tests of runs share: starting one costs seconds."""
+"""Dask cluster shared by the tests of runs: starting one costs seconds."""
 
 import os
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from millrace.pipeline.cluster.dask_cluster import SETTINGS
 
 @contextmanager
 def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
-    """The address of a scheduler on this machine whose workers have one thread, and the environment that this process
-    has now.
+    """Start a scheduler on this machine whose workers have one thread and this process's present environment; yield its
+    address.
 
-    `dashboard` is where it has one, as host and port.
+    `dashboard` is the host and port of its dashboard, if any.
     """
     environment = dict(os.environ)
     with dask.config.set(SETTINGS):
@@ -34,7 +34,7 @@ def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
 
 @pytest.fixture
 def by_value(request) -> Iterator[None]:
-    """Functions of the test's file reach workers and ranks, which cannot import it."""
+    """Send functions of the test's file to workers and ranks by value, since they cannot import it."""
     cloudpickle.register_pickle_by_value(request.module)
     yield
     cloudpickle.unregister_pickle_by_value(request.module)
@@ -42,7 +42,7 @@ def by_value(request) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def start_cluster():
-    """`cluster_of`, for a test that needs a cluster of its own."""
+    """`cluster_of`, for a test that needs its own cluster."""
     return cluster_of
 
 

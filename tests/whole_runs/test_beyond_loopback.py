@@ -88,7 +88,7 @@ class Link:
         return json.loads(shown.stdout)[0]["stats64"]["rx"]["bytes"]
 
     def ranks(self, address: str) -> set[str]:
-        """What the processes of ranks there were started with."""
+        """Environment of the rank processes there."""
         pids = subprocess.run(
             ["ip", "netns", "pids", self.spaces[address]], check=True, capture_output=True, text=True
         ).stdout.split()

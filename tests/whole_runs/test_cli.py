@@ -387,7 +387,7 @@ def test_help_and_version():
 
 @pytest.mark.parametrize("command", ["run", "sample", "plan"])
 def test_help_tells_the_defaults(command):
-    """Of every flag that sets a configuration key; what has none says what happens without."""
+    """The help of every flag for a configuration key names the default, or what happens without one."""
     params = {p.name: p.help for p in COMMANDS[command].params}
     job = resolve({})
     known = {

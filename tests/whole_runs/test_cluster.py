@@ -48,7 +48,7 @@ def assert_same_parameters(run, other):
 
 
 def digest(store):
-    """Of every bit of every minibatch."""
+    """Digest of every bit of every minibatch."""
     found = hashlib.sha256()
     for m in mr.open_queue(store):
         found.update(f"{m.epoch} {m.index} {m.nested} {len(m.blocks)}".encode())

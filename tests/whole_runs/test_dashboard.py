@@ -44,7 +44,7 @@ def get(address, path, token=""):
 
 
 def until(what, seconds=WAIT_S):
-    """What `what` gives, once that is something."""
+    """First result of `what` that is not empty."""
     end = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < end, "waited in vain"
@@ -121,7 +121,7 @@ class PlacedData:
 
 
 def browsed(address, token):
-    """What a browser shows; None without one."""
+    """Record shown by a browser; None without one."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         return None
@@ -153,7 +153,7 @@ def browsed(address, token):
 
 @pytest.fixture(scope="module")
 def live(board, tmp_path_factory):
-    """What is served in the middle of a run, and after it."""
+    """Records served in the middle of a run, and after it."""
     with PlacedData(
         board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"cache_fraction": 0.1}
     ) as run:

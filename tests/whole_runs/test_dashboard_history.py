@@ -1,4 +1,4 @@
-"""What the dashboard remembers of runs, and what it makes of that: without a cluster."""
+"""The dashboard's memory of runs, and the records computed from it, without a cluster."""
 
 import json
 import math

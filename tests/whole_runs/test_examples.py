@@ -116,7 +116,7 @@ def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
 
 
 async def _shell(process: asyncssh.SSHServerProcess) -> None:
-    """What a login shell does with a command; it does not outlive its connection."""
+    """Run a command as a login shell does; it does not outlive its connection."""
     assert process.command is not None
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_shell(

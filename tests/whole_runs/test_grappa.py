@@ -603,7 +603,7 @@ def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
 
 
 def test_statistics_are_a_few_numbers_a_step(dataset, three, tmp_path):
-    """What shrinking sends beside the gradients."""
+    """Bytes that shrinking sends besides the gradients."""
     plain = train_processes(dataset, tmp_path, {**TABLE, "ranks": 3, "grappa": {"repartition_every": EVERY, "halo": 0}})
     assert plain is not None
     steps = EPOCHS * steps_of(dataset, 3)
@@ -659,8 +659,8 @@ def dealt():
 
 
 def test_fine_clusters_are_regrouped_and_go_on_bit_for_bit(dataset, dealt, tmp_path):
-    """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between
-    ends the same."""
+    """Ranks read what the schedule says and evaluate as one process does, and a run that was stopped in between ends
+    the same."""
     whole, out = train_processes(dataset, tmp_path / "whole", dealt), tmp_path / "run"
     assert whole is not None
     deal = ChunkSchedule(TABLE["seed"], 2, 3, 0.5)

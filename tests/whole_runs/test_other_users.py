@@ -1,5 +1,5 @@
-"""What another user of the machine reaches of a run on a cluster that Millrace started: nothing that acts, and no page
-of ours."""
+"""Access of another user of the machine to a run on a cluster that Millrace started: nothing that acts, and no page of
+ours."""
 
 import json
 import os
@@ -95,7 +95,7 @@ asyncio.run(reached())
 
 
 def attacked(ports, folders=(), pages=()):
-    """What another user gets at, who tries each port as Dask's and as the ranks' store."""
+    """Everything that another user reaches by trying each port as Dask's and as the ranks' store."""
     order = json.dumps([list(ports), [str(f) for f in folders], list(pages)])
     done = subprocess.run(
         [sys.executable, "-c", ATTACK, order], capture_output=True, text=True, timeout=100, check=False, cwd="/"

@@ -155,7 +155,7 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def four(dataset, tmp_path_factory):
-    """What four ranks report of each way to hold things."""
+    """Reports of four ranks for each way to distribute graph and features."""
     folder = tmp_path_factory.mktemp("four")
     rehearsal = Rehearsal(dataset, folder, 4)
     rehearsal.add("replicated", JOB)

@@ -1,4 +1,4 @@
-"""What a plan says beside what ranks then do: bytes by law to the byte, and sentences for what cannot be."""
+"""Predictions of a plan against real runs: bytes by formula to the byte; and messages for impossible plans."""
 
 import json
 from dataclasses import replace

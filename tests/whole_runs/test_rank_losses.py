@@ -1,5 +1,5 @@
-"""What the driver does when ranks are lost that the others may go on without: whom it tells, and when it gives up.
-Ranks are stand-ins."""
+"""The driver's behaviour when ranks are lost and the others may continue: whom it tells, and when it gives up. Ranks
+are stand-ins."""
 
 import json
 import queue
@@ -68,7 +68,7 @@ class Driver:
             self.notes.append(event.text)
 
     def records(self) -> dict[str, Any]:
-        """What the scheduler knows: everybody but the frozen has given another sign of life since the last time."""
+        """Report of the scheduler: everybody but the frozen one has given another sign of life since the last time."""
         self.rounds += 1
         if "scheduler" in self.frozen:
             raise TimeoutError

@@ -28,7 +28,7 @@ FEW = [
     Cell("retexo", "rank", "TERM", "training"),
 ]
 RESUMED = {FEW[2], FEW[4], FEW[10]}
-"""Of the few; of all cells every one is."""
+"""True for the few cells; of all cells every one is."""
 
 
 @pytest.fixture(scope="module")

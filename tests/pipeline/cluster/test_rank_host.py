@@ -1,4 +1,4 @@
-"""What a rank's process starts with."""
+"""The environment of a rank's process."""
 
 import dask.config
 import pytest
@@ -13,7 +13,7 @@ from millrace.pipeline.cluster.rank_host import TRIM, own_environment
 def test_the_allocator_of_a_rank_is_not_that_of_its_worker(
     monkeypatch: pytest.MonkeyPatch, of_worker: str | None, of_dask: int | None, left: str | None
 ) -> None:
-    """What Dask sets goes, what somebody else has set stays, and so does all else."""
+    """Values set by Dask are removed; values set by others, and all other variables, stay."""
     monkeypatch.delenv(TRIM, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if of_worker is not None:

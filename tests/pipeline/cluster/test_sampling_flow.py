@@ -1,4 +1,4 @@
-"""What the driver asks of sampling tasks, against a client that keeps every promise for later."""
+"""The driver's requests for sampling tasks, against a client that keeps every promise for later."""
 
 import random
 from types import SimpleNamespace

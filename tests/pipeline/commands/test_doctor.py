@@ -1,4 +1,4 @@
-"""What `millrace doctor` says of GPUs, on machines that have them and on others."""
+"""Report of `millrace doctor` on GPUs, on machines with and without them."""
 
 import subprocess
 import sys

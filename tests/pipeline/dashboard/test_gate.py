@@ -58,7 +58,7 @@ def test_pages_of_dask_and_paths_that_are_not_there_are_left_alone(board):
 
 
 def hears(board, session, host="127.0.0.1"):
-    """What the page's websocket says first; None if it closes."""
+    """First message of the page's websocket; None if it closes."""
 
     async def first():
         request = HTTPRequest(

@@ -154,7 +154,7 @@ def test_a_model_alone(run, data):
 
 
 def test_names_are_given_back(data, tmp_path):
-    """Those of the nodes by the dataset that is predicted, those of the classes by the one that was trained on."""
+    """Names of nodes come from the dataset that is predicted, those of classes from the training dataset."""
     named = replace(data, name="named", node_names=[f"n{v}" for v in range(150)], class_names=("red", "green", "blue"))
     result = mr.run(named, out=tmp_path / "run", **SAMPLED)
     assert mr.load(result).result.class_names == ["red", "green", "blue"]

@@ -1,4 +1,4 @@
-"""What may be passed as a model, and which datasets it fits."""
+"""Models that may be passed, and the datasets that they fit."""
 
 import pytest
 import torch

@@ -68,7 +68,7 @@ def signatures(loader: NeighborLoader) -> list[tuple[Any, ...]]:
 
 
 def check(batch: Data, data: Data, hops: int) -> None:
-    """What PyG promises of every minibatch, whatever was sampled."""
+    """Check PyG's promises for every minibatch."""
     nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
     assert (len(nodes), len(edges)) == (hops + 1, hops)
     assert (sum(nodes), sum(edges)) == (len(batch.n_id), len(batch.e_id))
@@ -311,7 +311,7 @@ def stars(degree: int, **attributes: Any) -> Data:
 
 
 def picks(data: Data, **options: Any) -> np.ndarray:
-    """How often each in-edge was drawn, two draws for each of 600 nodes."""
+    """Number of draws of each in-edge, two draws for each of 600 nodes."""
     loader = NeighborLoader(data, [2], range(STARS), batch_size=50, seed=0, **options)
     degree = data.num_edges // STARS
     return np.bincount(np.concatenate([b.e_id.numpy() for b in loader]) % degree, minlength=degree)
@@ -371,7 +371,7 @@ def test_the_thread_ends_with_the_iteration() -> None:
 
 
 def settled(made: list[int]) -> list[int]:
-    """What a thread has appended once it has been quiet for a while."""
+    """Items that a thread has appended once it has been quiet for a while."""
     before = -1
     while len(made) != before:
         before = len(made)

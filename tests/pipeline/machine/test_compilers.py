@@ -87,7 +87,7 @@ def test_models(sbm, tmp_path, model, dtype):
 
 
 def test_a_module_of_ones_own(sbm, tmp_path):
-    """What torch's own dropout drops is the same too."""
+    """torch's own dropout drops the same elements too."""
     agree(sbm, tmp_path, 1e-9, model=Own().double(), dtype="float64")
 
 

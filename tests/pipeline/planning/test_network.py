@@ -1,5 +1,4 @@
-"""What messages would take over other links: the arithmetic, and what they do take over links that are really that
-slow."""
+"""Seconds of messages over other links: the arithmetic, and measurements over links that are really that slow."""
 
 import json
 import os
@@ -20,7 +19,7 @@ FREE = Link(float("inf"), 0.0)
 
 
 def record(*ledgers: Ledger, total: float = 0.0) -> dict:
-    """What `links` reads of ``result.json``."""
+    """The keys of ``result.json`` that `network` reads."""
     return {
         "bytes": {"per_rank": [ledger.as_record() for ledger in ledgers]},
         "waits": ledgers[0].waits(),

@@ -1,4 +1,4 @@
-"""What pictures of a report have in common."""
+"""Properties common to all pictures of a report."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from millrace.pipeline.report.figures import by_epoch
 
 @pytest.mark.parametrize("epochs", [1, 2, 5, 30])
 def test_axes_of_epochs_have_whole_numbers(epochs):
-    """Of two epochs matplotlib would mark quarters."""
+    """With two epochs matplotlib would mark quarters."""
     ax = pytest.importorskip("matplotlib.figure").Figure(figsize=(10, 3)).subplots()
     ax.plot([e + 1 for e in range(epochs)], range(epochs), marker="o")
     by_epoch(ax)

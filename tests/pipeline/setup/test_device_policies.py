@@ -202,7 +202,7 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
     "options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"]
 )
 def test_rows_that_ranks_own(sbm, tmp_path, options, where):
-    """Of one rank, all: the same bits as where every rank has all rows."""
+    """One rank reads all rows: the same bits as if every rank had all of them."""
     gpu = {"features": where, "cache_bytes": 40 * ROW_BYTES}
     _, result = agree(sbm, tmp_path, gpu=gpu, **options)
     _, whole = train(sbm, tmp_path / "whole", "cuda")

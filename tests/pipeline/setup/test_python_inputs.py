@@ -1,4 +1,4 @@
-"""What a run was given from Python is found again by its folder, or named in a sentence."""
+"""Inputs of a run from Python are found again through its folder, or named in a message."""
 
 import json
 import shutil

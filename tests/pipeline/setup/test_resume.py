@@ -19,7 +19,7 @@ from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 
 SPEC = "sbm:nodes=120,classes=3,degree=5,features=4,train=0.5"
 MINIBATCHES = 9
-"""Of an epoch: an odd number of which the last is short."""
+"""Minibatches of an epoch: an odd number of which the last is short."""
 TABLE = {
     "dtype": "float64",
     "epochs": 3,

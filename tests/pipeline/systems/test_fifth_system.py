@@ -94,7 +94,7 @@ DATASET = "sbm:nodes=600,classes=4,train=0.5"
 
 
 def install(site: Path, package: str, entry_points: str) -> None:
-    """What an installer leaves of a package with entry points."""
+    """Write the files that an installer leaves of a package with entry points."""
     info = site / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""What a user sees of a run: plain lines in a log, a live bar on a terminal, and nothing that a reader or a name can
+"""A run on the console: plain lines in a log, a live bar on a terminal, and nothing that a reader or a name can
 break."""
 
 import io

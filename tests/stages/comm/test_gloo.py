@@ -147,7 +147,7 @@ def sent_by_sockets() -> int:
 
 
 HEADER_BYTES = 48
-"""Of gloo. A message is announced, asked for by its receiver, and sent: three headers."""
+"""Headers of a message by gloo: announced, asked for by its receiver, and sent."""
 
 
 def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
@@ -278,7 +278,7 @@ def test_a_dead_peer_is_an_error_not_a_wait() -> None:
 
 
 def lose_in_swap(group: Gloo, dies: str) -> list[str]:
-    """What is said of rows that should come, of rows that should go, and of a swap begun when all is known."""
+    """Messages about rows to be received, rows to be sent, and a swap begun when all is known."""
     if group.rank == 1:
         if dies == "before":
             os._exit(9)
@@ -404,7 +404,7 @@ def test_work_is_done_while_numbers_travel(size: int) -> None:
 
 
 def fails_meanwhile(group: Gloo) -> str:
-    """Of rank 0; the other may hear of it or not."""
+    """Error of rank 0; the other may hear of it or not."""
 
     def fail() -> None:
         raise RuntimeError("out of room")

@@ -28,7 +28,7 @@ HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
 
 
 class InPlaceOfNccl:
-    """Of torch's `ProcessGroupNCCL` what `Nccl` uses, over gloo and on the host; counts what it is asked for."""
+    """The part of torch's `ProcessGroupNCCL` that `Nccl` uses, over gloo and on the host; counts its calls."""
 
     class Options:
         pass

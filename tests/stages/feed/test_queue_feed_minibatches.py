@@ -29,7 +29,7 @@ from millrace.storage.queue.zarr import ZarrQueue
 V, MINIBATCHES, BATCH = 300, 131, 2
 """Three bulks of 64, the last one of 3 minibatches, the last of which has one seed."""
 BULKS = {1: 12, 8: 3, 64: 3}
-"""How far into the epoch it is compared, by k: a small bulk on disk costs as much as a large one."""
+"""Minibatches of the epoch that are compared, by k: a small bulk on disk costs as much as a large one."""
 EPOCH = 2
 PRODUCERS = 3
 
@@ -73,7 +73,8 @@ def digests(queue: MinibatchQueue, count: int) -> list[str]:
 def produced(
     queues: list[MinibatchQueue], reader: MinibatchQueue, sampler: Sampler, graph: Graph, plan: SeedPlan, kernel: Any
 ) -> list[str]:
-    """What a reader gets while producers work side by side: producer p of P makes the bulks p, p + P, ..."""
+    """Minibatches that a reader gets while producers work side by side: producer p of P makes the bulks p, p + P,
+    ..."""
     bulks = BULKS[plan.bulk_size]
 
     def produce(p: int) -> None:

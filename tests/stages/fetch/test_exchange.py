@@ -200,7 +200,7 @@ class Watched(MemoryFeatures):
 
 
 def of_rank(store: FeatureStore, rank: int, ranks: int, first: int | None = None) -> OwnedRows:
-    """What a rank would hold, with nobody to talk to."""
+    """The rows that a rank would hold, computed without communication."""
     book = RangeBook(store.num_rows * np.arange(ranks + 1) // ranks)
     seat: Any = Seat(rank, ranks)
     return OwnedRows(store, int(book.offsets[rank]) if first is None else first, book, seat, None)
@@ -391,7 +391,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks train. `m`: minibatches of a step."""
+    """Training of ranks. `m`: minibatches of a step."""
 
     m: Callable[[int], int] = lambda p: p
     bulk: int = 2
@@ -408,7 +408,7 @@ class Way:
     in_step: bool = True
     """Ranks reduce gradients after each step; else each goes on by itself."""
     slow: str = ""
-    """What takes its time on one rank: training or sampling."""
+    """The slow stage of one rank: training or sampling."""
     features: Any = "auto"
     """On a device: where a rank's own rows lie."""
 
@@ -549,7 +549,7 @@ class Trainer:
         self.trained = 0
         """Minibatches."""
         self.where = ""
-        """What this rank has called last."""
+        """Last call of this rank."""
         self.held: deque[tuple[np.ndarray, Any]] = deque(maxlen=2)
 
     def coordinates(self) -> Iterator[tuple[int, int]]:
@@ -653,7 +653,7 @@ def train(group: Any, names: Sequence[str], on_device: bool = False) -> dict[tup
 
 
 class Due:
-    """What ranks are to have fetched, counted from the serial minibatches."""
+    """Rows that ranks should have fetched, counted from the serial minibatches."""
 
     def __init__(self, way: Way, ranks: int, by_owners: bool) -> None:
         self.way, self.ranks, self.by_owners = way, ranks, by_owners
@@ -804,7 +804,7 @@ def test_rows_come_ahead_on_a_device(ranks: int) -> None:
 
 
 def test_steps_that_are_fetched_together_share_rows() -> None:
-    """What the exact bytes above say, in words: a row that several steps name travels once."""
+    """The exact bytes above in words: a row needed by several steps travels once."""
     alone_, together = (Due(replace(WAYS["nothing ahead"], ahead=a), 2, False) for a in (0, 1 << 20))
     one, many = (sum(d.of(r)["features"] for r in range(2)) for d in (alone_, together))
     assert len(list(together.units([0, 1]))) < len(list(alone_.units([0, 1])))
@@ -850,7 +850,7 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
 
 
 def test_ranks_may_end_while_minibatches_are_still_to_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that sample elsewhere keep to a bound, and may wait for steps that will not be trained any more."""
+    """Ranks that sample elsewhere keep to a bound, and may wait for steps that will never be trained."""
     monkeypatch.setattr(lockstep, "JOIN_S", LOST_S)
     trainer = Trainer(Solo(), Way(), False, produce=False)
     plan = SeedPlan(TRAIN, BATCH, Way().bulk, SEED)
@@ -911,7 +911,7 @@ def damage(queue: Any, error: BaseException) -> None:
 
 
 def go_on(trainer: Trainer) -> BaseException | None:
-    """What ends a rank's training."""
+    """End a rank's training."""
     try:
         try:
             for epoch, step in trainer.coordinates():
@@ -931,7 +931,7 @@ ERRORS = {
     "sampler": (InputError("weights are odd"), False), "sampler, a bug": (ZeroDivisionError("division by zero"), False),
     "queue": (StoreError("bulk 1 is damaged"), True), "queue, a bug": (AttributeError("no such minibatch"), True),
 }  # fmt: skip
-"""What is raised in a thread of rank 1, and whether it is the queue that raises it."""
+"""Errors raised in a thread of rank 1, and True if the queue raises them."""
 
 
 def fail(group: Any) -> dict[tuple[str, bool, int], Any]:

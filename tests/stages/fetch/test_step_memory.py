@@ -1,4 +1,4 @@
-"""What a step takes, measured, and predicted by a rehearsal at a small scale; and the modes that are chosen by it."""
+"""Memory of a step, measured and predicted by a trial at a small scale; and the modes chosen by it."""
 
 from dataclasses import replace
 

@@ -60,7 +60,7 @@ def minibatch(graph: Graph, layers: int) -> list[BlockNeighbourhood]:
 
 
 def dense_matrices(neighbourhood: BlockNeighbourhood) -> tuple[Tensor, Tensor]:
-    """What each edge counts in a sum, and how many edges there are: [num_dst, num_src]."""
+    """Weight of each edge in a sum, and number of edges: [num_dst, num_src]."""
     b = neighbourhood.block
     A, N = torch.zeros(2, neighbourhood.num_dst, neighbourhood.num_src, dtype=F64)
     for v in range(neighbourhood.num_dst):

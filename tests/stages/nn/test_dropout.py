@@ -63,7 +63,7 @@ def test_share_kept_and_mean():
 
 @pytest.mark.parametrize("width", [2, 100, 256])
 def test_elements_are_independent(width):
-    """Of many masks: pairs of elements of a row, of a column, and of neighbouring keys agree as often as coins do."""
+    """Over many masks, pairs of elements of a row, of a column, and of neighbouring keys agree as often as coins do."""
     rows, p = 3000, 0.5
     ones = torch.ones(rows, width)
     masks = np.stack([scale_kept(ones, key, p).numpy() > 0 for key in (0, 1, 2, 3, 2**63, 2**63 + 1)])

@@ -1,5 +1,5 @@
-"""What a cut makes ranks hold and read, against what the ranks find when they arrange their parts, on small and nasty
-graphs."""
+"""Counts of a cut against the rows that ranks hold and read when they arrange their parts, on small graphs with all
+defects."""
 
 import numpy as np
 import pytest

@@ -56,7 +56,7 @@ def test_every_chunk_has_one_rank(
 
 
 def test_the_chosen_chunks_move_and_no_others() -> None:
-    """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5
+    """If k places are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5
     sigma."""
     for reshuffle_fraction, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
         deals = [ChunkSchedule(seed, 5, 4, reshuffle_fraction) for seed in range(400)]

@@ -1,4 +1,4 @@
-"""What an isolated rank sees of the graph, and how it makes up for the rest, against what the graph itself says."""
+"""The part of the graph that an isolated rank sees, and its correction for the rest, compared with the graph itself."""
 
 import gc
 import weakref
@@ -30,7 +30,7 @@ from millrace.tests.contracts.isolated import EPOCHS, CasePeers, Seat, names, pl
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]), st.booleans())
 SWEEPS = ("sweep", "fixed", "none")
 SEED = 3
-"""Of `job`."""
+"""Seed of `job`."""
 JOB = job(Seat(0, 1), 1)  # pyright: ignore[reportArgumentType]
 
 
@@ -320,7 +320,7 @@ def test_a_share_of_the_halo(rotation: Any, ahead: bool) -> None:
 
 
 def sums(place: Isolated) -> np.ndarray:
-    """Of the features of all in-neighbours that are there, [num_base, F]."""
+    """Features of all in-neighbours that are present, [num_base, F]."""
     work = sampled(place, np.arange(place.num_base), (-1,))
     h = torch.from_numpy(place.features.gather(work.nodes))
     return fetched(place, work, CoverageFetch("none")).neighbourhoods[-1].sum(h).numpy()

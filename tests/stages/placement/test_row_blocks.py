@@ -206,7 +206,7 @@ def place_all(group: Gloo, folder: Path) -> dict[tuple[str, int], dict[str, Any]
 
 @pytest.fixture(scope="module")
 def placed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int], dict[str, Any]]]:
-    """What four ranks made of the parts of each dataset."""
+    """Results of four ranks for the parts of each dataset."""
     folder = tmp_path_factory.mktemp("parts")
     for name, (data, partitioner, _) in CASES.items():
         for c in REPLICATION:

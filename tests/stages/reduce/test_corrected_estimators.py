@@ -135,7 +135,7 @@ def test_the_bias_of_normalised_weights_falls_as_one_over_the_number_of_draws() 
 
 
 def test_one_weight_for_a_minibatch_is_the_nearest_one() -> None:
-    """Of all scalars w on a grid, in the mean square over all ways in which the seeds have their gradients."""
+    """The best of all scalars w on a grid, in the mean square over all ways in which the seeds have their gradients."""
     rng = np.random.default_rng(0)
     weights, g = rng.beta(2, 3, 5), rng.normal(size=(5, 4)) + 2 * rng.normal(size=4)
     module = nn.Linear(1, C)

@@ -86,7 +86,7 @@ def close(got: Any, want: Any, what: str, tolerance: float = 1e-10) -> None:
 def test_one_local_step_of_sgd_is_a_step_along_the_mean_gradient(
     case: Case, kind: str, seed: int, number: int | None, v1: bool
 ) -> None:
-    """Whoever the clients are."""
+    """The same for any clients."""
     mode: Any = "v1" if v1 else "v3"
     plain, local = retexo(mode), retexo(mode, local_steps=1, clients=3)
     model = initial(CONFIGS[kind], plain, F)

@@ -107,7 +107,7 @@ def random_request(rng: np.random.Generator, nodes: int, minibatches: int, most_
 
 
 def unlike(got: Bulk, want: Bulk) -> list[str]:
-    """What differs, down to dtypes and the bits of floats."""
+    """Differences, down to dtypes and the bits of floats."""
     if (got.epoch, got.number, len(got.minibatches)) != (want.epoch, want.number, len(want.minibatches)):
         return [f"bulk {got.epoch}, {got.number} of {len(got.minibatches)}"]
     wrong = []
@@ -254,7 +254,7 @@ def watch_darts() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def grids() -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """What the ranks of each grid found."""
+    """Results of the ranks of each grid."""
     ranks = run_ranks(on_all_grids, 8, timeout_s=250.0, group_timeout_s=120.0)
     return {grid: [r for rank in ranks for r in rank if r["grid"] == grid] for grid in GRIDS}
 
@@ -514,7 +514,7 @@ def watch_extraction(group: Gloo) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def measured() -> list[dict[str, Any]]:
-    """What four ranks sent."""
+    """Bytes sent by four ranks."""
     return run_ranks(measure, 4, timeout_s=200.0, group_timeout_s=100.0)
 
 
@@ -527,7 +527,7 @@ def frontiers(m: MiniBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def expected_bytes(sampler: Any, graph: Graph, book: RangeBook, bulks: list[Bulk]) -> list[dict[str, int]]:
-    """What each rank of a column sends, counted from the serial minibatches of all of them."""
+    """Bytes sent by each rank of a column, counted from the serial minibatches of all of them."""
     sent: list[dict[str, int]] = [dict.fromkeys(("header", "counts", "ids", "more"), 0) for _ in bulks]
     poisson = isinstance(sampler, LaborSampler) and sampler.poisson
     more = 4 * (graph.edge_weight is not None or poisson) + 8 * sampler.edge_ids

@@ -38,7 +38,7 @@ def serve():
 
 @pytest.fixture(scope="module")
 def wire():
-    """What reached the server: (method, path, range)."""
+    """Requests that reached the server: (method, path, range)."""
     return []
 
 

@@ -100,7 +100,7 @@ def looked_at(seed: int) -> list[tuple[str, str]]:
 
 
 def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What every call gives on this rank, in every mode."""
+    """Results of every call on this rank, in every mode."""
     ledger = getattr(group, "_ledger", None)
     found, piece = {}, messages.MESSAGE_BYTES
 

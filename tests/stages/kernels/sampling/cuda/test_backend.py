@@ -177,7 +177,7 @@ def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
 
 
 def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
-    """Of 20000 in-edges that are looked at, some tens are candidates."""
+    """A few tens of 20000 in-edges are candidates."""
     from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 
     made, true = [], torch.empty
@@ -240,7 +240,7 @@ def test_layers_that_cannot_be_indexed_are_refused(monkeypatch):
 
 
 def test_sums_over_a_whole_bulk_may_wrap_around():
-    """Those of each minibatch do not, but many of them lie side by side."""
+    """Sums of each minibatch do not, but many of them lie side by side."""
     terms = terms_cuda.terms(nasty())
     prefix = terms.everywhere[1]
     first, last, words = (torch.tensor([x], device=prefix.device) for x in (0, len(prefix) - 1, 5))
