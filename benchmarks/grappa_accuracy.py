@@ -25,9 +25,9 @@ A gap is the mean over seeds of the difference to one process, on the same graph
 
 coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes
 in 16 classes, features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again:
-all of it is 645 runs, some three hours of two cores. ``records/grappa_accuracy.json`` holds 720: the corrections ``hops``
-and ``edge`` and the shrinkage ``james-stein`` among them are no longer options, and ``--table`` still prints them.
-Named by ``--json`` the record is gone on with.
+all of it is 645 runs, some three hours of two cores. ``records/grappa_accuracy.json`` holds 720:
+the corrections ``hops`` and ``edge`` and the shrinkage ``james-stein`` among them are no longer options, and
+``--table`` still prints them. If ``--json`` names that file, its runs are not repeated.
 """
 
 import argparse

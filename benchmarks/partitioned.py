@@ -22,7 +22,8 @@ bytes) that a rank sends
 ``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over
              the link between them, which are network namespaces that exist, each with the address given; and always on
              loopback, for the processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is
-             beyond the same run with all rows local (c = p). In units of several steps fewer rows travel, which is part of what is saved.
+             beyond the same run with all rows local (c = p). In units of several steps fewer rows travel, which is part
+             of what is saved.
              The goal is to hide 70 % at 1 Gb/s, for 3 % more processor time at most.
 ``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see
 ``partitioned_memory.py``. A --scale

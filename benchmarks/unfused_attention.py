@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numba import njit
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from millrace.stages.autograd import once_differentiable
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.memory.arena import empty
 from millrace.stages.models.gat import GAT, GATConv
@@ -82,7 +82,7 @@ class _Weighted(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lists, by_source = ctx.rest
         z, weight = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -1,5 +1,6 @@
-"""Writes reference pages from the code: every configuration key, command, result field and event. A missing docstring is
-a warning.
+"""Write reference pages from the code: every configuration key, command, result field and event.
+
+A missing docstring is a warning.
 
 The text replaces ``<!-- from the code: configuration -->`` in a page; likewise ``commands``, ``result`` and ``events``.
 """

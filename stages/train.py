@@ -57,7 +57,7 @@ def forward_backward(
 def begin(
     model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Literal["float32", "bfloat16"] = "float32"
 ) -> Fetched:
-    """Compute the part of the forward pass that needs no parameters, for a model with ``enter(hood, h)``.
+    """Compute the part of the forward pass that needs no parameters, for a model with ``enter(neighbourhood, h)``.
     `forward_backward` on the result does the rest, with the same bits. CPU only."""
     enter = getattr(model, "enter", None)
     if enter is None:

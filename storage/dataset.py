@@ -13,6 +13,7 @@ from .graph import Graph
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
+Task = Literal["multiclass", "multilabel"]
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
 
@@ -64,7 +65,7 @@ class Dataset:
     split: Split
     num_classes: int
     """C."""
-    task: Literal["multiclass", "multilabel"] = "multiclass"
+    task: Task = "multiclass"
     notes: tuple[str, ...] = field(default=())
     """Findings and changes while the input was read (duplicates merged, self loops kept, ...), one sentence each."""
     node_names: Sequence[str] | None = None

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving, require, require_within
-from .dataset import SPLITS, Dataset, Split, require_dataset
+from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
@@ -283,7 +283,7 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
             store.read("labels"),
             Split(store.read("train"), store.read("val"), store.read("test")),
             store.value("num_classes", int),
-            store.value("task", str),  # pyright: ignore[reportArgumentType]
+            cast(Task, store.value("task", str)),
             tuple(map(str, store.value("notes", list))),
             called,
             tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,

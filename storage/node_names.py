@@ -84,10 +84,12 @@ class NodeNames(Sequence[str]):
             InputError: no node has one of the names.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
+        import pyarrow.compute
 
         wanted = pa.array([str(name) for name in names], pa.large_string())
-        found: Any = pc.index_in(wanted, value_set=self.as_arrow())  # pyright: ignore[reportAttributeAccessIssue]
+        # pyarrow generates these functions when it is imported: type checkers cannot see them.
+        compute: Any = pyarrow.compute
+        found = compute.index_in(wanted, value_set=self.as_arrow())
         if found.null_count:
             unknown = wanted.filter(found.is_null())
             count = found.null_count

@@ -266,7 +266,8 @@ def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
         held = section.get(path[1], table[word]) if isinstance(section, Mapping) else table[word]
         if held != table[word]:
             raise InputError(
-                f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave one out"
+                f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave "
+                "one out"
             )
         result = merged(result, path, table[word])
     return result

@@ -129,8 +129,8 @@ def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
             check_no_secrets(value, f"{prefix}{key}.")
         elif isinstance(value, str | Path) and has_secrets(str(value)):
             raise InputError(
-                f"configuration key '{prefix}{key}' is '{value}': its credentials or query would be written into the run's folder; "
-                "leave them out, and give keys in the environment (AWS_ACCESS_KEY_ID, ... for S3)"
+                f"configuration key '{prefix}{key}' is '{value}': its credentials or query would be written into the "
+                "run's folder; leave them out, and give keys in the environment (AWS_ACCESS_KEY_ID, ... for S3)"
             )
 
 
@@ -170,7 +170,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
         numbers = [numbers]
     if numbers is not None and not isinstance(numbers, list | tuple):
         raise InputError(
-            f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as {list(PER_LAYER[key])}"
+            f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as "
+            f"{list(PER_LAYER[key])}"
         )
     if numbers is None and key in known:
         default = PER_LAYER[key]
@@ -182,7 +183,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
     model_record = build("model", MODELS, model)
     if numbers is not None and model_record.layers != len(numbers):
         raise InputError(
-            f"model.layers is {model_record.layers} but sampler.{key} {list(numbers)} has {len(numbers)} numbers; give one number per layer"
+            f"model.layers is {model_record.layers} but sampler.{key} {list(numbers)} has {len(numbers)} numbers; give "
+            "one number per layer"
         )
     sampler_record = build("sampler", SAMPLERS, sampler)
     return job.model_copy(
@@ -199,16 +201,19 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     partitioner."""
     if table.get("sampler"):
         raise InputError(
-            f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; leave it out"
+            f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; "
+            "leave it out"
         )
     if job.queue != Queue():
         raise InputError(
-            f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out"
+            f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it "
+            "out"
         )
     for key in ("batch_size", "minibatches_per_step"):
         if (given := getattr(job.train, key)) != Train.model_fields[key].default:
             raise InputError(
-                f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one step; leave it out"
+                f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one "
+                "step; leave it out"
             )
     PARTITIONERS.find(str(job.partition.method), "configuration key 'partition.method'")
     record = build("model", MODELS, job.model)

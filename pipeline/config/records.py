@@ -40,7 +40,8 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if key not in known:
             name = table.get("name", next(iter(registry)))
             raise InputError(
-                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (options: {', '.join(known)})"
+                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (options: "
+                f"{', '.join(known)})"
             )
     hints = get_type_hints(kind)
     for key, value in options.items():
@@ -59,7 +60,8 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
             raise cause from None
         key = ".".join(str(p) for p in first["loc"])
         raise InputError(
-            f"configuration key '{section}.{key}' is {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+            f"configuration key '{section}.{key}' is {shown(first['input'])}: "
+            f"{first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
 
 

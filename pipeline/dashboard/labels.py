@@ -66,7 +66,8 @@ def heading(run: dict[str, Any]) -> str:
     if run["best_val_accuracy"] is not None:
         where.append(f"best validation accuracy {run['best_val_accuracy']:.4f} (epoch {run['best_epoch'] + 1})")
     wrong = "".join(f"<div style='color:{BAD}'>&#9888; {escape(text)}</div>" for text in troubles(run))
-    return f"<div style='font-size:18px'>{escape(what)}</div><div>{' &middot; '.join(where)}</div>{wrong}<div>{verdict(run)}</div>"
+    first = f"<div style='font-size:18px'>{escape(what)}</div><div>{' &middot; '.join(where)}</div>"
+    return f"{first}{wrong}<div>{verdict(run)}</div>"
 
 
 def troubles(run: dict[str, Any]) -> list[str]:

@@ -48,7 +48,10 @@ def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
             page.update()
         except Exception as e:
             # Bokeh would print it once a second in the terminal of the scheduler.
-            page.heading.text = f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run continues; /millrace.json may say more."
+            page.heading.text = (
+                f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run continues; /millrace.json may "
+                "say more."
+            )
 
     update()
     doc.title = "Millrace"
@@ -118,9 +121,14 @@ class Page:
         # Beside the bars is each rank's current activity.
         made.x_range, made.y_range = Range1d(start=0, end=1.25), Range1d(start=-0.5, end=0.5)
         drawn = made.hbar_stack(
-            list(SPENT), y="y", height=0.8, source=self.bars, color=[STAGES[name] for name in SPENT], line_color="white",
+            list(SPENT),
+            y="y",
+            height=0.8,
+            source=self.bars,
+            color=[STAGES[name] for name in SPENT],
+            line_color="white",
             legend_label=[name.replace("_", " ") for name in SPENT],
-        )  # fmt: skip
+        )
         for name, glyph in zip(SPENT, drawn):
             made.add_tools(
                 HoverTool(
@@ -213,7 +221,7 @@ class Page:
             self.heading.text = "No Millrace run has reported yet."
             return
         names = [r["run"] for r in runs]
-        self.run.options = [(r["run"], labels.title(r)) for r in runs]  # pyright: ignore[reportAttributeAccessIssue]
+        self.run.options = [(r["run"], labels.title(r)) for r in runs]
         self.run.visible = len(runs) > 1
         run = runs[names.index(self._chosen)] if self._chosen in names else runs[0]
         if self.run.value != run["run"]:
@@ -251,8 +259,10 @@ class Page:
             "bytes": curves["queue_bytes"],
         }
         self.epochs.data = {
-            "t": [e["time_s"] for e in done], "loss": _drawn(e["train_loss"] for e in done), "val": _drawn(e["val_accuracy"] for e in done)
-        }  # fmt: skip
+            "t": [e["time_s"] for e in done],
+            "loss": _drawn(e["train_loss"] for e in done),
+            "val": _drawn(e["val_accuracy"] for e in done),
+        }
         none = [0.0] * len(rates["rate_time_s"])
         self.rates.data = {
             "t": rates["rate_time_s"],
@@ -272,7 +282,10 @@ class Page:
         if queue is not None and times:
             # A bound far above the values would flatten the curves.
             most = max(curves["queue_bytes"])
-            heard = f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most {labels.size(queue['bound'])}"
+            heard = (
+                f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most "
+                f"{labels.size(queue['bound'])}"
+            )
             self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {heard}"
             self.queue.y_range.end = 1.1 * max(most, queue["bound"] if queue["bound"] <= 20 * most else 1)
             self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}

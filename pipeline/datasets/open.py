@@ -48,7 +48,8 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
+            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or "
+            "use memory"
         )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
@@ -106,11 +107,13 @@ def _check_format(path: Path) -> None:
     if suffix in (".pt", ".pth"):
         raise InputError(
             f"{path} is a file of torch.save, which may run code when it is loaded: where you trust it, use "
-            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store of it"
+            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store "
+            "of it"
         )
     if suffix in (".graphml", ".gml", ".gexf"):
         raise InputError(
-            f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
+            f"{path} is a file of graphs that NetworkX reads: use "
+            f"mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
         )
 
 

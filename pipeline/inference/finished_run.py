@@ -107,7 +107,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     # The parameters are in the run's own folder; the folder in start_from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
-    outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})  # pyright: ignore[reportArgumentType]
+    outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})
     make, _, name = model_of(job, outline, make_system(placed(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
 

@@ -77,7 +77,7 @@ def predict(
     # A user's module may have another number of outputs.
     classes = classes if classes is not None and len(classes) == logits.shape[1] else None
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
-    return Predictions(ids, logits.cpu().numpy(), task, names, classes)  # pyright: ignore[reportArgumentType]
+    return Predictions(ids, logits.cpu().numpy(), task, names, classes)
 
 
 def predict_to_file(

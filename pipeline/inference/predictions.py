@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.dataset import IdArray
+from ...storage.dataset import IdArray, Task
 from ...storage.errors import InputError
 
 FloatArray = npt.NDArray[np.floating]
@@ -27,7 +27,7 @@ class Predictions:
     """int64 [n], ids in the order of the request."""
     logits: FloatArray
     """[n, C], the model's outputs."""
-    task: Literal["multiclass", "multilabel"] = "multiclass"
+    task: Task = "multiclass"
     """``multiclass``: one class for each node; ``multilabel``: any number of them."""
     node_names: Sequence[str] | None = None
     """Names of these nodes, where their dataset has names."""

@@ -138,7 +138,7 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
 def require_pyg(what: str) -> None:
     """Raise MissingExtraError, naming `what` as the feature that needs it, unless PyTorch Geometric can be imported."""
     try:
-        import torch_geometric  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import torch_geometric  # noqa: F401
     except ImportError:
         raise MissingExtraError(
             f"{what} needs PyTorch Geometric, which is not installed: pip install 'millrace-gnn[pyg]'"

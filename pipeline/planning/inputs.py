@@ -81,7 +81,8 @@ class Cluster:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and self.link is None:
             raise InputError(
-                f"hosts is {self.hosts}, but nothing says how they are connected; give a link, or a bandwidth and a latency"
+                f"hosts is {self.hosts}, but nothing says how they are connected; give a link, or a bandwidth and a "
+                "latency"
             )
         return self
 
@@ -134,11 +135,13 @@ def _check_known(table: Mapping[str, Any]) -> None:
         for key, usual in entry.unpredicted.items():
             if (given := table.get(section, {}).get(key, usual)) != usual:
                 raise InputError(
-                    f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory"
+                    f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes "
+                    "and memory"
                 )
     if table.get("device", "cpu") != "cpu":
         raise InputError(
-            f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for them"
+            f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for "
+            "them"
         )
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
         raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')

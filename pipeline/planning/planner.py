@@ -123,7 +123,8 @@ def _notes(forecasts: list[Forecast], stand_in: str | None) -> tuple[str, ...]:
     if len({f.steps_per_epoch > 1 for f in forecasts if f.fits}) > 1:
         whole = " or ".join(f.label for f in forecasts if not SYSTEMS.find(f.system).samples)
         notes.append(
-            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; the others take many in one."
+            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; the others take many in "
+            "one."
         )
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes += [entry.plan_note for entry in entries if entry.plan_note]

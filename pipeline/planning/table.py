@@ -19,13 +19,15 @@ def as_text(plan: Plan) -> str:
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
     n = plan.numbers
     lines = [
-        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, {n.train:.1%} to train on",
+        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, "
+        f"{n.train:.1%} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
         ROW.format(*HEAD),
         *(_row(f) for f in plan.systems),
         "",
-        "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, evaluation: seconds.",
+        "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, "
+        "evaluation: seconds.",
         *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
         f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
         *_goals(plan),

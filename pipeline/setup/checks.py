@@ -14,7 +14,7 @@ from .device_policies import check_device
 
 def has_bfloat16() -> bool:
     """True if this processor multiplies in bfloat16 (elsewhere torch emulates it, slowly)."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def check_matmul_precision(job: Job) -> None:
@@ -52,7 +52,8 @@ def check_available(job: Job) -> None:
         )
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
-            f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"
+            f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or "
+            "ranks = 1"
         )
 
 
@@ -65,19 +66,20 @@ def check_model(job: Job, system: System, model: nn.Module) -> None:
     layers = model.num_layers
     if job.train.compile and isinstance(model, PyGModel):
         raise InputError(
-            "train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out"
+            "train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave "
+            "train.compile out"
         )
     if system.sample.num_layers not in (None, layers):
         raise InputError(
-            f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one "
-            "number per layer"
+            f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler "
+            "one number per layer"
         )
     if not any(isinstance(m, _BatchNorm) for m in model.modules()):
         return
     if system.sample.is_isolated and job.ranks > 1:
         raise InputError(
-            f"the model normalises batches, but under system '{system.name}' a rank may have none in a step of the others; "
-            "use another norm"
+            f"the model normalises batches, but under system '{system.name}' a rank may have none in a step of the "
+            "others; use another norm"
         )
     if not system.reduce.shares_batch_norm:
         raise InputError(

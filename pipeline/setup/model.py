@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
 from ...stages.random import Purpose, stream, torch_seed
-from ...storage.dataset import SPLITS, Dataset
+from ...storage.dataset import SPLITS, Dataset, Task
 from ...storage.errors import InputError
 from ..config.load import Job, build
 from ..config.systems import System
@@ -27,7 +27,7 @@ class Outline:
     name: str
     num_features: int
     num_classes: int
-    task: Literal["multiclass", "multilabel"]
+    task: Task
     splits: dict[str, int]
     """Number of nodes in each split."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from ...storage.dataset import Task
 from ...storage.errors import StoreError, first_line
 from ...storage.plural import counted
 from ..config.plain_values import shown
@@ -148,7 +149,7 @@ class Result:
     """F."""
     num_classes: int
     """C."""
-    task: str
+    task: Task
     """``multiclass`` or ``multilabel``."""
     class_names: list[str] | None
     """Names of the classes; None if they are numbered."""

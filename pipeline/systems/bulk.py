@@ -118,8 +118,8 @@ class _Bulk(Registered):
         cut = inputs.partitioner if self.cuts(options) else None
         if cut is not None and not isinstance(cut, Contiguous):
             raise InputError(
-                f'partition.method is "{cut.name}", but blocks of rows under bulk.topology = "partitioned" are contiguous; '
-                'use partition.method = "contiguous", or leave it out'
+                f'partition.method is "{cut.name}", but blocks of rows under bulk.topology = "partitioned" are '
+                'contiguous; use partition.method = "contiguous", or leave it out'
             )
         features = "owned" if inputs.owned_features else "shared"
         system = bulk(inputs.sampler, features=features, partitioner=cut, **options.model_dump())

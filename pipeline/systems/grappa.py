@@ -106,12 +106,13 @@ class _Grappa(Registered):
         """See `Registered.complete`."""
         if job.queue != Queue(bulk_size=job.queue.bulk_size):
             raise InputError(
-                "section 'queue' is given, but under system 'grappa' each rank samples for itself: only queue.bulk_size is used"
+                "section 'queue' is given, but under system 'grappa' each rank samples for itself: only "
+                "queue.bulk_size is used"
             )
         if job.train.minibatches_per_step not in (None, job.ranks):
             raise InputError(
-                f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system 'grappa' "
-                f"each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
+                f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system "
+                f"'grappa' each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
             )
         return job
 

@@ -63,12 +63,16 @@ def retexo(
     cut = Phases(base or preset.base, propagate or preset.propagate, head or preset.head, rounding, distill)
     if cut.head == "none" and cut.propagate == "hidden":
         raise InputError(
-            'retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it'
+            'retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" '
+            "with it"
         )
     if not 0 <= distill < 1:
         raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
     if distill and local_steps is not None:
-        message = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
+        message = (
+            f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one "
+            "of all clients' nodes"
+        )
         raise InputError(f"{message} together; leave one of them out")
     return System(
         "retexo",

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
-from ...stages.models.base import reads_blocks
+from ...stages.models.base import layered, reads_blocks
 from ...stages.partition.base import Partitioner
 from ...stages.partition.metis import MetisWork
 from ...stages.placement.sharded import Sharded
@@ -105,11 +105,11 @@ class _Sar(Registered):
     def check(self, job: Job, system: System, model: nn.Module) -> None:
         """See `Registered.check`. The modes must match the layers, and suit the model."""
         assert isinstance(system.fetch, VisitFetch)
-        modes = system.fetch.for_layers(int(model.num_layers))  # pyright: ignore[reportArgumentType]
+        modes = system.fetch.for_layers(layered(model).num_layers)
         if job.ranks > 1 and reads_blocks(model) and (one := set(modes) - {"auto", "halo"}):
             raise InputError(
-                f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use "halo", or '
-                '"auto"'
+                f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use '
+                '"halo", or "auto"'
             )
 
 

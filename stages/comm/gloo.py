@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
@@ -107,7 +107,7 @@ class Gloo:
         # Remove what an earlier group of that name left in the store.
         place = "/".join([name, *map(str, ranks)])
         self._times[place] += 1
-        store = dist.PrefixStore(f"sub/{place}/{self._times[place]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+        store = PrefixStore(f"sub/{place}/{self._times[place]}", self._store)
         own = self._alike(store, list(ranks).index(self.rank), len(ranks), same_thread)
         own._names = [self._names[r] for r in ranks]
         own._world = self._world

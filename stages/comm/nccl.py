@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
@@ -86,7 +86,7 @@ class Nccl(Gloo):
         options = backend.Options()
         options._timeout = timedelta(seconds=timeout_s)
         with self._speaking("the first meeting on GPUs"):
-            self._on_gpus: Any = backend(dist.PrefixStore("nccl", store), rank, size, options)  # pyright: ignore[reportPrivateImportUsage]
+            self._on_gpus: Any = backend(PrefixStore("nccl", store), rank, size, options)
             # NCCL connects when it is first used. Faults are to show here, not in the middle of a step.
             first = torch.ones(1, device=device)
             self._on_gpus.allreduce([first]).wait()

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...storage.errors import PeerLostError
 from .base import Group, Overlap, Swap, nothing
@@ -125,7 +124,7 @@ class Survivors:
         return self._group
 
     def _place(self) -> Store:
-        return dist.PrefixStore(f"meeting/{self._order}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+        return PrefixStore(f"meeting/{self._order}", self._store)
 
     def _sum(self, flat: Tensor, kind: str, add: Callable[[], object]) -> None:
         if not self.bears:

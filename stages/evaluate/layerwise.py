@@ -18,7 +18,7 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
-from ..models.base import Stack, as_model, check_initialised
+from ..models.base import Stack, as_model, check_initialised, layered
 from ..models.pyg import PyGModel
 from ..neighbourhood.block import BlockNeighbourhood
 from ..nodes import node_ids
@@ -135,7 +135,7 @@ def outputs(
     as_model(model)
     _check(graph, features, degree, max_bytes)
     wanted, order = np.unique(nodes, return_inverse=True)
-    num_layers = int(model.num_layers)  # pyright: ignore[reportArgumentType]
+    num_layers = layered(model).num_layers
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
     widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
@@ -226,7 +226,7 @@ def _in_chunks(
 
 def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
     with nullcontext() if i else _naming_features(model, h.shape[1]):
-        out = model.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
+        out = layered(model).layer(i, neighbourhood, h)
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(

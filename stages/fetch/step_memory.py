@@ -25,6 +25,7 @@ from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import SMALL, Arena, reusing
 from ..memory.meter import TensorBytes
+from ..models.base import layered
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, Shard, View
 
@@ -142,7 +143,7 @@ def _rehearse(
     h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
     with reusing(log), _Elsewhere(log):
         for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
-            h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
+            h = layered(module).layer(i, neighbourhood, h)
         seeds = h[: max(1, small.num_seeds)]
         nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
     return log.changes
@@ -231,14 +232,14 @@ def row_traffic(
     view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
     group = _Counting(0, 2)
     module = copy.deepcopy(module).train()
-    layers = int(module.num_layers)  # pyright: ignore[reportArgumentType]
+    layers = layered(module).num_layers
     batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
     h, found = torch.zeros((FEW, num_features), dtype=dtype), []
     state = torch.default_generator.get_state()
     try:
         for i, neighbourhood in enumerate(neighbourhoods(1, batch, group)):
             group.bytes = {SENT: 0, READ: 0}
-            out = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
+            out = layered(module).layer(i, neighbourhood, h)
             out.sum().backward()
             found.append((group.bytes[SENT], group.bytes[READ]))
             h = out.detach().requires_grad_()

@@ -15,7 +15,7 @@ from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
 from ..comm.base import Group
 from ..messages import Fetched, RankJob
-from ..models.base import reads_blocks
+from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, View
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
@@ -125,7 +125,8 @@ def plan(
 def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
     """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
     ``halo``."""
-    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
+    wanted = policy.for_layers(layered(module).num_layers)
+    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in wanted)
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
         rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))

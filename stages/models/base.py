@@ -1,11 +1,11 @@
-"""Models: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a `Neighbourhood`."""
+"""Models of L layers ``layer(i, neighbourhood, h) -> h'``, which see neighbours only through a `Neighbourhood`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
 from types import MethodType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,8 @@ class Model(nn.Module, ABC):
         D_i+1]."""
 
     def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
-        """All layers: `neighbourhoods` outermost first, one for each layer; [hoods[0].num_src, F] ->
-        [hoods[-1].num_dst, C].
+        """All layers: `neighbourhoods` outermost first, one for each layer; [neighbourhoods[0].num_src, F] ->
+        [neighbourhoods[-1].num_dst, C].
 
         Raises:
             InputError: there are not as many neighbourhoods as layers.
@@ -58,16 +58,15 @@ def as_model(module: object) -> nn.Module:
     own.
 
     Raises:
-        InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, neighbourhood, h)`.
+        InputError: it is not an `nn.Module`, or lacks `num_layers` or `layer(i, neighbourhood, h)`.
     """
-    wanted = "expected an nn.Module with an integer num_layers and a method layer(i, hood, h) -> h"
+    wanted = "expected an nn.Module with an integer num_layers and a method layer(i, neighbourhood, h) -> h"
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}; {wanted}")
     if not callable(getattr(module, "layer", None)) and "edge_index" in signature(module.forward).parameters:
         raise InputError(
             f"{type(module).__name__}.forward takes a whole edge_index, but Millrace trains layer by layer; give its "
-            "convolutions as "
-            "mr.PyGModel([conv1, conv2]), or write num_layers and layer(i, hood, h) -> h"
+            "convolutions as mr.PyGModel([conv1, conv2]), or write num_layers and layer(i, neighbourhood, h) -> h"
         )
     layers = getattr(module, "num_layers", None)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
@@ -77,6 +76,11 @@ def as_model(module: object) -> nn.Module:
     if type(module).forward is nn.Module.forward:
         module.forward = MethodType(Model.forward, module)
     return module
+
+
+def layered(module: nn.Module) -> Model:
+    """The module with the type of a model, for modules that `as_model` has checked."""
+    return cast(Model, module)
 
 
 def reads_blocks(module: nn.Module) -> bool:
@@ -138,8 +142,8 @@ class Stack(Model):
     ) -> None:
         """
         Args:
-            convs: L modules ``conv(hood, h, activation) -> h'``; they apply the activation, one of `dense.FUSED`, in
-                the same pass.
+            convs: L modules ``conv(neighbourhood, h, activation) -> h'``; they apply the activation, one of
+                `dense.FUSED`, in the same pass.
             widths: L-1 widths of the hidden results.
             dropout: probability of dropping an element.
             norm: one of `NORMS`.
@@ -273,7 +277,7 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """Convolution of layer i, a module ``conv(hood, h, activation="none") -> h'``."""
+        """Convolution of layer i, a module ``conv(neighbourhood, h, activation="none") -> h'``."""
 
     def build(self, num_features: int, num_classes: int) -> Model:
         """Build the model, [., num_features] -> [., num_classes].

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..memory.lazy_rows import LazyRows
 from ..neighbourhood.base import Neighbourhood
 from ..nn.compile_boundary import hide, outside
-from .base import Stack
+from .base import Stack, layered
 
 GRAPHS = 16
 """Graphs of one function for each layer, at most: constants and parameters, results with and without activation, are
@@ -33,7 +33,7 @@ class Compiled(nn.Module):
         hide()
         import torch._dynamo.config as limits
 
-        limits.recompile_limit = max(limits.recompile_limit, GRAPHS * int(module.num_layers))  # pyright: ignore[reportArgumentType]
+        limits.recompile_limit = max(limits.recompile_limit, GRAPHS * layered(module).num_layers)
         self._names_rows = isinstance(module, Stack)
         # Random numbers of torch's own operations stay those of the uncompiled module.
         self._run = torch.compile(module, dynamic=True, options={"fallback_random": True})

@@ -1,8 +1,8 @@
 """Protocol of neighbourhoods: a layer's access to its neighbours.
 
-A layer is ``layer(hood, h) -> h'``. `h` holds the rows that this rank has, [num_src, ...]; the destinations are the
-first `num_dst` of them. A sampled block answers the same calls as a sequence of remote partitions under SAR, so a layer
-is written once.
+A layer is ``layer(neighbourhood, h) -> h'``. `h` holds the rows that this rank has, [num_src, ...]; the destinations
+are the first `num_dst` of them. A sampled block answers the same calls as a sequence of remote partitions under SAR, so
+a layer is written once.
 """
 
 from collections.abc import Callable, Sequence

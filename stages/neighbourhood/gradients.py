@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..autograd import once_differentiable
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.lazy_rows import head
@@ -37,7 +37,7 @@ class Spmm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, coef, row_scale = ctx.rest
         own, x = ctx.saved_tensors
         grad = grads[0].contiguous()
@@ -58,7 +58,7 @@ class SpmmBeside(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, coef, row_scale = ctx.rest
         return kernels.spmm_beside_backward(lists, grads[0].contiguous(), coef, row_scale), None, None, None, None
 
@@ -75,7 +75,7 @@ class Maximum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists = ctx.rest
         return kernels.maximum_backward(lists, *ctx.saved_tensors, grads[0].contiguous()), None, None
 
@@ -102,7 +102,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, rule, numbers = ctx.rest
         z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
         found = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers)
@@ -132,7 +132,7 @@ class AttendBoth(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, rule, numbers = ctx.rest
         z, a_src, a_dst, logit_dst, out, log_sum = ctx.saved_tensors
         dz, d_src, d_logit = kernels.attend_backward(
@@ -164,7 +164,7 @@ class AttendShared(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, rule, numbers = ctx.rest
         x, a_src, a_dst, *rest = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...storage.minibatch import Block
+from ..autograd import once_differentiable
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
@@ -193,7 +193,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         halo, ring = ctx.rest
         n, wanted = halo.view.num_src, halo.view.wanted
         grad = grads[0].contiguous()

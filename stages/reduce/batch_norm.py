@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...storage.errors import InputError
+from ..autograd import once_differentiable
 from ..comm.base import Group
 
 BLOCK_ELEMENTS = 1 << 16
@@ -256,7 +256,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inv_std = ctx.saved_tensors
         (dy,) = grads
         own = torch.zeros(2, len(mean), dtype=torch.float64, device=x.device)

@@ -288,7 +288,10 @@ class BoundedQueue(ABC):
         return self._is_done(key, index)
 
     def _why_absent(self, key: BulkKey, index: int) -> str:
-        return f"minibatch {index} of epoch {key[0]} was released by every consumer and dropped (keep='{self.keep}'); keep more to replay"
+        return (
+            f"minibatch {index} of epoch {key[0]} was released by every consumer and dropped (keep='{self.keep}'); "
+            "keep more to replay"
+        )
 
     def _drop_done(self) -> None:
         with self._changed:

@@ -17,15 +17,17 @@ def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
         labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute
 
+    # pyarrow generates these functions when it is imported: type checkers cannot see them.
+    compute: Any = pyarrow.compute
     column: Any = (
         labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
     )
     column = column.cast(pa.large_string())
-    seen = (name.as_py() for name in pc.unique(column))  # pyright: ignore[reportAttributeAccessIssue]
+    seen = (name.as_py() for name in compute.unique(column))
     names = sorted((n for n in seen if n), key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n))
-    at: Any = pc.index_in(column, value_set=pa.array(names, pa.large_string()))  # pyright: ignore[reportAttributeAccessIssue]
+    at = compute.index_in(column, value_set=pa.array(names, pa.large_string()))
     return at.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), tuple(names)
 
 

@@ -1,17 +1,17 @@
 """Cleaning of labels and features into the arrays of a `Dataset`."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.dataset import Task
 from ....storage.errors import InputError
 from ....storage.graph import Graph
 from ....storage.plural import are, counted, were
 from .options import ReadOptions
 from .raw import AnyArray
 
-Task = Literal["multiclass", "multilabel"]
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
 """Size in bytes above which sparse features with fewer than one value in so many are refused, since rows are dense."""
 FEW_CLASSES = 1000

@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
 from .options import ReadOptions
 from .raw import AnyArray
 
+pc: Any = pyarrow.compute
+"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 Columns = dict[str, pa.ChunkedArray]
 
 
@@ -63,14 +65,14 @@ def named(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, Any
         InputError: a name belongs to two nodes, or to none.
     """
     known: Any = ids.cast(pa.large_string())
-    counted = pc.value_counts(known)  # pyright: ignore[reportAttributeAccessIssue]
+    counted = pc.value_counts(known)
     if len(counted) < len(known):
         again = next(c["values"].as_py() for c in counted if c["counts"].as_py() > 1)
         raise InputError(f"column nodes.id holds '{again}' more than once; expected one row for each node")
     known = NodeNames.of_arrow(known)
     found = {}
     for what, column in ends.items():
-        at: Any = pc.index_in(column.cast(pa.large_string()), value_set=known.as_arrow())  # pyright: ignore[reportAttributeAccessIssue]
+        at = pc.index_in(column.cast(pa.large_string()), value_set=known.as_arrow())
         if at.null_count:
             first = column.filter(at.is_null())[0]
             raise unknown(at.null_count, what, f"'{first}'")

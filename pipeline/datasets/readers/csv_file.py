@@ -4,13 +4,16 @@ import csv
 import gzip
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from pyarrow import csv as arrow_csv
 
 from ....storage.errors import InputError
 
+pc: Any = pyarrow.compute
+"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
@@ -52,7 +55,7 @@ def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
     table = table.rename_columns([n.strip() for n in table.column_names])
     for at, name in enumerate(table.column_names):
         if name.lower() in as_text:
-            table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))  # pyright: ignore[reportAttributeAccessIssue]
+            table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
     return table
 
 

@@ -54,4 +54,4 @@ def _value(text: str, f: "Field[Any]", value: str) -> Any:
     low, high = f.metadata["low"], f.metadata["high"]
     if not low <= parsed <= high:
         raise InputError(f"'{text}': {f.name} is {value}, out of range; expected {low} to {high}")
-    return parsed if f.type is float else f.type(int(parsed))  # pyright: ignore[reportCallIssue]
+    return parsed if f.type is float else bool(parsed) if f.type is bool else int(parsed)

@@ -60,7 +60,8 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
         path = edges.parent / Path(options.nodes_file).expanduser()
         if not path.is_file():
             raise InputError(
-                f"nodes_file={options.nodes_file}: {path} is not a file; expected a path from the folder of {edges.name}"
+                f"nodes_file={options.nodes_file}: {path} is not a file; expected a path from the folder of "
+                f"{edges.name}"
             )
         return path
     found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...autograd import once_differentiable
 from ...kernels.aggregation.attention_args import AttentionRule
 from ...memory.arena import empty
 from ..full_batch import Shard
@@ -60,7 +60,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, rule, spread, call, kept = ctx.rest
         kernels, here, view = neighbourhood.kernels, neighbourhood.own, neighbourhood.view
         z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors

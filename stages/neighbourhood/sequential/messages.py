@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ....storage.errors import InputError
+from ...autograd import once_differentiable
 from ...kernels.aggregation.lists import InLists
 from ...memory.arena import empty
 from ...random import Purpose, draw_word, node_words, stream, torch_seed
@@ -81,7 +81,7 @@ class Apply(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
         kernels, batch = neighbourhood.kernels, neighbourhood.batch
         h, arg, *inputs = ctx.saved_tensors

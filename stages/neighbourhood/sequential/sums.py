@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...autograd import once_differentiable
 from ...memory.arena import empty
 from ..full_batch import Shard
 from .layer import SequentialLayer
@@ -40,7 +40,7 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, factor, scale, beside, call = ctx.rest
         kernels, here, grad = neighbourhood.kernels, neighbourhood.own, grads[0].contiguous()
         own, x = ctx.saved_tensors
@@ -89,7 +89,7 @@ class Maximum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, call = ctx.rest
         (arg,) = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -136,7 +136,14 @@ KERNELS = [
 TOOL = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "cuobjdump")
 launched = {kernel for kernel, _ in KERNELS}
 for module in (
-    aggregate_cuda, attention_cuda, attention_shared_cuda, backward_cuda, dropout_cuda, rows_cuda, softmax_cuda, sums_cuda,
+    aggregate_cuda,
+    attention_cuda,
+    attention_shared_cuda,
+    backward_cuda,
+    dropout_cuda,
+    rows_cuda,
+    softmax_cuda,
+    sums_cuda,
 ):
     for name, kernel in vars(module).items():
         # Those with another ending are called by kernels, not launched.
