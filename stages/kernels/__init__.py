@@ -2,10 +2,12 @@
 
 from importlib import import_module
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...storage.errors import InputError, MissingExtraError, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 AGGREGATION = ("cpu", "reference")
 """Backends of aggregation over tensors in host memory."""
@@ -33,7 +35,7 @@ def aggregation_backend(name: str = "cpu") -> ModuleType:
     return import_module(f".aggregation.{name}" if name == "reference" else f".aggregation.{name}.backend", __name__)
 
 
-def aggregation_on(device: torch.device) -> ModuleType:
+def aggregation_on(device: "torch.device") -> ModuleType:
     """Backend for tensors on `device`."""
     return aggregation_backend("cuda" if device.type == "cuda" else "cpu")
 
@@ -43,7 +45,7 @@ def destinations_on_host() -> ModuleType:
     return import_module(".aggregation.cpu.destinations", __name__)
 
 
-def dropout_on(device: torch.device) -> ModuleType:
+def dropout_on(device: "torch.device") -> ModuleType:
     """Module that drops elements of tensors on `device`.
 
     Raises:

@@ -17,11 +17,11 @@ from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
-from .lists import at, factor, of_row, rows_array
-from .prefetch import prefetch_rows
+from .lists import at, rows_array
 from .row_ranges import row_parts
 from .shards import add_rows, maximum_into, spmm_into, take_rows
 from .softmax import dots
+from .spmm_rows import ADDED, BESIDE, FROM_BESIDE, NOTHING, spmm_rows
 
 __all__ = [
     "add_outer",
@@ -51,74 +51,6 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 _U = np.uint64
 
 
-# Kinds of addition to a row of the result beside its neighbours: none; its own row, times a factor; its own row, in
-# columns [F, 2F); or, in the gradient of that, columns [F, 2F) of its own row.
-_NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
-
-
-@njit(**_JIT)
-def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
-    flat = x.reshape(-1)
-    end = indptr[hi]
-    for i in range(lo, hi):
-        j, e = indptr[i], indptr[i + 1]
-        prefetch_rows(indices, ids, j, e, end, flat, x.shape[1], F)
-        o = out[_U(i)]
-        if j == e:
-            for k in range(F):
-                o[k] = 0
-        else:
-            s = of_row(scale, i, x)
-            # The remainder comes first, so that the first group stores and the others add.
-            first = (e - j) & 3
-            w0 = s * factor(coef, j)
-            a = x[at(ids, indices[j])]
-            if first == 1:
-                for k in range(F):
-                    o[k] = w0 * a[k]
-            else:
-                w1 = s * factor(coef, j + 1)
-                b = x[at(ids, indices[j + 1])]
-                if first == 2:
-                    for k in range(F):
-                        o[k] = w0 * a[k] + w1 * b[k]
-                else:
-                    w2 = s * factor(coef, j + 2)
-                    c = x[at(ids, indices[j + 2])]
-                    if first == 3:
-                        for k in range(F):
-                            o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
-                    else:
-                        first = 4
-                        w3 = s * factor(coef, j + 3)
-                        d = x[at(ids, indices[j + 3])]
-                        for k in range(F):
-                            o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
-            for q in range(j + first, e, 4):
-                w0, w1, w2, w3 = (
-                    s * factor(coef, q),
-                    s * factor(coef, q + 1),
-                    s * factor(coef, q + 2),
-                    s * factor(coef, q + 3),
-                )
-                a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
-                c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
-                for k in range(F):
-                    o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
-        if i < own_rows:
-            a = x[at(ids, i)]
-            if kind == _ADDED:
-                s = own[i]
-                for k in range(F):
-                    o[k] += s * a[k]
-            elif kind == _BESIDE:
-                for k in range(F):
-                    o[F + k] = a[k]
-            elif kind == _FROM_BESIDE:
-                for k in range(F):
-                    o[k] += a[F + k]
-
-
 def _spmm(
     lists: InLists,
     x: Tensor,
@@ -134,7 +66,7 @@ def _spmm(
     base, ids = base_and_ids(x)
     w, s, o = None if coef is None else coef.numpy(), rows_array(row_scale, base), rows_array(own, base)
     args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
-    parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
+    parallel(spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
     return out
 
 
@@ -151,7 +83,7 @@ def spmm(
         row_scale: [n] of x's dtype; ones when absent.
         own: [n] of x's dtype; zeros when absent.
     """
-    kind = _NOTHING if own is None else _ADDED
+    kind = NOTHING if own is None else ADDED
     return _spmm(lists, x, x.shape[1], coef, row_scale, kind, own, lists.num_dst, x.shape[1])
 
 
@@ -159,14 +91,14 @@ def spmm_backward(
     lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
 ) -> Tensor:
     """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
-    kind = _NOTHING if own is None else _ADDED
+    kind = NOTHING if own is None else ADDED
     back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
     return _spmm(back, grad, grad.shape[1], weight, None, kind, own, lists.num_dst, grad.shape[1])
 
 
 def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
     """`spmm`, and beside it in columns [D, 2D) the rows of the destinations themselves: [S, D] -> [n, 2D]."""
-    return _spmm(lists, x, x.shape[1], coef, row_scale, _BESIDE, None, lists.num_dst, 2 * x.shape[1])
+    return _spmm(lists, x, x.shape[1], coef, row_scale, BESIDE, None, lists.num_dst, 2 * x.shape[1])
 
 
 def spmm_beside_backward(
@@ -175,7 +107,7 @@ def spmm_beside_backward(
     """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
     width = grad.shape[1] // 2
     back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
-    return _spmm(back, grad, width, weight, None, _FROM_BESIDE, None, lists.num_dst, width)
+    return _spmm(back, grad, width, weight, None, FROM_BESIDE, None, lists.num_dst, width)
 
 
 def _towards_sources(
@@ -212,7 +144,7 @@ def spmm_from(
     back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
     # Destination i of the transposed lists is row rows[i] of the gradient, read in place.
     of_lists = grad if rows is None else LazyRows(grad.numpy(), rows)
-    return _spmm(back, of_lists, width, weight, None, _NOTHING, None, 0, width)
+    return _spmm(back, of_lists, width, weight, None, NOTHING, None, 0, width)
 
 
 @njit(**_JIT)

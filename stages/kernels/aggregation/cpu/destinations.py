@@ -116,7 +116,7 @@ def row_sums(indptr: AnyArray, weight: AnyArray, dst: npt.NDArray[np.int64], out
     _row_sums(indptr, weight, dst, out)
 
 
-@njit(**_JIT)
+@njit(inline="always")
 def _prefetch_row(flat, row, stride, width):
     line = max(64 // flat.itemsize, 1)
     first = np.int64(row) * stride

@@ -1,12 +1,14 @@
 """Neighbour lists and rows as compiled loops read them; the lists' transpose."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ...runtime.jit import njit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 
@@ -35,6 +37,6 @@ def of_row(values, i, x):
     return values[i] if len(values) else x.dtype.type(1)
 
 
-def rows_array(values: Tensor | None, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def rows_array(values: "Tensor | None", like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A number for each row in the form that kernels take: empty, and of the dtype of `like`, if there is none."""
     return np.empty(0, like.dtype) if values is None else values.numpy()

@@ -81,7 +81,7 @@ def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_p
     return e
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _fetch(sources, begin, end):
     line = LINE // sources.itemsize
     for chunk in range(begin, end, LINES * line):
@@ -107,14 +107,19 @@ def sample_uniform(
     ids = np.empty((4, LANES), np.int64)
     degree = np.empty((4, LANES), np.uint32)
     start = np.empty((4, LANES), np.int64)
-    filled = np.zeros(4, np.int64)
     words = np.empty(LANES, np.uint64)
-    candidate, repeated = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    spare = np.empty((2, LANES), np.uint32)
     picks = np.empty((4, max(fanout, 1), LANES), np.uint32)
-
-    at = begin[first:last].copy()
+    # Loops, since each NumPy function is compiled too.
+    filled, at = np.empty(4, np.int64), np.empty(last - first, np.int64)
+    for a in range(4):
+        filled[a] = 0
+    rows = 0
+    for q in range(first, last):
+        at[q - first] = begin[q]
+        rows += end[q] - begin[q]
     stride = BLOCK_ROWS if sorted_rows else num_rows
-    draws = (end[first:last].sum() - begin[first:last].sum()) * fanout
+    draws = rows * fanout
     stream = sorted_rows and draws * STREAM >= len(sources) * sources.itemsize // LINE
     q, row = last, np.int64(0)
     idle = 0
@@ -152,7 +157,7 @@ def sample_uniform(
                 start[a, lane] = s
                 degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
                 words[lane] = _mix(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
-            _draw(words, degree[a], fanout, replace, candidate, repeated, picks[a])
+            _draw(words, degree[a], fanout, replace, spare[0], spare[1], picks[a])
             for lane in range(filled[a]):
                 for i in range(_kept(degree[a, lane], fanout, replace)):
                     prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))

@@ -48,7 +48,7 @@ def _start(first, last, seeds, offsets, nodes, known, words):
             known[q, v >> 6] |= _U(1) << _U(v & 63)
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _find(row, begin, end, found, words):
     """Set the bit of every node in row[begin:end]."""
     found[:words] = _U(0)
@@ -57,7 +57,7 @@ def _find(row, begin, end, found, words):
         found[u >> 6] |= _U(1) << _U(u & 63)
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _append(found, seen, words, ids, n):
     """Append the nodes that are found but not yet seen, in ascending order, and mark them as seen."""
     for w in range(words):
@@ -70,13 +70,13 @@ def _append(found, seen, words, ids, n):
     return n
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _locate(ids, n, local):
     for i in range(n):
         local[ids[i]] = i
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _translate(row, end, local, target, base):
     """target[base:base+end]: the positions of the nodes in row[:end]."""
     for e in range(end):

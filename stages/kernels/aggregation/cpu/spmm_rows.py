@@ -1,0 +1,77 @@
+"""The compiled loop of `backend.spmm` and its gradient. It is apart from torch, so that it can be compiled without."""
+
+import numpy as np
+
+from ...runtime.jit import njit
+from .lists import at, factor, of_row
+from .prefetch import prefetch_rows
+
+# NaN and infinity keep their meaning; "contract" allows multiply-add.
+_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
+_U = np.uint64
+NOTHING, ADDED, BESIDE, FROM_BESIDE = range(4)
+"""Addition to a row of the result beside its neighbours: none; its own row, times a factor; its own row, in columns
+[F, 2F); or, in the gradient of that, columns [F, 2F) of its own row."""
+
+
+@njit(**_JIT)
+def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
+    flat = x.reshape(-1)
+    end = indptr[hi]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        prefetch_rows(indices, ids, j, e, end, flat, x.shape[1], F)
+        o = out[_U(i)]
+        if j == e:
+            for k in range(F):
+                o[k] = 0
+        else:
+            s = of_row(scale, i, x)
+            # The remainder comes first, so that the first group stores and the others add.
+            first = (e - j) & 3
+            w0 = s * factor(coef, j)
+            a = x[at(ids, indices[j])]
+            if first == 1:
+                for k in range(F):
+                    o[k] = w0 * a[k]
+            else:
+                w1 = s * factor(coef, j + 1)
+                b = x[at(ids, indices[j + 1])]
+                if first == 2:
+                    for k in range(F):
+                        o[k] = w0 * a[k] + w1 * b[k]
+                else:
+                    w2 = s * factor(coef, j + 2)
+                    c = x[at(ids, indices[j + 2])]
+                    if first == 3:
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
+                    else:
+                        first = 4
+                        w3 = s * factor(coef, j + 3)
+                        d = x[at(ids, indices[j + 3])]
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+            for q in range(j + first, e, 4):
+                w0, w1, w2, w3 = (
+                    s * factor(coef, q),
+                    s * factor(coef, q + 1),
+                    s * factor(coef, q + 2),
+                    s * factor(coef, q + 3),
+                )
+                a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
+                c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
+                for k in range(F):
+                    o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+        if i < own_rows:
+            a = x[at(ids, i)]
+            if kind == ADDED:
+                s = own[i]
+                for k in range(F):
+                    o[k] += s * a[k]
+            elif kind == BESIDE:
+                for k in range(F):
+                    o[F + k] = a[k]
+            elif kind == FROM_BESIDE:
+                for k in range(F):
+                    o[k] += a[F + k]
