@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
+from ..comm.base import Group
 from ..kernels.runtime.threads import in_this_thread, parallel
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack
@@ -32,6 +33,8 @@ BLOCK_ROWS, BLOCK_EDGES = 1024, 1 << 16
 """Rows of a block, and in-edges beyond which it has fewer: it fits the cache, and takes milliseconds."""
 WAVE_BLOCKS = 256
 """Blocks between two reports of progress, at most."""
+ROW_EDGES = 16
+"""Products of a row take about as long as so many edges."""
 EDGE_BYTES = 16
 """Memory of a block for each in-edge."""
 PIECE_BYTES = 64 << 20
@@ -45,7 +48,10 @@ class Limits:
     max_bytes: int
     """Of blocks under way, in all threads."""
     scratch: Path | None
-    """Folder for rows that are larger than `max_bytes`; None: they stay in memory."""
+    """Folder for rows that are larger than `max_bytes` and do not fit in memory; None: they stay in memory."""
+    group: Group | None = None
+    """Ranks that call with the same arguments, each in memory of its own: every one computes a part of each layer's
+    blocks and tells the others, in memory alone."""
 
 
 def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
@@ -119,7 +125,8 @@ class _Run:
 
     def sink(self, rows: int, last: bool = False) -> HostSink:
         """For the rows of a layer."""
-        return HostSink(rows, None if last else self.limits.scratch, self.limits.max_bytes)
+        in_memory = last or self.limits.group is not None
+        return HostSink(rows, None if in_memory else self.limits.scratch, self.limits.max_bytes)
 
     def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
@@ -165,24 +172,39 @@ class _Layer:
 
     def waves(self) -> Iterator[int]:
         """Compute some blocks after the other; the rows of each."""
-        cuts = self._cuts()
-        # The first shows the width of the result.
-        first = self._block(*cuts[0])
-        self.sink.append(first[0])
-        if first[1] is not None:
-            self.logits.append(first[1])
-        yield cuts[0][1]
+        cuts, group = self._cuts(), self.run.limits.group
+        # An empty block shows the widths of the results.
+        z, of_logits = self._block(0, 0)
+        sinks = [self.sink] if of_logits is None else [self.sink, self.logits]
+        for sink, rows in zip(sinks, (z, of_logits)):
+            assert rows is not None
+            sink.begin(rows)
+        shares = [cuts] if group is None else self._shares(cuts, group.size)
+        own = shares[0 if group is None else group.rank]
+        if own and own[0][0]:
+            for sink in sinks:
+                sink.skip(own[0][0])
         step = max(1, min(WAVE_BLOCKS, self.run.limits.max_bytes // max(1, BLOCK_ROWS * self.sink.row_bytes)))
-        for begin in range(1, len(cuts), step):
-            wave = cuts[begin : begin + step]
+        for begin in range(0, len(own), step):
+            wave = own[begin : begin + step]
             low, high = wave[0][0], wave[-1][1]
-            into = self.sink.room(high - low)
-            logits = None if first[1] is None else self.logits.room(high - low)
-            parallel(self._into, [(a, b, low, into, logits) for a, b in wave])
-            self.sink.commit()
-            if logits is not None:
-                self.logits.commit()
+            into = [sink.room(high - low) for sink in sinks]
+            parallel(self._into, [(a, b, low, into) for a, b in wave])
+            for sink in sinks:
+                sink.commit()
             yield high - low
+        if group is not None:
+            for source, blocks in enumerate(shares):
+                for sink in sinks if blocks else ():
+                    sink.spread(blocks[0][0], blocks[-1][1], source, group)
+            yield len(self.nodes) - sum(b - a for a, b in own)
+
+    def _shares(self, cuts: list[tuple[int, int]], ranks: int) -> list[list[tuple[int, int]]]:
+        """Each rank's blocks: about as many edges."""
+        before = np.concatenate([[0], np.cumsum(self.run.graph.in_degree[self.nodes] + ROW_EDGES)])
+        ends = before[[b for _, b in cuts]]
+        at = np.searchsorted(ends, ends[-1] * np.arange(1, ranks) // ranks, "left").tolist()
+        return [cuts[a:b] for a, b in pairwise([0, *at, len(cuts)])]
 
     def finish(self) -> LayerRows:
         """The rows that the next layer aggregates; the result, after the last."""
@@ -204,12 +226,11 @@ class _Layer:
             start = end
         return cuts or [(0, 0)]
 
-    def _into(self, a: int, b: int, low: int, into: npt.NDArray[Any], logits: npt.NDArray[Any] | None) -> None:
+    def _into(self, a: int, b: int, low: int, into: Sequence[npt.NDArray[Any]]) -> None:
         with in_this_thread(), torch.no_grad(), reusing(self.run.arena()):
-            z, of_logits = self._block(a, b)
-            into[a - low : b - low] = z.numpy()
-            if logits is not None and of_logits is not None:
-                logits[a - low : b - low] = of_logits.numpy()
+            for target, rows in zip(into, self._block(a, b)):
+                assert rows is not None
+                target[a - low : b - low] = rows.numpy()
 
     def _block(self, a: int, b: int) -> tuple[Tensor, Tensor | None]:
         block = Destinations(self.run.graph, self.run.degree, self.nodes[a:b], self.rows)

@@ -18,6 +18,7 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
+from ..comm.base import Group
 from ..models.base import Stack, as_model, check_initialised, layered
 from ..models.pyg import PyGModel
 from ..neighbourhood.block import BlockNeighbourhood
@@ -52,7 +53,10 @@ def infer(
     widest weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is
     that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top.
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
-    `max_bytes`), those for `nodes`, and about (40 + L) V bytes of tables.
+    `max_bytes` and than half of the free memory), those for `nodes`, and about (40 + L) V bytes of tables.
+
+    Millrace's own models read features and rows where they lie, and of hidden rows they keep what the next layer
+    aggregates, which is a product of them where that is narrower.
 
     A model whose parameters lie on a CUDA device is computed there. If the layers fit into half of the device's free
     memory, each is one block and rows stay there; so do the graph's lists, for the next call with the same nodes. If
@@ -130,8 +134,10 @@ def outputs(
     on_progress: Progress | None = None,
     base: Tensor | None = None,
     room: Room | None = None,
+    group: Group | None = None,
 ) -> Tensor:
-    """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids."""
+    """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids. Ranks of a `group` share the work
+    on a stack that `has_parts`, on the host; other models are for one rank."""
     as_model(model)
     _check(graph, features, degree, max_bytes)
     wanted, order = np.unique(nodes, return_inverse=True)
@@ -143,7 +149,7 @@ def outputs(
     if room is None and device.type == "cuda":
         room = Room.on(device)
     if room is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
-        limits = Limits(max_bytes, scratch)
+        limits = Limits(max_bytes, scratch, group)
         logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None
@@ -262,9 +268,10 @@ def evaluate(
     on_progress: Progress | None = None,
     base: Tensor | None = None,
     room: Room | None = None,
+    group: Group | None = None,
 ) -> dict[str, float | None]:
     """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as
-    in `infer`.
+    in `infer`; `group` as in `outputs`.
 
     Raises:
         InputError: an unknown split, or see `infer`.
@@ -275,7 +282,7 @@ def evaluate(
     ids = [getattr(dataset.split, name) for name in splits]
     nodes = np.concatenate([np.empty(0, np.int64), *ids])
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
-    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits)
+    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits, group=group)
     labels = torch.from_numpy(dataset.labels[nodes]).to(logits.device)
     parts = [len(part) for part in ids]
     found = {

@@ -6,9 +6,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
+import torch
 from torch import Tensor
 
 from ...storage.errors import RunError
+from ..comm.base import Group
+
+MESSAGE_BYTES = 64 << 20
+"""Rows that ranks tell each other at a time."""
+
+
+def fits_in_memory(num_bytes: int) -> bool:
+    """True if this is at most half of the memory that the system can still give."""
+    return num_bytes <= psutil.virtual_memory().available // 2
 
 
 class DeviceSink:
@@ -40,6 +51,11 @@ class HostSink:
         self.array: npt.NDArray[Any] | None = None
         self.file: Any = None
 
+    def skip(self, n: int) -> None:
+        """Leave out the next n rows, which others fill in. The rows must be in memory."""
+        assert self.array is not None
+        self.filled += n
+
     @property
     def row_bytes(self) -> int:
         """Bytes of a row; known after the first rows."""
@@ -47,15 +63,19 @@ class HostSink:
 
     def append(self, rows: Tensor) -> None:
         """[n, D], the next rows."""
+        self.begin(rows)
         chunk = rows.numpy(force=True)
-        if self.array is None and self.file is None:
-            self._begin(chunk)
         if self.file is not None:
             self._write(chunk)
         else:
             assert self.array is not None
             self.array[self.filled : self.filled + len(chunk)] = chunk
         self.filled += len(chunk)
+
+    def begin(self, rows: Tensor) -> None:
+        """Take memory for rows such as these, unless it has been taken."""
+        if self.array is None and self.file is None:
+            self._begin(rows.numpy(force=True))
 
     def room(self, n: int) -> npt.NDArray[Any]:
         """Memory for the next n rows, to be filled before `commit`. The first rows must have been appended."""
@@ -72,6 +92,14 @@ class HostSink:
             self._write(self._buffer[: self._pending])
         self.filled += self._pending
 
+    def spread(self, first: int, last: int, source: int, group: Group) -> None:
+        """Take rows [first, last) from rank `source`, which has computed them. All ranks call this."""
+        assert self.array is not None
+        step = max(1, MESSAGE_BYTES // max(1, self.row_bytes))
+        for low in range(first, last, step):
+            group.broadcast(torch.from_numpy(self.array[low : min(low + step, last)]), source, "activations")
+        self.filled = max(self.filled, last)
+
     def _write(self, chunk: npt.NDArray[Any]) -> None:
         try:
             self.file.write(np.ascontiguousarray(chunk).data)
@@ -81,7 +109,8 @@ class HostSink:
     def _begin(self, chunk: npt.NDArray[Any]) -> None:
         self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
         self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
-        if self.scratch is not None and self.rows * self.row_bytes > self.max_bytes:
+        num_bytes = self.rows * self.row_bytes
+        if self.scratch is not None and num_bytes > self.max_bytes and not fits_in_memory(num_bytes):
             try:
                 self.scratch.mkdir(parents=True, exist_ok=True)
                 # It has no name, so that a killed process leaves nothing behind.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from millrace.stages.evaluate import direct
 from millrace.stages.evaluate import layerwise as module
+from millrace.stages.evaluate import rows as rows_module
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.models import MODELS
@@ -20,6 +21,7 @@ from millrace.stages.neighbourhood.destinations import Destinations
 from millrace.storage.features import ConvertedFeatures, CountedFeatures, MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 from millrace.tests.stages.evaluate.test_layerwise import C, cases, degree_of, dense, hub_graph
 
 OPTIONS = {
@@ -149,11 +151,19 @@ def test_features_that_must_be_gathered_or_converted(monkeypatch, name, nodes):
     torch.testing.assert_close(infer(model, graph, converted, nodes=nodes), want, rtol=1e-10, atol=1e-10)
 
 
-def test_scratch_space_does_not_change_a_bit(tmp_path):
+def test_scratch_space_does_not_change_a_bit(monkeypatch, tmp_path):
+    files, real = [], rows_module.tempfile.TemporaryFile
+    monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: files.append(k) or real(**k))
     graph, x = large(), rows_of(5000, 50)
     for name in OPTIONS:
         model = build(name, 50)
+        monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
         got = infer(model, graph, x, max_bytes=100_000, scratch=tmp_path)
+        assert files
+        files.clear()
+        monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: True)
+        assert torch.equal(got, infer(model, graph, x, max_bytes=100_000, scratch=tmp_path))
+        assert not files
         assert torch.equal(got, infer(model, graph, x, max_bytes=100_000))
     assert list(tmp_path.iterdir()) == []
 
@@ -229,3 +239,31 @@ def test_layer_counts():
     masks: Sequence[np.ndarray] = module.needed_rows(graph, np.array([0, 9]), 4)
     counts = direct.layer_counts(graph, masks)
     assert [(n.num_src, n.num_dst, n.num_edges) for n in counts] == [(5, 4, 3), (4, 3, 2), (3, 2, 1)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_ranks_share_the_blocks_and_get_the_bits_of_one(name, ranks):
+    graph, model, x = large(), build(name, 8), MemoryFeatures(rows_of(5000, 8))
+    degree, nodes = degree_of_all(graph), np.arange(0, 5000, 3)
+    want = module.outputs(model, graph, x, degree, nodes)
+    model.eval()
+
+    def rank(group: ThreadGroup) -> Tensor:
+        return module.outputs(model, graph, x, degree, nodes, group=group)
+
+    assert all(torch.equal(got, want) for got in run_threads(rank, ranks))
+
+
+def test_more_ranks_than_blocks():
+    graph, model, x = hub_graph(), build("gat", 3), MemoryFeatures(rows_of(40, 3))
+    model.eval()
+    for nodes in (np.arange(40), np.empty(0, np.int64)):
+        found = run_threads(
+            lambda group, nodes=nodes: module.outputs(model, graph, x, degree_of(graph), nodes, group=group), 4
+        )
+        assert all(torch.equal(got, infer(model, graph, x, degree_of(graph), nodes)) for got in found)
+
+
+def degree_of_all(graph: Graph) -> Tensor:
+    return torch.from_numpy(graph.degree)

@@ -132,7 +132,8 @@ ALL = [*MODELS, "user"]
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("bounds", ["one chunk", "tiny", "tiny, on disk"])
-def test_equals_a_dense_forward(tmp_path, name, weighted, bounds):
+def test_equals_a_dense_forward(monkeypatch, tmp_path, name, weighted, bounds):
+    monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
     graph, model = hub_graph(weighted), build(name)
     x, degree = rows_of(40), degree_of(graph)
     limits = {"one chunk": {}, "tiny": {"max_bytes": TINY}, "tiny, on disk": {"max_bytes": TINY, "scratch": tmp_path}}[
@@ -224,6 +225,7 @@ def test_the_memory_bound_holds(max_bytes):
 
 def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, monkeypatch):
     made = []
+    monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
     real = rows_module.tempfile.TemporaryFile
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
     graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
@@ -241,6 +243,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: Full())
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
         infer(
@@ -254,7 +257,8 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         )
 
 
-def test_a_scratch_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+def test_a_scratch_folder_that_cannot_be_made_is_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="another scratch folder"):
         infer(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.stages.evaluate import rows as module
 from millrace.stages.evaluate.rows import HostSink
 from millrace.storage.errors import RunError
 
@@ -11,8 +12,9 @@ ROWS = np.random.default_rng(0).standard_normal((10, 3))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_rows_come_back_in_order_however_they_are_given(tmp_path, on_disk):
-    sink = HostSink(10, tmp_path if on_disk else None, 1)
+def test_rows_come_back_in_order_however_they_are_given(monkeypatch, tmp_path, on_disk):
+    monkeypatch.setattr(module, "fits_in_memory", lambda num_bytes: not on_disk)
+    sink = HostSink(10, tmp_path, 1)
     sink.append(torch.from_numpy(ROWS[:2]))
     assert sink.row_bytes == 24
     for first, last in ((2, 5), (5, 5), (5, 9)):
@@ -25,7 +27,8 @@ def test_rows_come_back_in_order_however_they_are_given(tmp_path, on_disk):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_is_a_sentence(tmp_path):
+def test_a_disk_that_fills_up_is_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "fits_in_memory", lambda num_bytes: False)
     sink = HostSink(10, tmp_path, 1)
     sink.append(torch.from_numpy(ROWS[:2]))
 
