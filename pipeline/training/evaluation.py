@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...stages.comm.base import Group
 from ...stages.evaluate.layerwise import evaluate
+from ...stages.evaluate.rows import fits_in_memory
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
@@ -28,6 +31,7 @@ from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
 from .evaluate_together import evaluate_together
+from .hosts import machine_number, ranks_by_host, threads_of
 
 TOGETHER_BYTES = 1 << 30
 """Ranks that have all data evaluate together as long as a rank's piece takes no more; beyond, the first one does it in
@@ -40,7 +44,8 @@ Score = Callable[[nn.Module, str], float | None]
 
 
 def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, emit: Emit) -> Score:
-    """How a run's ranks evaluate: together, each its own rows, where they can; else the first one for all.
+    """How a run's ranks evaluate: together, each its own rows, where they hold parts; else the first rank of each
+    machine with the threads of all, or the first rank alone.
 
     Args:
         prepared: the run.
@@ -62,15 +67,51 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
         )
     # Modules of the user's own may know blocks only; and rows that ranks tell each other lie on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
-    if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
+    in_parts = on_host and isinstance(model, Stack) and model.has_parts
+    if (
+        on_host
+        and not in_parts
+        and job.group.size > 1
+        and isinstance(model, Stack)
+        and _fits(prepared, model, job.group.size)
+    ):
         return _together(prepared, lambda: _piece_of(prepared, job), job)
-    return _by_the_first(prepared, system.fetch, job, out, emit)
+    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
 
 
-def _by_the_first(prepared: Prepared, policy: FetchPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
-    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that
-    `policy` keeps on the device are read there."""
+@dataclass(frozen=True)
+class Leaders:
+    """Ranks that evaluate for all."""
+
+    ranks: list[int]
+    """Ascending, the first among them."""
+    waiting: int
+    """Ranks of this machine, whose threads are free for this one."""
+    group: Group | None
+    """These ranks, if there are several."""
+
+
+def _leaders(prepared: Prepared, model: nn.Module, group: Group, in_parts: bool) -> Leaders:
+    """The first rank of each machine if its memory has room for the rows of two layers, else the first rank."""
+    with group.counting("evaluation"):
+        hosts = ranks_by_host(group, machine_number())
+        own = next(ranks for ranks in hosts if group.rank in ranks)
+        leaders = [ranks[0] for ranks in hosts]
+        widest = max((p.shape[0] for p in model.parameters() if p.ndim > 1), default=1)
+        rows = prepared.placement.graph.num_nodes * 3 * widest * np.dtype(prepared.job.dtype).itemsize
+        if len(leaders) == 1 or not in_parts or group.any(not fits_in_memory(rows)):
+            return Leaders(leaders[:1], len(hosts[0]), None)
+        shared = group.sub("evaluation", leaders, same_thread=True) if group.rank in leaders else None
+        return Leaders(leaders, len(own), shared)
+
+
+def _by_leaders(
+    prepared: Prepared, policy: FetchPolicy, model: nn.Module, job: RankJob, in_parts: bool, out: Path, emit: Emit
+) -> Score:
+    """Some ranks evaluate the whole data, in bounded memory; the others wait and are told. Rows that `policy` keeps on
+    the device are read there."""
     dataset, group = prepared.dataset, job.group
+    leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
     counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
 
     def score(module: nn.Module, split: str) -> float | None:
@@ -85,11 +126,11 @@ def _by_the_first(prepared: Prepared, policy: FetchPolicy, job: RankJob, out: Pa
         if not len(getattr(dataset.split, split)):
             return None
         accuracy = torch.zeros(1, dtype=torch.float64)
-        if group.rank == 0:
+        if group.rank in (who := leaders()).ranks:
             rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
-            seen = evaluate(
-                module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance, base=rows
-            )
+            limits = {"scratch": out, "on_progress": advance, "base": rows, "group": who.group}
+            with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
+                seen = evaluate(module, counted, prepared.placement.degree, (split,), **limits)
             accuracy[0] = seen[split] or 0.0
         group.broadcast(accuracy, 0, "control")
         return float(accuracy)
