@@ -10,8 +10,9 @@ from ...stages.assignment import Steps
 from ...stages.kernels.runtime.threads import one_torch_thread
 from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
-from ...stages.messages import Fetched, Phase, PlacedData, WorkDone
+from ...stages.messages import Fetched, Phase, PlacedData, Placement, WorkDone
 from ...stages.models.compiled import Compiled
+from ...stages.models.parts import LayerCounts
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
 from ...stages.train import begin
 from ...storage.checkpoint import Cursor
@@ -21,6 +22,7 @@ from ..telemetry.timers import Clock
 from .async_losses import StepLosses
 from .checkpointing import Checkpointer
 from .context import TrainContext
+from .evaluation_cost import validation_note
 from .progress import Progress
 
 MEMORY_NOTE_BYTES = 256 << 20
@@ -72,6 +74,8 @@ class StepRunner:
         self.losses = StepLosses()
         self.trained_before = 0
         """Minibatches of the next step that a run with fewer minibatches per step has already trained on."""
+        self.first_counts: list[LayerCounts] | None = None
+        """Layers of the first minibatch, on the host."""
         self.ahead: tuple[tuple[int, int], Any, Fetched] | None = None
         """The next minibatch if it was begun ahead: ((epoch, index), work, fetched)."""
 
@@ -172,6 +176,8 @@ class StepRunner:
                 return work, done
         with clock.measure("fetch"):
             fetched = fetched or self.fetcher.fetch(work)
+        if self.first_counts is None:
+            self.first_counts = [LayerCounts(n.num_src, n.num_dst, n.num_edges) for n in fetched.neighbourhoods]
         with clock.measure("forward_backward"), statistics:
             return work, self.context.system.reduce.contribute(module, fetched, self.rules)
 
@@ -222,3 +228,21 @@ class StepRunner:
             text = f"graph {mib['graph']}, features {mib['features']}"
             step = f"a step's tensors {mib['step']} in buffers that later steps reuse"
             self.context.emit(Note(f"memory: {text}, {step}"))
+        if meter is not None and self.context.job.group.rank == 0:
+            self._tell_validation()
+
+    def _tell_validation(self) -> None:
+        """Note what a validation costs, where that is much beside an epoch of sampled minibatches."""
+        context, data = self.context, self.context.data
+        if context.validate is None or not isinstance(data, Placement) or self.first_counts is None:
+            return
+        note = validation_note(
+            self.module,
+            self.first_counts,
+            self.steps.minibatches,
+            data.graph,
+            data.split.val,
+            context.train.evaluate_every,
+        )
+        if note is not None:
+            context.emit(Note(note))

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph, index_dtype
 from ...storage.minibatch import Block
+from ..kernels import destinations_on_host
 from ..neighbourhood.block import BlockNeighbourhood
 
 IdArray = npt.NDArray[np.int64]
@@ -98,8 +99,7 @@ def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[
         mask = needed[0].copy()
         rows = np.flatnonzero(mask)
         if len(rows) < graph.num_nodes:
-            for piece in np.array_split(rows, 1 + int(graph.in_degree[rows].sum()) * EDGE_BYTES // MAX_BYTES):
-                mask[graph.indices[edges_of(graph, piece)]] = True
+            destinations_on_host().mark_sources(graph.indptr, graph.indices, rows, mask)
         needed.insert(0, mask)
     return needed
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from ...runtime.intrinsics import prefetch, widened
 from ...runtime.jit import njit
+from ...runtime.threads import parallel
+from .row_ranges import row_parts
 
 AnyArray = npt.NDArray[Any]
 _JIT: Any = {
@@ -100,6 +102,19 @@ def flatten(
     rows, coef = np.empty(count, np.uint32), np.empty(0 if real is None else count, real or np.float32)
     _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, rows, coef, own)
     return Flat(ends, rows, coef, own)
+
+
+@njit(**_JIT)
+def _mark(indptr, indices, rows, mask, lo, hi):
+    for i in range(lo, hi):
+        for e in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            mask[_U(indices[_U(e)])] = True
+
+
+def mark_sources(indptr: AnyArray, indices: AnyArray, rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> None:
+    """Set `mask` [V] at the in-neighbours of `rows`, in the threads of the kernels: they all write the same."""
+    before = np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])])
+    parallel(_mark, [(indptr, indices, rows, mask, a, b) for a, b in row_parts(before, 1)])
 
 
 @njit(**_JIT)
