@@ -1,5 +1,6 @@
 """`millrace run` and `millrace train`: train a model and evaluate it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,10 @@ def run(
         "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
         "reuse": reuse,
     }  # fmt: skip
+    # Held until the end: they work beside the imports below, and beside the run.
+    beside = compile_beside(job, flags)
     result = _train(job, flags, overrides, out, resume, samples)
+    del beside
     show(summary(result), result.to_record(), as_json)
 
 
@@ -126,6 +130,19 @@ def _train(
     if result.status == STOPPED:
         raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
     return result
+
+
+def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:
+    """Start to compile what the job probably needs, in processes of their own: before the imports that take as long."""
+    import tomllib
+
+    from ...stages.kernels.runtime import precompile
+
+    table: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        table = tomllib.loads(job.read_text()) if job is not None else {}
+    table |= {key: value for key, value in flags.items() if value is not None}
+    return precompile.start() if precompile.is_of_use(table) else None
 
 
 def _job_to_resume(job: Path | None, out: Path | None) -> Path:

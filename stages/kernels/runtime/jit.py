@@ -70,6 +70,23 @@ class SharedCache(FunctionCache):
         finally:
             self._unlock()
 
+    def is_being_compiled(self) -> bool:
+        """Whether another process holds the function's lock now."""
+        try:
+            handle = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return False
+
     def _lock(self) -> None:
         """Hold the function's lock. After `WAIT_S`, or where there are no locks, go on without: two processes then
         compile the same."""

@@ -33,6 +33,8 @@ def scale_kept(x: Tensor, key: int, p: float, names: IntArray | None = None) -> 
     base, ids = base_and_ids(x)
     rows, width = len(x), x.shape[1:].numel()
     decision = np.uint64(key), np.uint32(min(round(p * 2**32), 2**32 - 1)), base.dtype.type(1.0 / (1.0 - p))
+    ids = np.empty(0, np.int32) if ids is None else ids
+    names = np.empty(0, np.int64) if names is None else names
     columns = np.arange(width, dtype=np.uint32) * COLUMN
     args = (base.reshape(len(base), width), ids, names, columns, out.numpy().reshape(rows, width), *decision)
     parallel(scale_kept_rows, [(*args, a, b) for a, b in even_parts(rows, width)])

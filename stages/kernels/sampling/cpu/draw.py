@@ -37,7 +37,7 @@ def _mix(z):
     return z ^ (z >> _U(31))
 
 
-@njit(**JIT)
+@njit(inline="always")
 def _draw(words, degree, fanout, replace, candidate, repeated, picks):
     """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's
     algorithm."""

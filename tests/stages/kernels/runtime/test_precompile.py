@@ -1,0 +1,112 @@
+"""What is compiled beside a first run is what that run needs, and is compiled without torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.stages.kernels.runtime import precompile
+
+MOST = 11
+"""Kernels that the job without a flag compiles. Each costs a first run a tenth of a second to more than one."""
+DEMO = """
+import json
+import millrace as mr
+from numba.core import event
+from millrace.stages.kernels.runtime import jit
+
+class Compiled(event.Listener):
+    names = []
+    def on_start(self, event):
+        self.names.append(event.data["dispatcher"].__name__)
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Compiled())
+load, loaded = jit.SharedCache.load_overload, []
+
+def noted(self, sig, context):
+    found = load(self, sig, context)
+    loaded.append(self._py_func.__name__)
+    return found
+
+jit.SharedCache.load_overload = noted
+mr.run(epochs=2, verbose=False, out="run")
+print(json.dumps([Compiled.names, loaded]))
+"""
+
+
+def python(code: str, folder: Path) -> str:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_command_looks_for_the_marker_without_numba():
+    code = (
+        "import sys; from millrace.stages.kernels.runtime import precompile; precompile.marker();"
+        "print({'numba', 'torch', 'numpy', 'scipy'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_the_demo_compiles_nothing_more(tmp_path):
+    compile_all = "import sys; from millrace.stages.kernels.runtime import precompile; precompile.compile_all(); "
+    assert python(compile_all + "print('torch' in sys.modules, precompile.marker().exists())", tmp_path) == "False True"
+    compiled, loaded = json.loads(python(DEMO, tmp_path))
+    assert compiled == []
+    assert sorted(loaded) == sorted(name for _, name, _ in precompile.KERNELS)
+    assert len(precompile.KERNELS) <= MOST
+
+
+def test_processes_are_started_once(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(precompile.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: range(8))
+    assert len(precompile.start()) == precompile.MOST
+    assert started[0][1:3] == ["-m", "millrace.stages.kernels.runtime.precompile"]
+    precompile.marker().touch()
+    assert precompile.start() == []
+
+
+def test_one_core_compiles_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: range(1))
+    assert precompile.start() == []
+
+
+def test_nothing_is_begun_for_a_process_that_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    precompile.compile_all(parent=-1)
+    assert not precompile.marker().exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({}, True),
+        ({"system": "bulk", "model": "sage"}, True),
+        ({"model": {"name": "sage", "hidden": 8}}, True),
+        ({"model": "gat"}, False),
+        ({"system": "sar"}, False),
+        ({"dtype": "float64"}, False),
+        ({"device": "cuda"}, False),
+        ({"kernel": "reference"}, False),
+    ],
+)
+def test_only_jobs_like_the_default_have_them_compiled(table, expected):
+    assert precompile.is_of_use(table) is expected
+
+
+def test_the_marker_is_of_this_machine_and_these_sources(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    here = precompile.marker()
+    monkeypatch.setattr(precompile, "_processor", lambda: "another")
+    assert precompile.marker() != here
+    assert here.parent == tmp_path
