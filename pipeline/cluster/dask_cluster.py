@@ -1,12 +1,15 @@
 """The Dask cluster of a run: one that is started on this machine, or one that runs already."""
 
+import asyncio
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import tempfile
 import time
 from collections.abc import Iterator, Set
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from ..config.schema import Cluster
 from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, dealt, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
+from ..machine.time_limit import in_time
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from .scheduler_watch import ask, lost_scheduler
 from .signals import kept_from_children
 from .worker_plugin import IgnoreSignals
 
@@ -29,6 +34,14 @@ ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""
 START_S = 60.0
 """A cluster and its workers are there within this time, or the run fails."""
+JOINED_S = 0.05
+"""Whether a worker has joined is looked up this often."""
+CLOSE_S = 5.0
+"""A client has closed its connections within this time."""
+CLOSE_CLUSTER_S = 10.0
+"""The same for a cluster that was started here."""
+LOOP_S = 2.0
+"""An event loop that does nothing for this long hangs."""
 SYNC_S = 60.0
 """How often a cluster tells its scheduler what it is called."""
 SETTINGS = {
@@ -123,22 +136,54 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     try:
         with dask.config.set(SETTINGS), _scratch() as scratch:
             cluster = None if c.scheduler else _local(job, workers, security, scratch)
+            client = None
             try:
-                with _client(c, cluster, security) as client:
-                    if cluster is not None:
-                        client.register_plugin(IgnoreSignals())
-                    emit(StageEnded("cluster", time.perf_counter() - start))
-                    emit(Note(f"dashboard: {client.dashboard_link}"))
-                    yield client
-            finally:
+                client = _client(c, cluster, security)
+                wait_for_worker(client)
+                _check_host(c, client)
                 if cluster is not None:
-                    # What dies with the run may be dying already.
-                    with suppress(Exception):
-                        cluster.close(timeout=10)
+                    client.register_plugin(IgnoreSignals())
+                emit(StageEnded("cluster", time.perf_counter() - start))
+                emit(Note(f"dashboard: {client.dashboard_link}"))
+                yield client
+            finally:
+                _close(client, cluster)
     finally:
         # Dask leaves the thread settings of its workers in this process's environment.
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _close(client: Client | None, cluster: LocalCluster | None) -> None:
+    """Close the client, and stop a cluster that was started here, whatever state they are in."""
+    if cluster is None or _is_running(cluster):
+        # What dies with the run may be dying already.
+        if client is not None:
+            with suppress(Exception):
+                client.close(timeout=CLOSE_S)
+        if cluster is not None:
+            with suppress(Exception):
+                cluster.close(timeout=CLOSE_CLUSTER_S)
+        return
+    # Nothing that Dask does would come to an end, neither now nor when the interpreter exits. Ranks end with their
+    # workers.
+    cluster.shutdown_on_close = False
+    if client is not None:
+        client.status = "closed"
+    for nanny in list(cluster.workers.values()):
+        nanny.auto_restart = False
+        if (pid := getattr(nanny, "pid", None)) is not None:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(cluster: LocalCluster) -> bool:
+    """True if the event loop of the cluster and its client still works."""
+    try:
+        cluster.sync(asyncio.sleep, 0, callback_timeout=LOOP_S)
+    except Exception:
+        return False
+    return True
 
 
 @contextmanager
@@ -207,10 +252,9 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
         ) from e
 
 
-@contextmanager
-def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Iterator[Client]:
+def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Client:
     try:
-        client = Client(
+        return Client(
             cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S
         )
     except (OSError, TimeoutError, ValueError) as e:
@@ -218,13 +262,6 @@ def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None)
         raise InputError(
             f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler{files}"
         ) from None
-    try:
-        wait_for_worker(client)
-        _check_host(c, client)
-        yield client
-    finally:
-        with suppress(Exception):
-            client.close(timeout=5)
 
 
 def _security(c: Cluster) -> Security | None:
@@ -305,12 +342,11 @@ def wait_for_worker(client: Client) -> None:
     Raises:
         RunError: none came within `START_S`, or the scheduler does not answer.
     """
-    try:
-        client.wait_for_workers(1, timeout=START_S)
-    except TimeoutError:
-        raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
-    except OSError as e:
-        raise silent_scheduler(e) from e
+    until = time.monotonic() + START_S
+    while not any(record["status"] == "running" for record in worker_records(client).values()):
+        if time.monotonic() > until:
+            raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs")
+        time.sleep(JOINED_S)
 
 
 def worker_addresses(client: Client) -> list[str]:
@@ -326,28 +362,9 @@ def worker_records(client: Client) -> dict[str, Any]:
         RunError: the scheduler does not answer.
     """
     try:
-        return ask_scheduler(client, START_S)
-    except (OSError, TimeoutError) as e:
-        raise silent_scheduler(e) from e
-
-
-def ask_scheduler(client: Client, patience_s: float) -> dict[str, Any]:
-    """`worker_records` of a scheduler that may be slow to answer.
-
-    Raises:
-        TimeoutError: it did not within `patience_s`.
-        OSError: the connection is lost.
-    """
-    scheduler: Any = client.scheduler
-    known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=patience_s)
-    return known["workers"]
-
-
-def silent_scheduler(e: Exception) -> RunError:
-    """The error for a scheduler that no longer answers."""
-    return RunError(
-        f"the Dask scheduler no longer answers ({type(e).__name__}); start it again, then resume with --resume"
-    )
+        return ask(client).result(START_S)["workers"]
+    except (OSError, TimeoutError, CancelledError) as e:
+        raise lost_scheduler(type(e).__name__) from e
 
 
 def _spread(client: Client) -> list[str]:
@@ -389,7 +406,10 @@ def gpu_places(
     until = time.monotonic() + patience_s
     while True:
         workers = _spread(client)
-        seen: Any = client.run(visible, workers=workers, on_error="ignore")
+        try:
+            seen: Any = in_time(START_S, client.run, visible, workers=workers, on_error="ignore")
+        except TimeoutError as e:
+            raise lost_scheduler(str(e)) from e
         try:
             placed = dealt(ranks, {address: seen[address] for address in workers if address in seen}, shared)
         except InputError:

@@ -1,9 +1,10 @@
 """Partitioning on a cluster: the driver says who owns what, Dask tasks deal the rows to their owners, and one for each
 part writes it."""
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,17 @@ from ...storage.partition.book import Book, open_book
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, remove_tree
 from ..config.load import Job
+from ..machine.time_limit import in_time
 from ..setup.shared_dataset import share
-from ..telemetry.events import Emit, StageAdvanced
+from ..telemetry.events import Emit, Note, StageAdvanced
 from .dask_cluster import opened
+from .scheduler_watch import SchedulerWatch
+
+LOOK_S = 0.02
+"""Whether a task is done is looked up this often."""
+RESULT_S = 2.0
+"""The result of a task that is done comes within this time, if it still exists."""
+FORGET_S = 5.0
 
 
 def parts_on_cluster(
@@ -43,14 +52,22 @@ def parts_on_cluster(
     with (
         _removed(path, made=path.parent == out.resolve()),
         opened(job, emit, min(job.cluster.producers, len(parts))) as client,
+        closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
-        yield from parts_by(client, out, path, parts, fingerprint, emit)
+        yield from parts_by(client, out, path, parts, fingerprint, emit, watch)
 
 
 def parts_by(
-    client: Client, out: Path, dataset: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit
+    client: Client,
+    out: Path,
+    dataset: Path,
+    parts: list[int],
+    fingerprint: dict[str, str],
+    emit: Emit,
+    watch: SchedulerWatch,
 ) -> Iterator[Any]:
-    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`).
+    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`), while its
+    scheduler answers.
 
     Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
     """
@@ -62,28 +79,52 @@ def parts_by(
     folder = out / f"{ASIDE}dealt-{batch}"
     try:
         folder.mkdir()
-        (num_ranges,) = _done([submit(_begin, out, dataset, batch, parts, folder, key=f"begin-{batch}")])
+        (num_ranges,) = _done(watch, [submit(_begin, out, dataset, batch, parts, folder, key=f"begin-{batch}")])
         deals = (submit(_deal, out, dataset, batch, k, folder, key=(f"deal-{batch}", k)) for k in range(num_ranges))
-        for done, _ in enumerate(_done(deals), 1):
+        for done, _ in enumerate(_done(watch, deals), 1):
             emit(StageAdvanced("deal", done, num_ranges))
         yield from _done(
-            submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts
+            watch,
+            (submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts),
         )
-        client.run(_book.cache_clear, on_error="ignore")
+        with suppress(TimeoutError):
+            in_time(FORGET_S, client.run, _book.cache_clear, on_error="ignore")
     finally:
         remove_tree(folder)
 
 
-def _done(futures: Iterable[Future]) -> Iterator[Any]:
+def _done(watch: SchedulerWatch, futures: Iterable[Future]) -> Iterator[Any]:
     """What tasks return, as they come. Then nobody holds them: what they have written stays, and a lost worker's need
     not be done again."""
-    for future in as_completed([*futures]):
+    for future in _completed(watch, [*futures]):
         try:
-            yield future.result()
+            result = _result(watch, future)
         except Exception as e:
             raise RunError(
                 f"partitioning failed: {type(e).__name__}: {e}; fix that and give the command again (a run: with --resume)"
             ) from e
+        yield result
+
+
+def _result(watch: SchedulerWatch, future: Future) -> Any:
+    while True:
+        try:
+            return future.result(timeout=RESULT_S)
+        except TimeoutError:
+            if future.status == "error":
+                raise
+            # Its worker is gone, and the task is done again; or the scheduler does not answer.
+            watch.poll()
+
+
+def _completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]:
+    """Futures as they are done, while the scheduler answers."""
+    running = as_completed(futures)
+    while not running.is_empty():
+        watch.poll()
+        yield from (batch := running.next_batch(block=False))
+        if not batch:
+            time.sleep(LOOK_S)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from distributed import CancelledError, Client, Future
 
 from ...storage.errors import RunError
 from .sample_task import SampleOrder, sample_bulk
+from .scheduler_watch import cancel, lost_scheduler
 
-RECEIPT_S = 2.0
+RECEIPT_S = 1.0
 """The receipt of a task that is done comes within this time while its worker lives."""
 PER_PRODUCER = 2
 """Tasks under way for each producer: one that samples, and one that waits for it, so that it never waits for the
@@ -90,8 +91,9 @@ class BulkFlow:
             RunError: a bulk could not be sampled or stored.
         """
         for key in [k for k, f in self._running.items() if f.done()]:
-            if self._take_in(self._running[key]):
-                del self._running[key]
+            if not self._take_in(self._running[key]):
+                break
+            del self._running[key]
         while self._next is not None and len(self._running) < self._most and self._has_room():
             epoch, number = self._next
             self._running[self._next] = self._client.submit(
@@ -122,7 +124,7 @@ class BulkFlow:
                 return False
             raise RunError(f"sampling failed: {e or 'a time-out'}; fix that, then resume with --resume") from e
         except CancelledError as e:
-            raise RunError("the Dask scheduler no longer answers; start it again, then resume with --resume") from e
+            raise lost_scheduler(type(e).__name__) from e
         except Exception as e:
             raise RunError(f"sampling failed: {type(e).__name__}: {e}; fix that, then resume with --resume") from e
         self.bulks += 1
@@ -138,7 +140,6 @@ class BulkFlow:
     def close(self) -> None:
         """Ask for no more, and let go of what is under way: a bulk that is committed all the same does no harm."""
         self._next = None
-        for future in self._running.values():
-            future.cancel()
+        cancel(self._client, list(self._running.values()))
         self._running.clear()
         self._queue.close()

@@ -15,6 +15,8 @@ import queue
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from ..dashboard.publisher import shown
 from ..interop.user_code import pickled
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
+from ..machine.time_limit import in_time
 from ..setup.open_queue import location, mended_queue, seed_plan
 from ..setup.prepare import Prepared
 from ..setup.resume import Pace
@@ -42,30 +45,17 @@ from ..telemetry import events
 from ..telemetry.events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.heartbeat import METRIC
 from ..training.trainer import RankReport
-from .dask_cluster import (
-    START_S,
-    ask_scheduler,
-    gpu_places,
-    opened,
-    places,
-    silent_scheduler,
-    wait_for_worker,
-    worker_addresses,
-)
+from .dask_cluster import START_S, gpu_places, opened, places, wait_for_worker
 from .partition_task import parts_by
 from .rank_host import hold_rank
 from .rank_main import RankSpec
 from .rendezvous import Meeting
 from .sample_task import SampleOrder
 from .sampling_flow import BulkFlow
+from .scheduler_watch import ASK_S, SchedulerWatch, cancel
 from .unresponsive import Silence, beats
 
-SCHEDULER = "the Dask scheduler"
 WATCH_S = 0.1
-WORKERS_S = 2.0
-"""How often the driver asks which workers are there."""
-ANSWER_S = 5.0
-"""A scheduler that does not answer within this time may be frozen; the driver asks again."""
 RESULT_S = 10.0
 """The result of a task that is done comes within this time, or is lost."""
 LEVEL_S = 0.5
@@ -74,6 +64,10 @@ CAUSE_S = 2.0
 """Ranks that lose a peer often say so before whatever killed it is known: the driver waits this long for the cause."""
 END_S = 5.0
 """All ranks of a generation have ended within this time after they were told to."""
+END_UNSEEN_S = 2.0
+"""The same where the scheduler does not answer, so that nobody can say whether they have."""
+STOP_UNSEEN_S = 3.0
+"""A run that is to stop ends after this time if the scheduler does not answer: nobody says whether its ranks have."""
 MEET_S = 120.0
 """Ranks that are told to go on without another one are ready for it within this time: a step, at most."""
 STOP_S = 600.0
@@ -163,7 +157,8 @@ class _Supervisor:
         self.sample_s = self.partition_s = 0.0
         job = prepared.job
         self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
-        self.silence = Silence(job.cluster.slow_peer_warning_s, lambda text: emit(Note(text)))
+        self.silence = Silence(job.cluster.slow_peer_warning_s, self.note)
+        self.watch = SchedulerWatch(client, job.cluster, self.note)
         self.frozen: set[str] = set()
         """Workers that were taken for lost because they had stopped answering."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -194,7 +189,7 @@ class _Supervisor:
             job.seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
             write_parts=lambda numbers, fingerprint: parts_by(
-                self.client, folder, self.dataset, numbers, fingerprint, self.emit
+                self.client, folder, self.dataset, numbers, fingerprint, self.emit, self.watch
             ),
         )
         self.emit(StageEnded("partition", report.seconds))
@@ -202,6 +197,7 @@ class _Supervisor:
         return folder
 
     def close(self) -> None:
+        self.watch.close()
         self.client.unsubscribe_topic(self.topic)
         self.meeting.close()
 
@@ -249,7 +245,8 @@ class _Generation:
         """Ranks that the others are to go on without."""
         self.announced = self.orders = 0
         self.meet_by = math.inf
-        self.workers_at = self.level_at = 0.0
+        self.level_at = 0.0
+        self.stopping_at = math.inf
         self.epochs_told = 0
         self.epochs_untold: dict[int, list[dict[str, Any]]] = {}
         """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is
@@ -264,7 +261,6 @@ class _Generation:
         supervisor = self.supervisor
         wait_for_worker(supervisor.client)
         self._place()
-        self.kill = Event(f"{supervisor.topic}-{self.number}", client=supervisor.client)
         flow = self._flow()
         self.futures = {rank: self._start(rank) for rank in range(supervisor.ranks)}
         try:
@@ -375,7 +371,7 @@ class _Generation:
             hold_rank,
             asdict(spec),
             supervisor.topic,
-            self.kill.name,
+            self._kill_event,
             key=(f"train-{supervisor.run_name}", self.number, rank),
             workers=[self.addresses[rank]],
             allow_other_workers=False,
@@ -423,31 +419,38 @@ class _Generation:
 
     def _obey(self) -> None:
         if not self.stopping and self.supervisor.stop():
-            self.stopping = True
+            self.stopping, self.stopping_at = True, time.monotonic()
             if self.number and not self.stepping:
                 # Ranks that were to start again have nothing to save.
                 self.losses.append(
                     Loss(f"interrupted; {self.supervisor._saved()}", final=True, exit_code=Interrupted.exit_code)
                 )
             self._order("stop")
+        elif min(self.supervisor.watch.silent_s, time.monotonic() - self.stopping_at) > STOP_UNSEEN_S:
+            text = f"interrupted while the Dask scheduler does not answer; {self.supervisor._saved()}"
+            self.supervisor.note(text)
+            self.losses.append(Loss(text, final=True, exit_code=Interrupted.exit_code))
         elif not self.stopping and self.supervisor.save():
             self.saves += 1
             self._order(f"save {self.saves}")
 
+    @property
+    def _kill_event(self) -> str:
+        """Name of the Dask event that has workers kill their ranks."""
+        return f"{self.supervisor.topic}-{self.number}"
+
     def _order(self, word: str) -> None:
         self.supervisor.store.set(f"{self.number}/order", word)
 
-    def _look(self) -> None:
+    def _look(self, every_s: float = ASK_S) -> None:
         """See which ranks have ended, and which workers are gone."""
         for rank, future in self.futures.items():
             if rank not in self.reports and rank not in self.lost and future.done():
                 self._settle(rank, future)
-        if time.monotonic() - self.workers_at < WORKERS_S:
-            return
-        self.workers_at = time.monotonic()
-        records = self._ask()
+        records = self.supervisor.watch.poll(every_s)
         if records is None:
             return
+        self._look_for_silent(records)
         alive = set(records)
         for rank, address in enumerate(self.addresses):
             if (
@@ -461,25 +464,14 @@ class _Generation:
             self.gone.add(address)
             self.supervisor.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
 
-    def _ask(self) -> dict[str, Any] | None:
-        """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of
-        life for long."""
+    def _look_for_silent(self, records: dict[str, Any]) -> None:
+        """Name workers and ranks that have not given a sign of life for long; beyond the limit they are lost."""
         supervisor, limit = self.supervisor, self.supervisor.prepared.job.cluster.silence_limit_s
-        try:
-            records = ask_scheduler(supervisor.client, ANSWER_S)
-        except TimeoutError as e:
-            if supervisor.silence.look({SCHEDULER: None}).get(SCHEDULER, 0.0) > START_S:
-                raise silent_scheduler(e) from e
-            return None
-        except OSError as e:
-            raise silent_scheduler(e) from e
         given = beats(records, METRIC, supervisor.topic, self.number)
         workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
         ranks = {f"rank {r}{self._pid(r)}": (r, given[r]) for r in self._left() if r in given and r not in self.reports}
         # Nothing is heard of the ranks that a frozen worker holds.
-        silent = supervisor.silence.look(
-            {**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()}
-        )
+        silent = supervisor.silence.look({name: seen for name, (_, seen) in workers.items()})
         gone = {workers[name][0]: seconds for name, seconds in silent.items() if name in workers}
         quiet = self.silence.look({name: n for name, (r, n) in ranks.items() if self.addresses[r] not in gone})
         if limit is not None:
@@ -490,7 +482,6 @@ class _Generation:
                     supervisor.frozen |= {address} & gone.keys()
                     held = f", held by the worker {address}," if address in gone else ""
                     self._lose(rank, f"{name}{held} has not answered for {seconds:.0f} s")
-        return records
 
     def _settle(self, rank: int, future: Future) -> None:
         try:
@@ -549,7 +540,7 @@ class _Generation:
             who = f"rank {left[0]} is" if len(left) == 1 else f"ranks {', '.join(map(str, left))} are"
             for rank in list(self.lost)[self.announced :]:
                 # A worker of the same address must not bring it back.
-                self.supervisor.client.cancel([self.futures[rank]])
+                cancel(self.supervisor.client, [self.futures[rank]])
                 self.supervisor.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
             self.announced, self.meet_by = len(self.lost), time.monotonic() + MEET_S
             self._tell_epochs()
@@ -573,8 +564,7 @@ class _Generation:
             STOP_S if self._is_stopping_well() else CAUSE_S if self._is_unexplained() else 0
         ):
             time.sleep(WATCH_S)
-            self.workers_at = 0.0
-            self._look()
+            self._look(every_s=0.0)
         # What ranks said before they ended.
         self._hear(None)
         return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))
@@ -594,17 +584,27 @@ class _Generation:
         # Also where no task is left that Dask knows of: ranks outlive tasks that were cancelled because the scheduler
         # was out of reach.
         self._order("abort")
-        left = [f for r, f in self.futures.items() if r not in self.reports and not f.done()]
-        if not left:
+        if all(f.done() for r, f in self.futures.items() if r not in self.reports):
             return
-        self.kill.set()
-        end = time.monotonic() + END_S
-        while not all(f.done() for f in left) and time.monotonic() < end:
-            alive = set(worker_addresses(self.supervisor.client))
-            # The task of a worker that is gone never ends: the worker took its rank along.
-            left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
+        if self.supervisor.watch.silent_s > END_UNSEEN_S:
+            # Workers cannot be told. Ranks obey the order, or end with the driver.
+            return
+        with suppress(TimeoutError, OSError, CancelledError):
+            in_time(END_UNSEEN_S, Event(self._kill_event, client=self.supervisor.client).set)
+        with suppress(RunError):
+            self._wait_until_ended()
+        cancel(self.supervisor.client, list(self.futures.values()))
+
+    def _wait_until_ended(self) -> None:
+        watch, gone, end = self.supervisor.watch, set[str](), time.monotonic() + END_S
+        while time.monotonic() < end and watch.silent_s < END_UNSEEN_S:
+            if (records := watch.poll(every_s=0.0)) is not None:
+                # The task of a worker that is gone never ends: the worker took its rank along.
+                gone = set(self.addresses) - records.keys()
+            left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] not in gone]
+            if all(f.done() for f in left):
+                return
             time.sleep(WATCH_S)
-        self.supervisor.client.cancel(list(self.futures.values()))
 
 
 def _error(loss: Loss) -> MillraceError:

@@ -118,7 +118,7 @@ class Cluster(Section):
     whose rows it waits for."""
     silence_limit_s: float | None = Field(default=None, gt=0)
     """Seconds without a sign of life after which a rank or worker counts as lost; by default it is only named in a
-    note."""
+    note. A scheduler that is silent for as long, by default for a minute, ends the run."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
     backend: Literal["nccl", "gloo"] | None = None

@@ -12,9 +12,12 @@ from distributed import Client
 
 from ...storage.errors import Interrupted
 from ..config.systems import SYSTEMS
+from ..machine.time_limit import in_time
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
 
+BEGIN_S = 20.0
+"""The page is there within this time, or the run goes on without one."""
 END_S = 2.0
 """Longest wait for the last messages of a run to reach the scheduler."""
 
@@ -36,16 +39,16 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
     """
     heard = None
     try:
-        from .plugin import NO_DASHBOARD, PAGE, TOPIC, MillracePage, token, trouble
+        from .plugin import NO_DASHBOARD, PAGE, TOPIC
 
-        client.register_plugin(MillracePage())
-        if why := str(client.run_on_scheduler(trouble)):
+        why, token = in_time(BEGIN_S, _register, client)
+        if why:
             # A scheduler without a dashboard was started so on purpose; a note would say nothing new.
             if NO_DASHBOARD not in why:
                 emit(_no_page(why))
         else:
             address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
-            emit(Note(f"this run: {address}?token={client.run_on_scheduler(token)}"))
+            emit(Note(f"this run: {address}?token={token}"))
             heard = _Publisher(client, TOPIC, run, emit)
             heard.tell(about=_about(client, prepared, out))
     except Exception as e:
@@ -62,6 +65,15 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
     finally:
         heard.tell(ended=ended)
         heard.close()
+
+
+def _register(client: Client) -> tuple[str, str]:
+    """Put the page on the scheduler. Returns why there is none, or nothing; and its token."""
+    from .plugin import MillracePage, token, trouble
+
+    client.register_plugin(MillracePage())
+    why = str(client.run_on_scheduler(trouble))
+    return why, "" if why else str(client.run_on_scheduler(token))
 
 
 def _no_page(why: str) -> Note:

@@ -11,6 +11,8 @@ from distributed import Client
 import millrace as mr
 from millrace.pipeline.cluster import partition_task
 from millrace.pipeline.cluster.partition_task import parts_by
+from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
+from millrace.pipeline.config.schema import Cluster
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset_store import write_dataset
@@ -61,6 +63,10 @@ def test_what_cannot_be_is_refused(tmp_path, key):
     assert not (tmp_path / "out").exists()
 
 
+def watch(client):
+    return SchedulerWatch(client, Cluster(), print)
+
+
 def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
     """Workers deal ranges of 16 KiB, here parts are taken from memory: the same files, and the workers keep no book."""
     dataset = mr.open_dataset(SBM)
@@ -69,7 +75,9 @@ def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
     with Client(scheduler) as client:
 
         def by_tasks(parts, fingerprint):
-            for written in parts_by(client, tmp_path / "there", tmp_path / "data", parts, fingerprint, told.append):
+            for written in parts_by(
+                client, tmp_path / "there", tmp_path / "data", parts, fingerprint, told.append, watch(client)
+            ):
                 held.append(client.run_on_scheduler(deals_held))
                 yield written
 
@@ -111,7 +119,7 @@ def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(by_va
                     2,
                     tmp_path / "out",
                     write_parts=lambda parts, of: parts_by(
-                        client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None
+                        client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None, watch(client)
                     ),
                 )
         finally:
@@ -137,5 +145,5 @@ def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
         Client(scheduler) as client,
         pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"),
     ):
-        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}, lambda event: None))
+        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}, lambda event: None, watch(client)))
     assert [p.name for p in tmp_path.iterdir()] == ["book"]

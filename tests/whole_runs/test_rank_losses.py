@@ -4,6 +4,7 @@ are stand-ins."""
 import json
 import queue
 import time
+from concurrent.futures import Future
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import torch.distributed as dist
 from distributed.client import FutureCancelledError
 
-from millrace.pipeline.cluster import supervisor
+from millrace.pipeline.cluster import scheduler_watch, supervisor
+from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
 from millrace.pipeline.cluster.supervisor import _Generation
 from millrace.pipeline.cluster.unresponsive import Silence
+from millrace.pipeline.config.schema import Cluster
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.heartbeat import METRIC
 from millrace.stages.comm.survivors import here
@@ -29,21 +32,23 @@ class Driver:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue", silence_limit_s: float | None = None
     ) -> None:
-        monkeypatch.setattr(supervisor, "ask_scheduler", lambda client, patience_s: self.records())
-        monkeypatch.setattr(supervisor, "worker_addresses", lambda client: list(self.workers))
+        monkeypatch.setattr(scheduler_watch, "ask", lambda client: self.answer())
         self.workers = {f"worker-{r}" for r in range(RANKS)}
         self.rounds, self.frozen, self.now = 0, set[str](), 0.0
-        monkeypatch.setattr(supervisor, "Silence", lambda note_s, tell: Silence(note_s, tell, lambda: self.now))
+        monkeypatch.setattr(supervisor, "Silence", lambda note_s, tell: Silence(note_s, tell, self.clock))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
-        cluster = SimpleNamespace(on_rank_loss=on_rank_loss, slow_peer_warning_s=10.0, silence_limit_s=silence_limit_s)
+        cluster = Cluster(on_rank_loss=on_rank_loss, silence_limit_s=silence_limit_s)
+        client: Any = SimpleNamespace(cancel=self.cancelled.extend, status="running")
         owner = SimpleNamespace(
             ranks=RANKS,
             store=self.store,
             topic="run",
             prepared=SimpleNamespace(job=SimpleNamespace(cluster=cluster)),
             emit=self._hear,
-            client=SimpleNamespace(cancel=self.cancelled.extend),
+            client=client,
+            note=self.notes.append,
+            watch=SchedulerWatch(client, cluster, self.notes.append, self.clock),
             messages=queue.SimpleQueue(),
             silence=supervisor.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
             frozen=set(),
@@ -67,11 +72,20 @@ class Driver:
         else:
             self.notes.append(event.text)
 
+    def clock(self) -> float:
+        """The time, as a test sets it."""
+        return self.now
+
+    def answer(self) -> Future[dict[str, Any]]:
+        """A question to the scheduler."""
+        answer = Future[dict[str, Any]]()
+        if "scheduler" not in self.frozen:
+            answer.set_result({"workers": self.records()})
+        return answer
+
     def records(self) -> dict[str, Any]:
         """Report of the scheduler: everybody but the frozen one has given another sign of life since the last time."""
         self.rounds += 1
-        if "scheduler" in self.frozen:
-            raise TimeoutError
         seen, records = {}, {}
         for who in [*self.workers, *map(str, range(RANKS))]:
             seen[who] = self.seen.get(who, 0) if who in self.frozen else self.rounds
@@ -103,8 +117,8 @@ class Driver:
 
     def look(self) -> bool:
         """One round of the driver; whether the generation is to end."""
-        self.generation.workers_at = 0.0
-        self.generation._look()
+        for _ in ("question", "answer"):
+            self.generation._look(every_s=0.0)
         self.generation._go_on()
         return bool(self.generation.losses)
 
@@ -275,16 +289,42 @@ def test_beyond_the_limit_who_is_frozen_is_lost(
     assert driver.owner.frozen == avoided
 
 
-def test_a_frozen_scheduler_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(monkeypatch, "restart")
+@pytest.mark.parametrize(("silence_limit_s", "limit_s"), [(None, scheduler_watch.SILENCE_LIMIT_S), (30.0, 30.0)])
+def test_a_frozen_scheduler_is_named_and_then_given_up(
+    silence_limit_s: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(monkeypatch, "restart", silence_limit_s)
     assert not driver.look()
     driver.frozen = {"scheduler"}
     for driver.now in (2.0, 16.0):
         assert not driver.look()
     assert driver.notes == ["the Dask scheduler has not answered for 14 s: it is stopped, or its machine hangs"]
-    driver.now = supervisor.START_S + 3
-    with pytest.raises(RunError, match="scheduler no longer answers"):
+    driver.now = 2.0 + limit_s - 1.0
+    assert not driver.look()
+    driver.now = 2.0 + limit_s + 1.0
+    with pytest.raises(RunError, match=rf"scheduler no longer answers \(no sign of life for {limit_s + 1:.0f} s\)"):
         driver.look()
+
+
+def test_a_run_that_is_to_stop_does_not_wait_for_a_frozen_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "restart")
+    assert not driver.look()
+    driver.frozen, driver.stop, driver.now, driver.generation.stepping = {"scheduler"}, True, 2.0, True
+    monkeypatch.setattr(supervisor, "Event", lambda name, client: SimpleNamespace(set=lambda: time.sleep(100.0)))
+    driver.generation._obey()
+    assert not driver.look()
+    driver.now += 60.0
+    driver.generation._obey()
+    assert not driver.look(), "ranks have a moment to write a checkpoint"
+    driver.generation.stopping_at -= 60.0
+    driver.generation._obey()
+    assert driver.look()
+    outcome = driver.generation._end()
+    assert outcome.exit_code == 130
+    assert outcome.text == "interrupted while the Dask scheduler does not answer; from there it goes on"
+    start = time.monotonic()
+    driver.generation._stop_all()
+    assert time.monotonic() - start < 2 * supervisor.END_UNSEEN_S
 
 
 @pytest.mark.parametrize("stepping", [False, True])

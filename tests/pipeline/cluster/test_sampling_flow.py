@@ -51,6 +51,10 @@ class Client:
         self.promises.append(Promise((epoch, number)))
         return self.promises[-1]
 
+    def cancel(self, futures):
+        for future in futures:
+            future.cancel()
+
     def open(self):
         return [p for p in self.promises if not p.done()]
 
