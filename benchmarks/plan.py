@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from millrace.pipeline.planning.choice import FOR_SLOW_LINKS
+from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.planning.inputs import variants
 from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
@@ -185,7 +185,7 @@ def main() -> int:
             ]
         for row in of_case:
             show(row)
-        usual = [r for r in of_case if r["predicted"]["system"] not in FOR_SLOW_LINKS]
+        usual = [r for r in of_case if not SYSTEMS.find(r["predicted"]["system"]).for_slow_links]
         best = max(usual, key=lambda r: r["predicted"]["steps_per_epoch"] / r["measured"]["seconds_per_epoch"])["label"]
         chosen = f"{case.name}, {case.ranks} ranks: recommended {made['recommended']}, most steps an hour {best}"
         print(f"{chosen}; planned in {made['seconds']:.0f} s at load {load:.1f}")

@@ -1,1 +1,1 @@
-"""Estimates of time, memory and traffic before a run, from a short trial of it."""
+"""Plans: predictions of memory, bytes and time before a run, from short trials."""

@@ -1,4 +1,4 @@
-"""A job under one system, and where it is to run: what the laws of a plan start from."""
+"""A job under one system, with the data and machines that it is planned for: inputs of a plan's formulas."""
 
 import math
 from dataclasses import dataclass
@@ -12,36 +12,35 @@ from ...storage.dataset import Dataset
 from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
 from ..config.systems import System
-from ..setup.model import TORCH_DTYPES, Outline
+from ..setup.model import TORCH_DTYPES
 from .inputs import Numbers
 from .network import Link
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The data and the machines, the same for all candidates."""
+    """Data and machines, the same for all candidates."""
 
     dataset: Dataset
-    """The trial's."""
-    outline: Outline
+    """Dataset of the trials, which may stand in for the run's."""
     numbers: Numbers
-    """Of the run's dataset, for which a generated one may stand in."""
+    """Numbers of the run's dataset."""
     stands_in: bool
     per_host: int
-    """Ranks of one machine."""
+    """Ranks of a machine."""
     threads: int
-    """Of a rank."""
+    """Threads of a rank."""
     cores: int
     link: Link | None
 
     @property
     def growth(self) -> float:
-        """Nodes of the run over those of the trial."""
+        """Nodes of the run over those of the trials."""
         return self.numbers.nodes / self.dataset.num_nodes
 
     @property
     def work_growth(self) -> float:
-        """The same of nodes and edges, their mean."""
+        """Mean of `growth` and the same ratio of edges."""
         return (self.growth + self.numbers.edges / max(1, self.dataset.graph.num_edges)) / 2
 
     @property
@@ -60,9 +59,9 @@ class Candidate:
     system: System
     at: Setting
     cut: CutCounts | None = None
-    """The trial's graph in as many parts as the run's ranks need."""
+    """The trials' graph in the parts of the run's ranks."""
     trial_cut: CutCounts | None = None
-    """The same for the ranks of the trial."""
+    """The trials' graph in the parts of a trial's ranks."""
     book: PartitionBook | None = None
 
     @property
@@ -71,70 +70,64 @@ class Candidate:
         return self.job.ranks
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return TORCH_DTYPES[self.job.dtype].itemsize
-
-    @property
     def row_bytes(self) -> int:
-        """Of a feature row."""
-        return self.at.outline.num_features * self.itemsize
+        """Bytes of a feature row."""
+        return self.at.numbers.features * TORCH_DTYPES[self.job.dtype].itemsize
 
     @property
     def feature_bytes(self) -> int:
-        """Of all features of the run."""
+        """Bytes of all feature rows of the run."""
         return self.at.numbers.nodes * self.row_bytes
 
     @property
+    def replication(self) -> int:
+        """Number of ranks that hold each row of owned features."""
+        return self.system.options.get("replication", 1)
+
+    @property
     def is_local(self) -> bool:
-        """True where each rank samples from its own part."""
+        """True if each rank samples from its own part."""
         return self.system.sample.is_isolated
 
     @property
     def is_sampled(self) -> bool:
-        """True where steps are over minibatches."""
+        """True if steps train on minibatches."""
         return self.system.sample.sampler is not None
 
     @property
     def exchanges(self) -> bool:
-        """True where feature rows of minibatches travel."""
+        """True if ranks send each other the feature rows of minibatches."""
         return self.job.features == "owned" and self.ranks > 1
 
     def model(self) -> nn.Module:
-        """As the system trains it."""
-        record, outline = build("model", MODELS, self.job.model), self.at.outline
-        built = self.system.schedule.build(record, outline.num_features, outline.num_classes)
-        return built.to(TORCH_DTYPES[self.job.dtype])
+        """The model as the system trains it."""
+        record, n = build("model", MODELS, self.job.model), self.at.numbers
+        return self.system.schedule.build(record, n.features, n.classes).to(TORCH_DTYPES[self.job.dtype])
 
     @property
     def minibatches(self) -> float:
-        """Per epoch over all ranks; a partial last one counts fractionally."""
+        """Minibatches of an epoch over all ranks; a partial last one counts fractionally."""
         return self.at.train / self.job.train.batch_size
-
-    def per_step(self, ranks: int) -> int:
-        """Minibatches in a step of so many ranks."""
-        return self.job.train.minibatches_per_step or ranks
 
     @property
     def most_seeds(self) -> float:
         """Train nodes of the rank that has most."""
         if self.cut is None:
             return self.at.train / self.ranks
-        options = self.system.options
-        deal = ChunkSchedule(
-            self.job.seed, self.ranks, options.get("chunks", 1), options.get("reshuffle_fraction", 0.0), "none"
-        )
-        most = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks))
-        return most / max(1, int(self.cut.train.sum())) * self.at.train
+        chunks, moved = (self.system.options.get(k, usual) for k, usual in (("chunks", 1), ("reshuffle_fraction", 0.0)))
+        schedule, train = ChunkSchedule(self.job.seed, self.ranks, chunks, moved, "none"), self.cut.train
+        most = max(int(train[list(schedule.base(r, 0))].sum()) for r in range(self.ranks))
+        return most / max(1, int(train.sum())) * self.at.train
 
     @property
     def steps(self) -> int:
-        """Per epoch."""
+        """Steps of an epoch."""
         if self.is_local:
             return max(1, math.ceil(round(self.most_seeds, 6) / self.job.train.batch_size))
-        return max(1, math.ceil(math.ceil(self.minibatches) / self.per_step(self.ranks))) if self.is_sampled else 1
+        per_step = self.job.train.per_step(self.ranks)
+        return max(1, math.ceil(math.ceil(self.minibatches) / per_step)) if self.is_sampled else 1
 
     @property
     def epochs(self) -> int:
-        """Of the run: of layer-by-layer training, all layers'."""
+        """Epochs of the run; with layer-by-layer training, those of all layers."""
         return self.system.schedule.phases(self.job.epochs, self.model())[-1].last_epoch

@@ -1,4 +1,4 @@
-"""Which system to choose, by what one is after."""
+"""Choice of a system: by optimiser steps an hour, and by other goals."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,8 @@ from .forecast import Forecast
 
 
 def whole_seconds(f: Forecast, epochs: int) -> float:
-    """Of a pass over all train labels that trains every layer: an epoch, or one of each layer that is trained by
-    itself."""
-    assert f.seconds_per_epoch is not None, "what fits was rehearsed"
+    """Seconds of an epoch that trains every layer; with layer-by-layer training, of one epoch of each."""
+    assert f.seconds_per_epoch is not None, "candidates that fit have had a trial"
     return f.seconds_per_epoch * f.epochs / epochs
 
 
@@ -19,17 +18,17 @@ def steps_per_hour(f: Forecast, epochs: int) -> float:
 
 
 def network_bytes(f: Forecast) -> int:
-    """That ranks send each other in the whole run."""
+    """Bytes sent between ranks in the whole run."""
     return sum(f.bytes.get("network", {}).values())
 
 
 def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[str | None, str, dict[str, str]]:
-    """The system that takes most steps an hour of those that fit, why, and the best one for each other goal.
+    """The fitting system with most steps an hour, the reason, and the best one for each other goal.
 
     Args:
-        forecasts: of all systems.
-        epochs: that were asked for.
-        linked: whether ranks are connected by a link that was described; else they are on this machine.
+        forecasts: forecasts of all systems.
+        epochs: epochs that were asked for.
+        linked: True if ranks are connected by a described link; otherwise they are on this machine.
     """
     fitting = [f for f in forecasts if f.fits]
     if not fitting:
@@ -40,8 +39,7 @@ def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[st
     steps = float(f"{steps_per_hour(best, epochs):.3g}")
     why = f"it takes the most optimiser steps an hour, {steps:,.0f}, of those that fit"
     if usual and len(usual) < len(fitting):
-        spare = " and ".join(dict.fromkeys(f.system for f in fitting if f not in usual))
-        why += f" ({spare}: for slow links)"
+        why += f" ({' and '.join(dict.fromkeys(f.system for f in fitting if f not in usual))}: for slow links)"
     goals = {
         "shortest pass over all labels": min(fitting, key=lambda f: whole_seconds(f, epochs)).label,
         "least memory": min(fitting, key=lambda f: f.memory_bytes).label,

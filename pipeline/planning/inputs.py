@@ -1,4 +1,4 @@
-"""What a plan is asked for: numbers of a dataset, a cluster, and the job under every system."""
+"""Inputs of a plan: the size of a dataset, a cluster, and the job under every system."""
 
 import math
 from collections.abc import Mapping
@@ -13,23 +13,23 @@ from ..config.systems import SYSTEMS
 from .network import Link
 
 MOST_EDGES, MOST_FEATURE_BYTES = 6_000_000, 1 << 30
-"""Of a trial's graph; a generated one stands for a larger one."""
+"""Limits of a trial's graph; a generated one stands in for a larger one."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is known of a dataset that is not at hand."""
+    """Size of a dataset, which need not be on this machine."""
 
     nodes: int
     """V."""
     edges: int
-    """E, in both directions."""
+    """E, counting both directions."""
     features: int = 100
     """F."""
     classes: int = 16
     """C."""
     train: float = 0.1
-    """Share of the nodes."""
+    """Share of train nodes."""
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
@@ -40,17 +40,17 @@ class Numbers:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
-        """Of a dataset."""
+        """The size of a dataset."""
         n, share = dataset.num_nodes, len(dataset.split.train) / max(1, dataset.num_nodes)
         return cls(n, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share)
 
     @property
     def is_large(self) -> bool:
-        """True where a generated graph stands for it in a trial."""
+        """True if a generated graph stands in for the dataset in trials."""
         return self.edges > MOST_EDGES or self.nodes * self.features * 4 > MOST_FEATURE_BYTES
 
     def stand_in(self) -> str:
-        """A generated graph as dense as these numbers say, and small enough for a trial."""
+        """Spec of a generated graph with the same density, small enough for a trial."""
         density = max(1.0, self.edges / self.nodes)
         nodes = min(self.nodes, MOST_FEATURE_BYTES // (4 * self.features), MOST_EDGES / density)
         scale = max(1, min(30, int(math.log2(max(2, nodes)))))
@@ -62,17 +62,17 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the run is to be: machines like this one."""
+    """Cluster that a run is planned for: machines like this one."""
 
     hosts: int = 1
-    """Machines that share the ranks evenly; one of them is this one."""
+    """Machines that share the ranks evenly; this one is one of them."""
     memory_bytes: int | None = None
-    """What a rank may take; None: its share of this machine's."""
+    """Memory for a rank; None: its share of this machine's."""
     link: Link | None = None
-    """Between ranks; None: they talk over this machine's loopback, which the trial has measured."""
+    """Link between ranks; None: this machine's loopback, as measured by the trial."""
 
     def check(self, ranks: int) -> "Cluster":
-        """Raises InputError: what cannot be."""
+        """The cluster itself. Raises InputError if `ranks` ranks cannot run on it."""
         if not 1 <= self.hosts <= ranks:
             raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
@@ -81,14 +81,13 @@ class Cluster:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and self.link is None:
             raise InputError(
-                f"hosts is {self.hosts}, but nothing says how they are connected; give a link, or a bandwidth and a "
-                "latency"
+                f"hosts is {self.hosts}, but no link connects them; give a link, or a bandwidth and a latency"
             )
         return self
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """The candidates of a plan: the system and other keys of a job, by label."""
+    """Candidates of a plan: the system and other keys of a job, by label."""
     return {
         label: {"system": name, **keys}
         for name, entry in SYSTEMS.available().items()
@@ -97,12 +96,12 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
-    """The job under every system, resolved: what a system has no use for is left out.
+    """The resolved job under every system, without keys that a system does not use.
 
     Raises:
-        InputError: the configuration does not hold together.
+        InputError: the configuration is invalid, or a plan cannot predict it.
     """
-    _check_known(table)
+    _check_predictable(table)
     default = next(iter(SYSTEMS))
     own = dict(table.get(default, {}))
     common = {k: v for k, v in table.items() if k not in ("system", "executor")}
@@ -129,8 +128,8 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     return found
 
 
-def _check_known(table: Mapping[str, Any]) -> None:
-    """Raises InputError: options that change what travels, by no law that is known here."""
+def _check_predictable(table: Mapping[str, Any]) -> None:
+    """Raise InputError for options whose traffic no formula predicts."""
     for section, entry in SYSTEMS.available().items():
         for key, usual in entry.unpredicted.items():
             if (given := table.get(section, {}).get(key, usual)) != usual:

@@ -1,4 +1,4 @@
-"""What a run would take over other links: its measured bytes and waits, under a bandwidth and a latency."""
+"""Time of a run's messages over another link, from its measured bytes and waits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from ...storage.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Link:
-    """What each rank is connected by."""
+    """Network link of each rank."""
 
     bandwidth: float
     """Bytes of payload a second, each way. The headers of TCP and Ethernet take another twentieth of a link."""
     latency_s: float
-    """From one rank to another, one way."""
+    """Seconds from one rank to another, one way."""
 
 
 LINKS: dict[str, Link] = {
@@ -23,28 +23,28 @@ LINKS: dict[str, Link] = {
     "edge": Link(20e6 / 8, 40e-3),
     "proximity": Link(1e6 / 8, 10e-3),
 }
-"""Typical ones: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not
+"""Typical links: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not
 measurements."""
 
 
 def link_named(name: str) -> Link:
-    """One of `LINKS`. Raises InputError: there is none of that name."""
+    """The entry of `LINKS` with this name. Raises InputError if there is none."""
     if name not in LINKS:
         raise InputError(f"link is '{name}'; expected one of {', '.join(LINKS)}{nearest(name, list(LINKS))}")
     return LINKS[name]
 
 
 def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
-    """What the messages of a finished run would take over a link, by kind.
+    """Seconds that the messages of a finished run would take over a link, by kind.
 
-    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a round trip,
-    for it is sent when the receiver has said that it is ready. Kinds do not overlap: systems that exchange and train in
-    turns come near this, those that do both at once may need less. What TCP loses while it finds out how fast a link is
-    comes on top: little for few large messages, about as much as the round trips for large ones that are far apart.
-    Where all ranks send to all at once, 1.4 to 2.2 times what is said here was measured.
+    The rank that sends most of a kind sets its pace. Every message that is waited for costs a round trip, since it is
+    sent once the receiver is ready. Kinds do not overlap: systems that exchange and train in turns come close to this,
+    those that do both at once may need less. TCP's slow start comes on top: little for few large messages, about as
+    much as the round trips for large ones that are far apart. If all ranks send to all at once, 1.4 to 2.2 times this
+    was measured.
 
     Args:
-        result: ``result.json``.
+        result: contents of ``result.json``.
         link: the same for all ranks.
         channel: ``network`` for training, ``evaluation`` for evaluation.
     """
@@ -56,7 +56,6 @@ def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "netwo
 
 
 def predicted_seconds(result: Mapping[str, Any], link: Link) -> float:
-    """The whole run over a link: what it took where messages cost next to nothing, and what they would cost there."""
-    return result["seconds"]["total"] + sum(
-        sum(network_seconds(result, link, c).values()) for c in ("network", "evaluation")
-    )
+    """Seconds of a whole run over a link: those measured where messages cost next to nothing, and those of messages."""
+    channels = (network_seconds(result, link, channel) for channel in ("network", "evaluation"))
+    return result["seconds"]["total"] + sum(sum(kinds.values()) for kinds in channels)

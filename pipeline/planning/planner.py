@@ -1,7 +1,7 @@
-"""Before a run: what each system would take in memory, bytes and time, whether that fits, and which one to choose.
+"""Plans: memory, bytes and time of each system for a job, and the system to choose.
 
-Every system is tried for a few steps on this machine (`trial_setup`, `trial`); laws make a whole run on the cluster of
-that (`traffic`, `forecast`).
+Every system has a trial of a few steps on this machine (`trial_setup`, `trial`). Formulas extrapolate from it to a whole
+run on the cluster (`traffic`, `forecast`).
 """
 
 import tempfile
@@ -25,31 +25,31 @@ from .trial_setup import Trials
 
 @dataclass(frozen=True)
 class Plan:
-    """What was predicted."""
+    """Predictions for a job under every system."""
 
     dataset: str
     numbers: Numbers
     ranks: int
     epochs: int
-    """That were asked for."""
+    """Epochs that were asked for."""
     cluster: Cluster
     memory_bytes: int
-    """What a rank may take."""
+    """Memory for a rank."""
     systems: tuple[Forecast, ...]
     recommended: str | None
-    """The label of the system that takes most optimiser steps an hour; None where nothing fits."""
+    """Label of the system that takes most optimiser steps an hour; None if nothing fits."""
     why: str
     goals: Mapping[str, str]
-    """By another goal, the label of the system that is best for it."""
+    """Label of the best system for each other goal."""
     notes: tuple[str, ...]
-    """What does not compare."""
+    """Limits of the comparison."""
     seconds: float
-    """That planning took."""
+    """Seconds of planning."""
     rehearsed: Mapping[str, Any] = field(default_factory=dict)
-    """By label, what was seen in the rehearsal."""
+    """Measurements of each trial, by label."""
 
     def to_record(self) -> dict[str, Any]:
-        """As plain values."""
+        """The plan as plain values."""
         return {"schema_version": 1, **asdict(self)}
 
 
@@ -66,18 +66,18 @@ def plan(
     """Predict memory, bytes and time of a job under every system.
 
     Args:
-        dataset: what `run` takes.
-        numbers: in place of a dataset: a generated graph of that density stands for it.
-        cluster: where the job is to run; by default on this machine.
-        verbose: print progress as the command line does.
-        emit: called with events; nothing is printed then.
+        dataset: anything that `run` takes.
+        numbers: in place of a dataset: a generated graph of the same density stands in for it.
+        cluster: cluster that the job is to run on; by default this machine.
+        verbose: print progress, as the command line does.
+        emit: called with every event; nothing is printed then.
         config: tables of the configuration.
-        options: configuration keys and their shorthands, as for `run`, ``model`` among them (a name or a record such as
-            ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` say nothing here.
+        options: configuration keys and their shorthands, as for `run`, including ``model`` (a name or a record such as
+            ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` are ignored.
 
     Raises:
-        InputError: something does not fit, or there is no such cluster.
-        RunError: a rehearsal failed.
+        InputError: the data and the configuration do not go together, or there is no such cluster.
+        RunError: a trial failed.
     """
     started = time.perf_counter()
     table = dict(config or {})
@@ -88,16 +88,16 @@ def plan(
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
+    forecasts, seen = [], {}
     with heard(emit, verbose) as message, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        forecasts, seen = [], {}
         with Trials(first, dataset, numbers, where, Path(scratch), message) as trials:
-            message(StageStarted("plan", f"rehearsing {trials.dataset.name}", len(jobs)))
-            for done, (label, job) in enumerate(jobs.items()):
+            message(StageStarted("plan", f"trying {trials.at.dataset.name}", len(jobs)))
+            for label, job in jobs.items():
                 forecast, result = trials.forecast(label, job)
                 forecasts.append(forecast)
                 if result is not None:
                     seen[label] = asdict(result)
-                message(StageAdvanced("plan", done + 1, len(jobs)))
+                message(StageAdvanced("plan", len(forecasts), len(jobs)))
         seconds = time.perf_counter() - started
         message(StageEnded("plan", seconds))
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
@@ -112,7 +112,7 @@ def plan(
         recommended=recommended,
         why=why,
         goals=goals,
-        notes=_notes(forecasts, trials.dataset.name if trials.at.stands_in else None),
+        notes=_notes(forecasts, trials.at.dataset.name if trials.at.stands_in else None),
         seconds=seconds,
         rehearsed=seen,
     )
@@ -123,12 +123,12 @@ def _notes(forecasts: list[Forecast], stand_in: str | None) -> tuple[str, ...]:
     if len({f.steps_per_epoch > 1 for f in forecasts if f.fits}) > 1:
         whole = " or ".join(f.label for f in forecasts if not SYSTEMS.find(f.system).samples)
         notes.append(
-            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; the others take many in "
-            "one."
+            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; epochs of the others have "
+            "many steps."
         )
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes += [entry.plan_note for entry in entries if entry.plan_note]
     notes.append("Accuracy is not predicted.")
     if stand_in is not None:
-        notes.append(f"An estimate: rehearsed on {stand_in}, which stands for the graph.")
+        notes.append(f"An estimate: trials ran on {stand_in}, which stands in for the graph.")
     return tuple(notes)

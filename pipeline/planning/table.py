@@ -1,4 +1,4 @@
-"""A plan as its reader sees it on a terminal."""
+"""A plan as text for a terminal."""
 
 from ...storage.plural import counted
 from .choice import network_bytes, whole_seconds
@@ -11,13 +11,10 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def as_text(plan: Plan) -> str:
-    """A table of the systems, and what to make of it."""
-    cluster, link = plan.cluster, plan.cluster.link
-    between = (
-        f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link is not None else ""
-    )
+    """A table of the systems, the choice, and notes."""
+    cluster, link, n = plan.cluster, plan.cluster.link, plan.numbers
+    between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
-    n = plan.numbers
     lines = [
         f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, "
         f"{n.train:.1%} to train on",
@@ -37,15 +34,15 @@ def as_text(plan: Plan) -> str:
 
 
 def _goals(plan: Plan) -> list[str]:
-    """The best system for each other goal, a line each."""
-    by_label, epochs = {f.label: f for f in plan.systems}, plan.epochs
+    """Lines with the best system for each other goal."""
+    by_label = {f.label: f for f in plan.systems}
     figures = {
-        "shortest pass over all labels": lambda f: f"{whole_seconds(f, epochs):.3g} s",
+        "shortest pass over all labels": lambda f: f"{whole_seconds(f, plan.epochs):.3g} s",
         "least memory": lambda f: size(f.memory_bytes),
         "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
     }
-    as_text = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
-    return ["Other goals:", *(f"  {line}" for line in as_text)] if as_text else []
+    lines = [f"  {goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
+    return ["Other goals:", *lines] if lines else []
 
 
 def _row(f: Forecast) -> str:
@@ -58,7 +55,7 @@ def _row(f: Forecast) -> str:
 
 
 def _bytes(f: Forecast, channel: str, without: tuple[str, ...] = ()) -> str:
-    """Of an epoch; in brackets, of a run."""
+    """Bytes of an epoch; in brackets, those moved once in a run."""
     run, epoch = (
         sum(count for kind, count in of.get(channel, {}).items() if kind not in without)
         for of in (f.bytes, f.bytes_per_epoch)

@@ -1,12 +1,13 @@
-"""Laws of the bytes that a run moves between ranks and reads from stores.
+"""Bytes that a run moves between ranks and reads from stores.
 
-They follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. Most follow from the number
-of parameters and the counts of a cut; rows and ids of minibatches depend on the samples, and are counted in a trial.
+The formulas follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. Most depend on the
+number of parameters and the counts of a cut; rows and ids of minibatches depend on the samples, and are counted in a
+trial.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,29 +32,34 @@ from .trial import TrialResult
 ID_BYTES = COUNT_BYTES = 8
 SUMS = 3
 """Numbers that ranks add up when an epoch ends, in float64."""
+FIXED = ("gradients", "control")
+"""Kinds of message whose size does not depend on the graph's."""
+
+
+def by_channel(counts: Mapping[tuple[str, str], float]) -> dict[str, dict[str, int]]:
+    """Counts by (channel, kind) as nested tables of whole numbers."""
+    return {c: {kind: round(n) for (at, kind), n in sorted(counts.items()) if at == c} for c in ("network", "store")}
 
 
 @dataclass
 class Moved:
-    """Bytes over all ranks by (channel, kind), and what the network makes ranks wait for."""
+    """Bytes over all ranks by (channel, kind), and the messages that ranks wait for."""
 
     once: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """However many epochs there are."""
+    """Bytes of a run that do not depend on the number of epochs."""
     per_epoch: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """The mean where epochs differ."""
+    """Bytes of an epoch; their mean if epochs differ."""
     busiest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By kind, what the rank sends in an epoch that sends most of it."""
+    """By kind, bytes that the busiest rank sends in an epoch."""
     waits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By kind, messages of an epoch that a rank waits for one after the other."""
     most_seen: int = 0
-    """Of isolated parts, the most nodes that any rank sees at once."""
+    """Most nodes that a rank of isolated training sees at once."""
 
     def total(self, epochs: int) -> dict[str, dict[str, int]]:
         """Bytes of a run, by channel and kind."""
-        found: dict[str, dict[str, int]] = {"network": {}, "store": {}}
-        for channel, kind in sorted({*self.once, *self.per_epoch}):
-            found[channel][kind] = round(self.once[channel, kind] + epochs * self.per_epoch[channel, kind])
-        return found
+        keys = {*self.once, *self.per_epoch}
+        return by_channel({k: self.once.get(k, 0.0) + epochs * self.per_epoch.get(k, 0.0) for k in keys})
 
     def add(self, kind: str, total: float, busiest: float, waits: float) -> None:
         """Count network bytes of an epoch."""
@@ -61,17 +67,22 @@ class Moved:
         self.busiest[kind] += busiest
         self.waits[kind] += waits
 
+    def add_sums(self, kind: str, numel: int, itemsize: int, ranks: int, times: float) -> None:
+        """Count sums of `numel` numbers over all ranks, as many as `times` in an epoch."""
+        sent = [ring_bytes(numel, itemsize, r, ranks) for r in range(ranks)]
+        self.add(kind, times * sum(sent), times * max(sent), times * sum_waits(numel, ranks, kind))
+
     def grow(self, growth: float) -> None:
-        """Multiply all that is in proportion to the graph."""
-        for table in (self.once, self.per_epoch):
-            for key in table:
-                table[key] *= growth if key[1] not in ("gradients", "control") else 1
+        """Multiply all counts that are in proportion to the graph."""
+        for counts in (self.once, self.per_epoch):
+            for channel, kind in counts:
+                counts[channel, kind] *= 1 if kind in FIXED else growth
         for kind in self.busiest:
-            self.busiest[kind] *= growth if kind not in ("gradients", "control") else 1
+            self.busiest[kind] *= 1 if kind in FIXED else growth
 
 
 def moves(s: Candidate, seen: TrialResult) -> Moved:
-    """Bytes of the candidate's run, with rows of minibatches as its trial has counted them."""
+    """Bytes of the candidate's run, with rows of minibatches as counted in its trial."""
     moved, policy = Moved(), s.system.partition
     if s.ranks > 1:
         _steps(moved, s)
@@ -92,27 +103,24 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
 
 
 def _steps(moved: Moved, s: Candidate) -> None:
-    """What every system's steps take: one sum over ranks of all gradients, a count, and whether to stop."""
+    """Steps of any system: one sum over ranks of all gradients, with a count and a flag to stop."""
     model, size = s.model(), s.ranks
     phases = s.system.schedule.phases(s.job.epochs, model)
     for phase in phases:
         parameters = [p for p in s.system.schedule.begin(phase, model).parameters() if p.requires_grad]
-        numel, itemsize = sum(p.numel() for p in parameters) + TOLD, parameters[0].element_size()
-        sent = [ring_bytes(numel, itemsize, r, size) for r in range(size)]
-        share = s.steps / len(phases)
-        moved.add("gradients", share * sum(sent), share * max(sent), share * sum_waits(numel, size, "gradients"))
+        numel = sum(p.numel() for p in parameters) + TOLD
+        moved.add_sums("gradients", numel, parameters[0].element_size(), size, s.steps / len(phases))
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
     counters = size * 2 * sum(len(kinds) for kinds in KINDS.values()) + 4
     moved.once["network", "control"] += len(phases) * (2 * (size - 1) * 8 * counters + size * (size - 1))
-    sums = [ring_bytes(SUMS, 8, r, size) for r in range(size)]
-    moved.add("control", sum(sums), max(sums), sum_waits(SUMS, size, "control"))
+    moved.add_sums("control", SUMS, 8, size, 1)
 
 
 def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
-    """Full-batch training: rows and their gradients, layer by layer; a pruned layer leaves out what no train node's
-    result depends on."""
+    """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train node
+    depends on."""
     assert isinstance(s.system.fetch, VisitFetch)
-    traffic = visited_bytes(s.system.fetch, s.model(), s.at.outline.num_features, TORCH_DTYPES[s.job.dtype])
+    traffic = visited_bytes(s.system.fetch, s.model(), s.at.numbers.features, TORCH_DTYPES[s.job.dtype])
     total = np.zeros(cut.size)
     for i, (there, back) in enumerate(traffic):
         rows = cut.rows[i if prune else -1]
@@ -123,7 +131,7 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
 
 
 def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
-    """Before a full batch ranks tell each other which rows they read, and how many of them in which layers."""
+    """Messages before a full batch: the rows that ranks read from each other, and how many of them in which layers."""
     pairs = cut.size * (cut.size - 1)
     levels = pruned_layers + 2 if pruned_layers else 1
     ids = cut.boundary + (int(cut.rows[0].sum()) if pruned_layers else 0)
@@ -133,7 +141,7 @@ def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
 
 
 def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
-    """Rows of the boundary once for each phase that passes messages; their names and degrees before."""
+    """Rows of the boundary once for each phase that passes messages, after their ids and degrees."""
     model = s.model()
     assert isinstance(model, Lazy)
     arrange(moved, cut, 0)
@@ -145,16 +153,16 @@ def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
 
 
 def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
-    """Isolated ranks read from stores, chunk by chunk and super-epoch by super-epoch; the mean of the first few
+    """Reads of isolated ranks from stores, chunk by chunk and super-epoch by super-epoch. The mean of the first few
     super-epochs stands for those that follow."""
     assert s.book is not None
     graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model()))
-    deal = ChunkSchedule(s.job.seed, s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
+    schedule = ChunkSchedule(s.job.seed, s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
     found = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
     before: list[set[int]] = [set() for _ in range(s.ranks)]
     for t in range(len(found)):
         for rank in range(s.ranks):
-            chunks = [*deal.base(rank, t), *deal.variable(rank, t)]
+            chunks = [*schedule.base(rank, t), *schedule.variable(rank, t)]
             halo = halo_nodes(graph, s.book, chunks) if policy.halo and len(chunks) < cut.size else 0
             around = round(halo * policy.halo)
             moved.most_seen = max(moved.most_seen, int(cut.nodes[chunks].sum()) + around)
@@ -170,28 +178,28 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
 
 
 def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
-    """Of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources, the
-    first edges."""
+    """Bytes of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources,
+    the first edges."""
     edges, sources = int(cut.edges[part]), int(cut.rows[-1, part].sum())
     per_edge = 4 + (4 if edges < 2**31 else 8) + (4 if weighted else 0)
     return 24 * (cut.size + 1) + 8 * int(cut.lists[part]) + per_edge * edges + 4 * sources + 8 * int(cut.nodes[part])
 
 
 def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
-    """Rows and ids of sampled minibatches, as counted in the trial. All of it is divided by the growth of the graph that
-    `Moved.grow` multiplies by."""
+    """Rows and ids of sampled minibatches, as counted in the trial. They do not depend on the graph's size, so they are
+    divided by the growth that `Moved.grow` multiplies by."""
     growth = s.at.growth
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / growth
     if not s.exchanges:
-        # The last minibatch of an epoch is counted whole only where the trial had it, as small as it is.
+        # An incomplete last minibatch counts as a whole only if the trial had it too.
         minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.at.stands_in else s.minibatches
         per_epoch = minibatches / max(1, seen.minibatches)
         moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / growth
         return
-    c = s.system.options.get("replication", 1)
+    c = s.replication
     moved.once["store", "features"] += s.feature_bytes * c / growth
-    # Of the rows that a column of the grid holds, all but one block are other ranks'.
+    # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
     tried = tried_minibatches(s, seen)
@@ -206,25 +214,25 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
 
 
 def tried_minibatches(s: Candidate, seen: TrialResult) -> float:
-    """Of an epoch of the trial."""
+    """Minibatches in an epoch of the trial."""
     if seen.all_seeds:
         return len(s.at.dataset.split.train) / s.job.train.batch_size
-    return float(MOST_STEPS * s.per_step(seen.ranks))
+    return float(MOST_STEPS * s.job.train.per_step(seen.ranks))
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
-    """Rows that ranks ask for in the first epoch and in each later one, in rows of one minibatch.
+    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows.
 
-    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that
-    leaves was counted.
+    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`); the trial has counted
+    the rows that this leaves.
 
     Args:
         s: the run.
         seen: its trial.
-        minibatches: of an epoch; the last one may be less than whole.
-        ranks: that train on them.
+        minibatches: minibatches in an epoch; the last one may be incomplete.
+        ranks: ranks that train on them.
     """
-    per_step, count = s.per_step(ranks), math.ceil(round(minibatches, 9))
+    per_step, count = s.job.train.per_step(ranks), math.ceil(round(minibatches, 9))
     distinct, together = seen.distinct or [1.0], 1
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
         step = per_step / ranks * distinct[0] * s.row_bytes
@@ -245,7 +253,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
 
 
 def rows_of(distinct: Sequence[float], minibatches: float) -> float:
-    """Distinct nodes of so many minibatches together: powers between what was counted, and beyond it."""
+    """Distinct nodes of several minibatches together: a power law between the counts and beyond them."""
     if minibatches <= 0:
         return 0.0
     if len(distinct) == 1:

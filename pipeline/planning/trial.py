@@ -1,4 +1,4 @@
-"""Trials: a run's own code on its own data, by few ranks and for a few steps, to learn what a step takes here."""
+"""Trials: a run's own code on its own data, by few ranks and for a few steps, to measure what a step costs here."""
 
 import json
 import os
@@ -21,27 +21,29 @@ class TrialSpec:
     """A trial, as plain values."""
 
     job: dict[str, Any]
-    """A resolved configuration, of as many epochs as are tried."""
+    """Resolved configuration with the ranks and epochs of the trial."""
     dataset: str
-    """What `open_dataset` takes, where `features` is None; else the folder of a store that all ranks open."""
+    """Anything that `open_dataset` takes, if `features` is None; else the folder of a store that all ranks open."""
     features: str | None
     outline: dict[str, Any]
-    """Of the dataset."""
+    """Outline of the dataset."""
     parts: str | None
     """Folder of the parts, of which each rank opens its own instead of the dataset."""
     out: str
     """Folder of the trial's run."""
-    ranks: int
-    threads: int
-    """Of each rank."""
     seeds: int | None
-    """Train nodes to train on: of each part under isolated training, else of all ranks. None: all."""
+    """Train nodes to train on: of each part in isolated training, else of all ranks. None: all."""
     limit_s: float
-    """A rank cuts its training short after so many seconds of each of its threads."""
+    """Seconds of each thread after which a rank cuts its training short."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the trial."""
+        return self.job["ranks"]
 
     @property
     def all_seeds(self) -> bool:
-        """True where an epoch is one of the run, with its smaller last minibatch."""
+        """True if an epoch of the trial is one of the run, including its incomplete last minibatch."""
         return self.seeds is None or self.seeds >= self.outline["splits"]["train"]
 
 
@@ -51,7 +53,7 @@ class TrialProcess:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """
         Args:
-            environment: variables that a rank's process would start with, such as the allocator's.
+            environment: variables that a rank's process starts with, such as the allocator's.
         """
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
@@ -64,26 +66,26 @@ class TrialProcess:
             start_new_session=True,
         )
         self.base_bytes = int(self._answer()["base_bytes"])
-        """What a rank takes before it has any data."""
+        """Resident size of a rank without data."""
 
     def __enter__(self) -> "TrialProcess":
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Its ranks are children of its own, in a group that is theirs alone.
+        # Its ranks are its children, in a process group of their own.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
         self._errors.close()
 
     def run_trial(self, spec: TrialSpec) -> "TrialResult":
-        """Run one. Raises RunError: a rank failed."""
+        """Run a trial. Raises RunError if a rank failed."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(spec)) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         if "failed" in answer:
-            raise RunError(f"the rehearsal of system '{spec.job['system']}' failed: {answer['failed']}")
+            raise RunError(f"the trial of system '{spec.job['system']}' failed: {answer['failed']}")
         return TrialResult.of(spec, answer["ranks"])
 
     def _answer(self) -> dict[str, Any]:
@@ -91,63 +93,61 @@ class TrialProcess:
         if line := self._process.stdout.readline():
             return json.loads(line)
         self._errors.seek(0)
-        last = self._errors.read().strip().splitlines()[-1:] or ["it said nothing"]
-        raise RunError(f"the rehearsing process ended with status {self._process.wait()}: {last[0]}")
+        last = self._errors.read().strip().splitlines()[-1:] or ["it printed nothing"]
+        raise RunError(f"the process that runs trials ended with status {self._process.wait()}: {last[0]}")
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What was seen. Where there are several ranks, lists are by rank."""
+    """Measurements of a trial. Lists of several ranks are by rank."""
 
     ranks: int
     epochs: list[float]
-    """Seconds of each whole epoch, those that pay for what is done once left out where there are others."""
+    """Seconds of each whole epoch, leaving out epochs with one-time work if there are others."""
     step_s: float
     """Seconds of a step."""
     steps: int
-    """Of all epochs."""
+    """Steps of all epochs."""
     minibatches: int
-    """Of all ranks and epochs."""
+    """Minibatches of all ranks and epochs."""
     minibatch_bytes: float
-    """Structure of one, in memory; 0 where there are none."""
+    """Bytes of a minibatch's structure in memory; 0 without minibatches."""
     distinct: list[float]
-    """Distinct nodes of one minibatch, of two, and so on, the mean over ranks; empty where nobody asks."""
+    """Distinct nodes of one minibatch, of two, and so on, means over ranks; empty if not needed."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
     """Seconds of fetching a minibatch's rows from other ranks, beside training."""
     evaluate_s: float
-    """Seconds of evaluating a split; 0 where training was cut short."""
+    """Seconds of evaluating a split; 0 if training was cut short."""
     peak_rss_bytes: list[int]
     memory_bytes: list[dict[str, int]]
-    """As `Result.memory_bytes`; empty where training was cut short."""
+    """See `Result.memory_bytes`; empty if training was cut short."""
     bytes: dict[str, dict[str, int]]
-    """Of all ranks, by channel and kind."""
+    """Bytes of all ranks, by channel and kind."""
     waits: dict[str, int]
-    """Of the first rank, over the network, by kind."""
+    """Network messages that the first rank waited for, by kind."""
     whole: bool
-    """Whether all epochs were done."""
+    """True if all epochs were trained."""
     all_seeds: bool
     """See `TrialSpec.all_seeds`."""
 
     @classmethod
     def of(cls, spec: TrialSpec, ranks: Sequence[Mapping[str, Any]]) -> "TrialResult":
-        """From what the ranks say."""
+        """The measurements, from the messages of all ranks."""
         reports, meters = [r["report"] for r in ranks], [r["meter"] for r in ranks]
         first, steps, whole = reports[0], meters[0]["steps"], "history" in reports[0]
         per_epoch = max(1, sum(epoch == 0 for epoch, _ in steps))
         steady = _steady([e["seconds"] for e in first["history"]], spec) if whole else []
-        # From one step to the next, within an epoch where it has several: between epochs lie other things.
+        # From step to step within an epoch, if it has several: other work lies between epochs.
         pairs = list(zip(steps, steps[1:]))
         gaps = [b[1] - a[1] for a, b in pairs if a[0] == b[0]] or [b[1] - a[1] for a, b in pairs]
         gaps = gaps or [steps[0][1] - meters[0]["started"]]
-        handed, per_step = (
-            sum(m["minibatches"] for m in meters),
-            spec.job["train"]["minibatches_per_step"] or spec.ranks,
-        )
-        # Where training was cut short, what had been handed on was sampled and, before more of it was, fetched.
+        handed = sum(m["minibatches"] for m in meters)
+        per_step = spec.job["train"]["minibatches_per_step"] or spec.ranks
+        # If training was cut short, every minibatch handed out had been sampled, and fetched before the next one.
         trained = sum(r["minibatches"] for r in reports) if whole else handed or len(steps) * per_step
-        # The first bulk pays for loading kernels.
+        # The first bulk's time includes loading kernels.
         bulks = min(spec.job["queue"]["bulk_size"], -(-per_epoch * per_step // spec.ranks)) * spec.ranks
         evaluations = 1 + sum("val_accuracy" in e for e in first["history"]) if whole else 0
 
@@ -179,8 +179,8 @@ class TrialResult:
 
 
 def _steady(epochs: list[float], spec: TrialSpec) -> list[list[float]]:
-    """Of each phase, its epochs but the first, which pays for what is done once; of sampled minibatches not the last
-    either, when nothing is sampled any more."""
+    """Epochs of each phase without the first, which has one-time work, and, with sampled minibatches, without the last,
+    when sampling is over."""
     n = spec.job["epochs"]
     phases = [epochs[i : i + n] for i in range(0, len(epochs), n)]
     return [phase[1 : n - 1 if spec.seeds is not None else n] or phase for phase in phases]

@@ -1,8 +1,8 @@
 """The process that runs trials: ``python -m millrace.pipeline.planning.trial_main``, started by `trial.TrialProcess`.
 
-It imports what a rank needs once, and forks the ranks of each trial, so that they start in no time. A rank does what it
-would do in a run, on the same data and by the same code (`trainer.train_and_evaluate`), only for a few steps. Each line
-of standard input is a `TrialSpec`, each line of standard output what its ranks report.
+It imports what a rank needs once, and forks the ranks of each trial, so that they start at once. A rank works as in a
+run, on the same data and with the same code (`trainer.train_and_evaluate`), but only for a few steps. Each line of
+standard input is a `TrialSpec`, each line of standard output has the messages of its ranks.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ...stages.comm.gloo import Gloo
 from ...stages.comm.solo import Solo
@@ -24,7 +24,7 @@ from ...stages.feed.local_feed import Local
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...stages.messages import Part, Phase, Placement, RankJob
-from ...storage.dataset import Dataset, Split
+from ...storage.dataset import Split
 from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
@@ -33,7 +33,7 @@ from ..setup.model import TORCH_DTYPES, Outline
 from ..setup.open_data import open_data
 from ..setup.open_queue import own_queue
 from ..setup.parts import Parts
-from ..setup.prepare import prepare, prepare_part
+from ..setup.prepare import Prepared, prepare, prepare_part
 from ..setup.result import peak_rss_bytes
 from ..setup.shared_dataset import open_shared
 from ..telemetry.events import Event, StageStarted, StepDone, silent
@@ -43,30 +43,30 @@ from ..training.trainer import train_and_evaluate
 from .trial import TrialSpec
 
 TIMEOUT_S = 120.0
-"""Ranks that wait longer for each other have lost one."""
+"""Longest wait of a rank for another, after which that one counts as lost."""
 LEAST_STEPS = 2
-"""However long they take."""
+"""Steps of a trial, however long they take."""
 
 
 @dataclass
 class Meter:
-    """What is measured in a rank beside its report."""
+    """Measurements of a rank beside its report."""
 
     started: float = 0.0
-    """When training began."""
+    """Time when training began."""
     steps: list[tuple[int, float]] = field(default_factory=list)
-    """(epoch, when), as each step was done."""
+    """Epoch and time of each finished step."""
     minibatches: int = 0
     minibatch_bytes: int = 0
     distinct: list[int] = field(default_factory=list)
     """Distinct nodes of the first minibatch, of the first two, and so on."""
     sampled_s: float = 0.0
-    """Seconds of sampling until the first step was done, in which kernels were loaded."""
+    """Seconds of sampling until the end of the first step, which include loading kernels."""
     loaded_s: float = 0.0
-    """Seconds of processors by then: where kernels are compiled for the first time, more than all that follows."""
+    """Processor seconds by then; if kernels are compiled for the first time, more than of everything after."""
 
     def hear(self, event: Event, clock: Clock) -> None:
-        """Take note of a rank's event."""
+        """Record a rank's event."""
         if isinstance(event, StageStarted) and event.stage == "train":
             self.started = time.perf_counter()
         if isinstance(event, StepDone):
@@ -76,8 +76,8 @@ class Meter:
 
 
 class MeteredQueue:
-    """A queue, or a feed, that measures what it hands out; nodes of the first `MOST_STEPS` minibatches of `counts` seeds
-    are counted together."""
+    """A queue or a feed that measures the minibatches it hands out. Nodes of the first `MOST_STEPS` minibatches with
+    `counts` seeds are counted together."""
 
     def __init__(self, inner: Any, meter: Meter, counts: int = 0) -> None:
         self._inner, self._meter, self._counts, self._nodes = inner, meter, counts, np.empty(0, np.int64)
@@ -99,8 +99,8 @@ class MeteredQueue:
 
 
 @dataclass(frozen=True)
-class ShortLocal(Local):
-    """`Local` a bulk ahead, as in the midst of a long epoch; measured."""
+class MeteredLocal(Local):
+    """`Local` with a meter; it samples a bulk ahead, as within a long epoch."""
 
     meter: Meter = field(default_factory=Meter)
 
@@ -111,7 +111,7 @@ class ShortLocal(Local):
 
 @dataclass(frozen=True)
 class ShortParts(Parts):
-    """`Parts` of which each has so many train nodes only."""
+    """`Parts` with at most `seeds` train nodes each."""
 
     seeds: int | None = None
 
@@ -122,24 +122,19 @@ class ShortParts(Parts):
 
 
 def shortened(split: Split, seeds: int | None) -> Split:
-    """With train nodes that lie evenly among those of `split`: neighbouring ids may be alike."""
+    """The split with `seeds` train nodes, evenly spaced since neighbouring ids may be alike. None: all of them."""
     if seeds is None or seeds >= len(split.train):
         return split
     return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
 
 
-def shortened_dataset(dataset: Dataset, seeds: int | None) -> Dataset:
-    """With so many train nodes."""
-    return replace(dataset, split=shortened(dataset.split, seeds))
-
-
 def library_bytes() -> int:
-    """Resident pages of shared libraries in this process. A fork begins without most of those that its parent has."""
-    found, counts = 0, False
+    """Resident pages of shared libraries in this process. A fork begins without most of its parent's."""
     try:
         lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return 0
+    found, counts = 0, False
     for line in lines:
         if line[0] in "0123456789abcdef":
             counts = ".so" in line
@@ -148,15 +143,8 @@ def library_bytes() -> int:
     return found
 
 
-def as_if_started(library: int) -> int:
-    """The largest resident size that this process would have had, had it not been forked: with its parent's pages of
-    libraries."""
-    own = library_bytes()
-    return peak_rss_bytes() - own + max(own, library)
-
-
 def main() -> NoReturn:
-    """Serve whoever holds the other end of standard input, until it closes."""
+    """Run trials for the process at the other end of standard input, until it closes."""
     leave_compiler_out()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -168,8 +156,8 @@ def main() -> NoReturn:
 
 
 def perform(spec: TrialSpec, library: int) -> dict[str, Any]:
-    """The reports of all ranks, or in ``failed`` the message of the first that failed."""
-    # A file, not a server: that would be a thread of this process, which forks.
+    """Messages of all ranks, or under ``failed`` that of the first one that failed."""
+    # A file, since a store's server would be a thread of this process, which forks.
     place = Path(spec.out) / "meeting"
     place.parent.mkdir(parents=True, exist_ok=True)
     pids, pipes = [], []
@@ -178,25 +166,25 @@ def perform(spec: TrialSpec, library: int) -> dict[str, Any]:
         pid = os.fork()
         if pid == 0:
             os.close(theirs)
-            _rank(spec, rank, str(place), library, ours)
+            _run_rank(spec, rank, str(place), library, ours)
         os.close(ours)
         pids.append(pid)
         pipes.append(os.fdopen(theirs))
     texts = [pipe.read() for pipe in pipes]
     for pid in pids:
         os.waitpid(pid, 0)
-    ranks = [json.loads(text) if text else {"failed": "a rank died without a word"} for text in texts]
-    # A rank whose peer is gone says so; the cause is what the others do not say.
+    ranks = [json.loads(text) if text else {"failed": "a rank died without a message"} for text in texts]
+    # A lost peer is a consequence; the cause is another rank's message.
     failed = sorted((r["failed"] for r in ranks if "failed" in r), key=lambda text: "PeerLostError" in text)
     return {"failed": failed[0]} if failed else {"ranks": ranks}
 
 
-def _rank(spec: TrialSpec, rank: int, place: str, library: int, answer: int) -> NoReturn:
+def _run_rank(spec: TrialSpec, rank: int, place: str, library: int, answer: int) -> NoReturn:
     try:
-        torch.set_num_threads(spec.threads)
-        set_num_threads(spec.threads)
         message = run_trial(spec, rank, place)
-        message["report"]["peak_rss_bytes"] = as_if_started(library)
+        # As if the process had been started, not forked: with its parent's pages of libraries.
+        own = library_bytes()
+        message["report"]["peak_rss_bytes"] = peak_rss_bytes() - own + max(own, library)
     except BaseException as e:
         message = {"failed": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()}
     with os.fdopen(answer, "w") as out:
@@ -207,27 +195,23 @@ def _rank(spec: TrialSpec, rank: int, place: str, library: int, answer: int) -> 
 def run_trial(spec: TrialSpec, rank: int, place: str) -> dict[str, Any]:
     """One rank's part in a trial. Returns its `RankReport` and `Meter` as plain values."""
     job, ledger, meter, clock, out = Job.model_validate(spec.job), Ledger(), Meter(), Clock(), Path(spec.out)
-    if spec.parts is not None:
-        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), rank, {"rehearsed": "parts"})
-        parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", spec.seeds)
-        prepared = replace(prepared, data=parts.part(prepared.system.parts_before(rank)))
-    elif spec.features is None:
-        prepared = prepare(job, shortened_dataset(open_data(job, spec.dataset, silent), spec.seeds))
-    else:
-        shared = open_shared(Path(spec.dataset), spec.outline["name"], spec.features)
-        prepared = prepare(job, shortened_dataset(shared, spec.seeds))
+    threads = job.threads or 1
+    torch.set_num_threads(threads)
+    set_num_threads(threads)
+    prepared = _prepare(spec, job, rank)
     if isinstance(prepared.system.sample, Local):
-        sample = ShortLocal(prepared.system.sample.sampler, max_bytes=1, meter=meter)
+        sample = MeteredLocal(prepared.system.sample.sampler, max_bytes=1, meter=meter)
         prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
     if spec.ranks > 1:
-        group = Gloo(dist.FileStore(place, spec.ranks), rank, spec.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
+        store = FileStore(place, spec.ranks)
+        group = Gloo(store, rank, spec.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)
     counts = job.train.batch_size if spec.ranks > 1 and job.features == "owned" else 0
     queue: Any = MeteredQueue(own_queue(prepared, out), meter, counts) if prepared.has_minibatches else None
 
     def enough() -> bool:
-        # Of processors: on a busy machine a trial takes longer, but is no shorter.
-        return len(meter.steps) > LEAST_STEPS and time.process_time() - meter.loaded_s > spec.limit_s * spec.threads
+        # Processor time: on a busy machine a trial takes longer, but has as many steps.
+        return len(meter.steps) > LEAST_STEPS and time.process_time() - meter.loaded_s > spec.limit_s * threads
 
     try:
         report = asdict(
@@ -247,6 +231,19 @@ def run_trial(spec: TrialSpec, rank: int, place: str) -> dict[str, Any]:
     except Interrupted:
         report = {"bytes": ledger.as_record(), "waits": ledger.waits(), "seconds": clock.snapshot()}
     return {"report": report, "meter": asdict(meter)}
+
+
+def _prepare(spec: TrialSpec, job: Job, rank: int) -> Prepared:
+    """The job with its data, of which `spec.seeds` nodes are trained on."""
+    if spec.parts is not None:
+        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), rank, {"rehearsed": "parts"})
+        parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", spec.seeds)
+        return replace(prepared, data=parts.part(prepared.system.parts_before(rank)))
+    if spec.features is None:
+        data = open_data(job, spec.dataset, silent)
+    else:
+        data = open_shared(Path(spec.dataset), spec.outline["name"], spec.features)
+    return prepare(job, replace(data, split=shortened(data.split, spec.seeds)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the trials of a plan need: the data, cut as ranks need them, and the process that runs trials."""
+"""Set-up of a plan's trials: the data, cut for the ranks, and the process that runs trials."""
 
 import os
 from contextlib import ExitStack
@@ -32,17 +32,17 @@ from .inputs import Cluster, Numbers
 from .trial import TrialProcess, TrialResult, TrialSpec
 
 STEPS = MOST_STEPS
-"""Of an epoch of minibatches: a bulk, and as many as rows of other ranks are asked for together."""
+"""Steps of a trial's epoch of minibatches: a bulk, whose rows of other ranks are requested together."""
 SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 5
-"""Tried: of minibatches; of full batches."""
+"""Epochs of a trial: of minibatches, and of full batches."""
 MOST_RANKS = 4
-"""Of a trial, on one machine."""
+"""Most ranks of a trial, which runs on one machine."""
 LIMIT_S = 10.0
-"""Of each thread of a rank, in a trial."""
+"""Longest training of a trial, in seconds of each thread of a rank."""
 
 
 class Trials:
-    """Runs the trial of each candidate, and foresees the candidate's run. Use as a context manager."""
+    """Runs the trial of each candidate, and forecasts the candidate's run. Use as a context manager."""
 
     def __init__(
         self,
@@ -56,33 +56,30 @@ class Trials:
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
         spec: str | None = None
-        if numbers is None and not isinstance(source, Dataset):
+        if numbers is not None:
+            self.name, stands_in = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges", True
+        else:
             if source is None or isinstance(source, str | Path):
                 spec = str(source if source is not None else job.dataset)
                 job, source = job.model_copy(update={"dataset": spec}), None
-            source = open_data(job, source, emit)
-        if isinstance(source, Dataset):
-            self.name, numbers = source.name, Numbers.of(source)
-        else:
-            assert numbers is not None
-            self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
-        stands_in = not isinstance(source, Dataset) or numbers.is_large
+            data = source if isinstance(source, Dataset) else open_data(job, source, emit)
+            self.name, numbers = data.name, Numbers.of(data)
+            stands_in = numbers.is_large
         if stands_in:
             spec = numbers.stand_in()
-            source = open_data(job.model_copy(update={"dataset": spec, "split": None}), None, silent)
-        assert isinstance(source, Dataset)
-        if not len(source.split.train):
+            data = open_data(job.model_copy(update={"dataset": spec, "split": None}), None, silent)
+        if not len(data.split.train):
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
-        self.dataset, self._job, self._spec, self._scratch, self._emit = source, job, spec, scratch, emit
+        self._job, self._spec, self._scratch, self._emit = job, spec, scratch, emit
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
         threads = job.threads or max(1, cores // per_host)
         self.room = cluster.memory_bytes or psutil.virtual_memory().total // per_host
-        self.at = Setting(source, Outline.of(source), numbers, stands_in, per_host, threads, cores, cluster.link)
-        self._most_ranks = min(job.ranks, MOST_RANKS, max(2, per_host))
+        self.at = Setting(data, numbers, stands_in, per_host, threads, cores, cluster.link)
+        self._ranks = min(job.ranks, MOST_RANKS, max(2, per_host))
         self._exits = ExitStack()
         self._process = cache(lambda keeps: self._exits.enter_context(TrialProcess(allocator(keeps))))
-        self._books: dict[tuple[str, int], tuple[PartitionBook, CutCounts]] = {}
-        self._shared = cache(lambda: share(job.model_copy(update={"dataset": spec or self.name}), source, scratch))
+        self._cuts: dict[tuple[str, int], tuple[PartitionBook, CutCounts]] = {}
+        self._shared = cache(lambda: share(job.model_copy(update={"dataset": spec or self.name}), data, scratch))
 
     def __enter__(self) -> "Trials":
         return self
@@ -91,64 +88,62 @@ class Trials:
         self._exits.close()
 
     def forecast(self, label: str, job: Job) -> tuple[Forecast, TrialResult | None]:
-        """What one candidate would take, and what its trial has seen; None: it cannot fit."""
+        """Forecast of a candidate, and the measurements of its trial; None if it cannot fit."""
         system = make_system(placed(job) if job.ranks == 1 else job)
         partitioner, layers = system.partition.partitioner, int(job.model["layers"])
         cut = trial_cut = book = None
         if partitioner is not None:
             book, cut = self._cut(partitioner, system.parts_before(job.ranks), layers)
-            _, trial_cut = self._cut(partitioner, system.parts_before(self._most_ranks), layers)
+            _, trial_cut = self._cut(partitioner, system.parts_before(self._ranks), layers)
         candidate = Candidate(label, job, system, self.at, cut, trial_cut, book)
         frees = system.sample.uses_queue and job.executor == "dask"
         process = self._process(job.cluster.keep_freed_bytes if frees else 0)
         least = least_bytes(candidate, process.base_bytes)
         if sum(least.values()) > self.room:
             return refused(candidate, least, self.room), None
-        self._emit(StageStarted("rehearse", f"rehearsing {label} with {counted(self._most_ranks, 'rank')}"))
-        spec = self._spec_of(candidate)
-        seen = process.run_trial(spec)
+        self._emit(StageStarted("trial", f"trying {label} with {counted(self._ranks, 'rank')}"))
+        seen = process.run_trial(self._spec_of(candidate))
         return foresee(candidate, seen, process.base_bytes, self.room), seen
 
     def _cut(self, partitioner: Partitioner, parts: int, layers: int) -> tuple[PartitionBook, CutCounts]:
-        """Who owns what and what the parts hold: cut once for all systems that cut the same way."""
+        """Owners and counts of the parts, computed once for all systems with the same cut."""
         key = repr(partitioner), parts
-        if key not in self._books:
-            data = self.dataset
+        if key not in self._cuts:
+            data = self.at.dataset
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
             book = partitioner.assign(data.graph, parts, self._job.seed)
-            self._books[key] = book, count_cut(data.graph, book, data.split.train, layers)
-        return self._books[key]
+            self._cuts[key] = book, count_cut(data.graph, book, data.split.train, layers)
+        return self._cuts[key]
 
-    def _parts(self, s: Candidate, ranks: int) -> str | None:
-        """The folder of the parts that so many ranks open, written on first use; None where they open the whole."""
-        partitioner = s.system.partition.partitioner
-        if partitioner is None or ranks == 1:
+    def _parts(self, s: Candidate) -> str | None:
+        """Folder of the parts of a trial's ranks, written on first use; None if each opens the whole dataset."""
+        partitioner, data = s.system.partition.partitioner, self.at.dataset
+        if partitioner is None or self._ranks == 1:
             return None
-        parts = s.system.parts_before(ranks)
-        owners = Given(self._books[repr(partitioner), parts][0].part(np.arange(self.dataset.num_nodes)))
+        parts = s.system.parts_before(self._ranks)
+        owners = Given(self._cuts[repr(partitioner), parts][0].part(np.arange(data.num_nodes)))
         folder = self._scratch / f"parts-{owners.digest[:16]}"
-        partition_dataset(self.dataset, owners, parts, folder, self._job.seed)
+        partition_dataset(data, owners, parts, folder, self._job.seed)
         return str(folder)
 
     def _spec_of(self, s: Candidate) -> TrialSpec:
-        job, ranks, seeds = s.job, self._most_ranks, None
+        job, seeds = s.job, None
         if s.is_local:
             seeds = STEPS * job.train.batch_size // s.system.parts_before(1)
         elif s.is_sampled:
-            seeds = STEPS * s.per_step(ranks) * job.train.batch_size
-        train: dict[str, Any] = {"patience": None}
-        if s.is_sampled:
-            # Beside sampled epochs evaluation takes too long. Between those of full batches it leaves caches cold for
-            # the next, as in a run.
-            train["evaluate_every"] = 0
+            seeds = STEPS * job.train.per_step(self._ranks) * job.train.batch_size
+        # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches cold
+        # for the next epoch, as in a run.
+        evaluate = {"evaluate_every": 0} if s.is_sampled else {}
         changes: dict[str, Any] = {
             "epochs": SAMPLED_EPOCHS if s.is_sampled else WHOLE_EPOCHS,
-            "ranks": ranks,
-            "train": job.train.model_copy(update=train),
+            "ranks": self._ranks,
+            "threads": self.at.threads,
+            "train": job.train.model_copy(update={"patience": None, **evaluate}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
-            # What comes with a new super-epoch is seen too.
+            # The start of a new super-epoch is part of the trial.
             changes[job.system] = job.options.model_copy(update={"repartition_every": SAMPLED_EPOCHS // 2})
         dataset, features = self._spec, None
         if job.executor != "inline" or dataset is None:
@@ -156,18 +151,16 @@ class Trials:
             dataset = str(path)
         else:
             changes |= {"dataset": dataset, **({"split": None} if self.at.stands_in else {})}
-        parts = self._parts(s, ranks)
+        parts = self._parts(s)
         if parts is not None:
             changes["partition"] = job.partition.model_copy(update={"owners": None})
         return TrialSpec(
             job=job.model_copy(update=changes).model_dump(mode="json"),
             dataset=dataset,
             features=features,
-            outline=asdict(self.at.outline),
+            outline=asdict(Outline.of(self.at.dataset)),
             parts=parts,
             out=str(self._scratch / f"run-{s.system.name}-{job.features}"),
-            ranks=ranks,
-            threads=self.at.threads,
             seeds=seeds,
             limit_s=LIMIT_S,
         )

@@ -8,7 +8,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, placed
-from millrace.pipeline.planning import forecast as plan_laws
+from millrace.pipeline.planning import forecast as forecasting
 from millrace.pipeline.planning import traffic, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
@@ -27,16 +27,15 @@ SMALL = {"hidden": 8, "layers": 2, "fanout": "3,2", "batch_size": 16, "epochs": 
 
 
 class Played:
-    """A plan for two ranks, and, for each candidate, the law of exactly what was rehearsed beside what was counted
-    there."""
+    """A plan for two ranks, and for each candidate the bytes predicted for its trial and those counted there."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.situations: dict[str, Candidate] = {}
+        self.candidates: dict[str, Candidate] = {}
         self.seen: dict[str, TrialResult] = {}
-        self.laws: dict[str, Moved] = {}
+        self.predicted: dict[str, Moved] = {}
         self.events: list[object] = []
         specs: list[TrialSpec] = []
-        foresee, run_trial = plan_laws.foresee, TrialProcess.run_trial
+        foresee, run_trial = forecasting.foresee, TrialProcess.run_trial
 
         def tried(process: TrialProcess, spec: TrialSpec) -> TrialResult:
             specs.append(spec)
@@ -45,8 +44,8 @@ class Played:
         def heard(s: Candidate, seen: TrialResult, base: int, room: int) -> Forecast:
             job = Job.model_validate(specs[-1].job)
             as_tried = replace(s, job=job, system=make_system(placed(job)))
-            self.situations[s.label], self.seen[s.label] = as_tried, seen
-            self.laws[s.label] = plan_laws.moves(as_tried, seen)
+            self.candidates[s.label], self.seen[s.label] = as_tried, seen
+            self.predicted[s.label] = forecasting.moves(as_tried, seen)
             return foresee(s, seen, base, room)
 
         patch.setattr(TrialProcess, "run_trial", tried)
@@ -64,9 +63,9 @@ def played() -> Played:
 
 @pytest.mark.parametrize("label", ["sar", "retexo", "bulk", "bulk, owned features", "grappa"])
 def test_bytes_are_those_that_ranks_count(played: Played, label: str) -> None:
-    s, seen = played.situations[label], played.seen[label]
+    s, seen = played.candidates[label], played.seen[label]
     assert seen.whole
-    law = played.laws[label].total(s.epochs)
+    law = played.predicted[label].total(s.epochs)
     for channel in ("network", "store"):
         counted = {kind: count for kind, count in seen.bytes[channel].items() if count and kind != "control"}
         assert {kind: count for kind, count in law[channel].items() if count and kind != "control"} == counted
@@ -117,37 +116,37 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
 
 
 def test_slower_links_take_longer(played: Played) -> None:
-    s = played.situations["sar"]
+    s = played.candidates["sar"]
     slow = replace(s, at=replace(s.at, link=LINKS["edge"]))
-    moved = played.laws["sar"]
-    assert plan_laws.network_seconds(s, moved) == 0
+    moved = played.predicted["sar"]
+    assert forecasting.network_seconds(s, moved) == 0
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
     expected = sum(
         moved.busiest[k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items()
     )
-    assert plan_laws.network_seconds(slow, moved) == pytest.approx(expected)
+    assert forecasting.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
 
 
 def test_larger_graphs_than_were_tried_grow(played: Played) -> None:
-    s, seen = played.situations["sar"], played.seen["sar"]
-    assert plan_laws.share_of_work(s) == pytest.approx(1)
+    s, seen = played.candidates["sar"], played.seen["sar"]
+    assert forecasting.share_of_work(s) == pytest.approx(1)
     n = s.at.numbers
     double = replace(s, at=replace(s.at, numbers=replace(n, nodes=2 * n.nodes, edges=2 * n.edges)))
-    assert plan_laws.share_of_work(double) == pytest.approx(2)
+    assert forecasting.share_of_work(double) == pytest.approx(2)
     base = 10 << 20
-    small, large = (plan_laws.memory_of(x, seen, base, 0) for x in (s, double))
+    small, large = (forecasting.memory_of(x, seen, base, 0) for x in (s, double))
     assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
 
 
 def test_ranks_that_share_cores_take_longer(played: Played) -> None:
     """And so they do where no core is left to the driver and to Dask's workers."""
-    s = played.situations["sar"]
+    s = played.candidates["sar"]
     assert s.job.executor == "dask"
     inline = s.job.model_copy(update={"executor": "inline"})
 
     def crowding(per_host: int, threads: int, cores: int, job: Job = s.job, tried: int = 1) -> float:
-        return plan_laws.crowding(
+        return forecasting.crowding(
             replace(s, job=job, at=replace(s.at, per_host=per_host, threads=threads, cores=cores)), tried
         )
 
@@ -188,7 +187,7 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--nodes", "1", "--edges", "9"), "nodes is 1; expected"),
         (("--nodes", "5", "--edges", "9", "--train-share", "0"), "the share of train nodes is 0.0"),
         (("--hosts", "3", "--ranks", "2"), "hosts is 3 for 2 ranks; expected from 1 to 2"),
-        (("--hosts", "2", "--ranks", "2"), "nothing says how they are connected"),
+        (("--hosts", "2", "--ranks", "2"), "no link connects them"),
         (("--link", "wam"), "link is 'wam'; expected one of data centre, wan, edge, proximity; did you mean 'wan'?"),
         (("--bandwidth", "1"), "--bandwidth and --latency go together"),
         (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
@@ -220,7 +219,7 @@ def test_links_and_clusters_are_checked() -> None:
 
 
 def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played) -> None:
-    s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
+    s, seen = played.candidates["bulk, owned features"], played.seen["bulk, owned features"]
     united = [100.0, 180.0, 240.0, 280.0, 310.0, 335.0, 355.0, 370.0]
     seen, s = replace(seen, distinct=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
     # 11 steps of two ranks: one, then eight, then two; later eight and three.
@@ -236,25 +235,24 @@ def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played)
 
 
 def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played) -> None:
-    s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
+    s, seen = played.candidates["bulk, owned features"], played.seen["bulk, owned features"]
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
     fast = replace(
         seen, distinct=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
     )
-    # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as
-    # well.
-    held, rehearsed = plan_laws.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
+    # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of the trial's too.
+    held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
     # The last minibatch of each epoch is smaller.
-    assert held["rows"] == pytest.approx((468.75 - rehearsed) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
+    assert held["rows"] == pytest.approx((468.75 - tried) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
     # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
     every = job.model_copy(update={"train": job.train.model_copy(update={"evaluate_every": 1})})
-    validates = replace(
-        s, job=every, at=replace(s.at, outline=replace(s.at.outline, splits={**s.at.outline.splits, "val": 1}))
-    )
-    validated = plan_laws.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
+    data = s.at.dataset
+    with_val = replace(data, split=replace(data.split, val=data.split.test[:1]))
+    validates = replace(s, job=every, at=replace(s.at, dataset=with_val))
+    validated = forecasting.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
     assert validated["rows"] / held["rows"] == pytest.approx(
-        (468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01
+        (468.75 * 0.75 - tried * 0.5) / ((468.75 - tried) * 0.5), rel=0.01
     )
     slow = replace(fast, sample_s=2.0)
-    assert plan_laws.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
+    assert forecasting.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
