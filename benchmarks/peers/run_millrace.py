@@ -14,6 +14,7 @@ from serve import LATER, Engine, Hop, Job, serve
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu import bulk as bulk_cpu
 from millrace.stages.kernels.sampling.cpu import neighbor as sample_cpu
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
@@ -68,6 +69,7 @@ def start(job: Job) -> Engine:
         return {"workspace_bytes": workspace.nbytes, "bulk_bytes": largest, "stages_s": dict(stages)}
 
     if job.options.get("profile"):
+        bulk_cpu.parallel = _timed(bulk_cpu.parallel, stages)
         sample_cpu.parallel = _timed(sample_cpu.parallel, stages)
     return Engine(epoch, one, report)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from ..assignment import SeedPlan
 from ..kernels import SAMPLING, sampling_backend
 from ..kernels.runtime.threads import at_most
 from .base import Sampler
+
+_idle: WeakKeyDictionary[Graph, dict[str, list[Any]]] = WeakKeyDictionary()
+"""Workspaces for the next epoch, by kernel: as long as the graph is."""
 
 
 def sample_minibatches(
@@ -33,8 +37,8 @@ def sample_minibatches(
     """Sample one epoch of minibatches, bulk after bulk, in the caller's thread.
 
     The minibatches are those of a run with the same sampler, seeds, batch size, seed and epoch. They depend neither on
-    `bulk_size`, nor on `threads`, nor on `kernel`. Memory for the next bulk is reused once the minibatches of an
-    earlier one are dropped.
+    `bulk_size`, nor on `threads`, nor on `kernel`. The memory of minibatches that are dropped is used for the next ones,
+    and buffers are kept for the next epoch as long as the graph is.
 
     Args:
         graph: in-neighbour lists, or a dataset that has them.
@@ -77,7 +81,11 @@ def sample_minibatches(
 def _minibatches(
     graph: Graph, sampler: Sampler, plan: SeedPlan, epoch: int, threads: int | None, backend: Any
 ) -> Iterator[MiniBatch]:
-    workspace = backend.Workspace() if hasattr(backend, "Workspace") else None
+    idle = _idle.setdefault(graph, {}).setdefault(backend.__name__, [])
+    try:
+        workspace = idle.pop()
+    except IndexError:
+        workspace = backend.Workspace() if hasattr(backend, "Workspace") else None
     for number in range(plan.num_bulks):
         with at_most(threads):
             minibatches = list(sampler.sample(graph, plan.request(epoch, number), backend, workspace).minibatches)
@@ -85,6 +93,7 @@ def _minibatches(
         while minibatches:
             # Held by the caller only, so that a dropped minibatch frees its memory for the next bulk.
             yield minibatches.pop()
+    idle.append(workspace)
 
 
 def _kind(value: object) -> str:

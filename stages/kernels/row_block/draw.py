@@ -10,7 +10,7 @@ from ...random import NODE
 from ..runtime.threads import get_num_threads, parallel
 from ..sampling.alias import NO_TABLE, AliasTable
 from ..sampling.cpu.draw import sample_rows, sample_uniform
-from ..sampling.cpu.labor import draw_hop
+from ..sampling.cpu.labor_rows import sample_labor
 from ..sampling.exponential_race import log2_table
 
 IdArray = npt.NDArray[np.int64]
@@ -94,16 +94,20 @@ def draw_labor(
     graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool
 ) -> Drawn:
     """The draws of `cpu.labor.labor` for these rows in one hop; arguments as in `draw_rows`."""
-    parts: list[tuple[IdArray, IdArray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))] * len(keys)
+    parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
 
     def segment(q: int) -> None:
         of = rows[splits[q] : splits[q + 1]]
         degree = graph.in_degree[of]
-        most = degree if poisson or fanout < 0 else np.minimum(degree, fanout)
-        ends, positions = np.zeros(len(of) + 1, np.int64), np.empty(int(most.sum()), np.int64)
-        _, e = draw_hop(graph.indptr, graph.indices, of, 0, len(of), fanout, poisson, keys[q], ends, positions, 0)
-        parts[q] = np.diff(ends), positions[:e]
+        room = int((degree if poisson or fanout < 0 else np.minimum(degree, fanout)).sum())
+        ends = np.zeros((1, len(of) + 1), np.int64)
+        edges, positions = np.empty((1, room), graph.indices.dtype), np.empty((1, room), np.int64)
+        begin, edge_end, end = np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([len(of)])
+        walk = (of[None], begin, end, fanout, poisson, keys[q : q + 1], ends, edges, positions, True, room, edge_end)
+        sample_labor(0, 1, graph.indptr, graph.indices, *walk, False)
+        e = int(edge_end[0])
+        parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e]
 
     parallel(segment, [(q,) for q in range(len(keys))])
-    kept, positions = (np.concatenate([np.empty(0, np.int64), *(p[i] for p in parts)]) for i in (0, 1))
-    return Drawn(kept, graph.indices[positions], positions)
+    none = (np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
+    return Drawn(*(np.concatenate(arrays) for arrays in zip(none, *parts)))

@@ -36,6 +36,35 @@ def _trailing_zeros(typing_context, word):
     return types.int64(types.uint64), generate
 
 
+def _ones(typing_context, word):
+    """Number of bits of a uint64 that are set."""
+
+    def generate(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+LANES = 64
+"""Numbers that `below` compares."""
+
+
+def _below(typing_context, array, index, bound):
+    """uint64 whose bit i is set if ``array[index + i] < bound``, for the `LANES` numbers from `index` on. `array` is
+    uint64, one-dimensional and contiguous; all of these numbers must be there."""
+
+    def generate(context, builder, signature, args):
+        word, wide = ir.IntType(64), ir.VectorType(ir.IntType(64), LANES)
+        start = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        numbers = builder.load(builder.bitcast(start, wide.as_pointer()))
+        numbers.align = 8
+        one = builder.insert_element(ir.Constant(wide, ir.Undefined), args[2], ir.Constant(ir.IntType(32), 0))
+        bounds = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+        return builder.bitcast(builder.icmp_unsigned("<", numbers, bounds), word)
+
+    return types.uint64(array, types.intp, types.uint64), generate
+
+
 # Typed as Any, since the call does not show the typing context that numba passes.
 prefetch: Any = intrinsic(_prefetch)
 trailing_zeros: Any = intrinsic(_trailing_zeros)
@@ -54,3 +83,5 @@ def _widened(typing_context, value):
 
 
 widened: Any = intrinsic(_widened)
+ones: Any = intrinsic(_ones)
+below: Any = intrinsic(_below)

@@ -19,7 +19,7 @@ MOST = 3
 """Processes: more would each import numba to find everything taken."""
 I64, I32, U64, U32, F32 = "int64[::1]", "int32[::1]", "uint64[::1]", "uint32[::1]", "float32[::1]"
 I64S, I32S, U64S, F32S = "int64[:,::1]", "int32[:,::1]", "uint64[:,::1]", "float32[:,::1]"
-DRAW, NUMBER = "sampling.cpu.draw", "sampling.cpu.neighbor"
+DRAW, NUMBER = "sampling.cpu.draw", "sampling.cpu.bulk"
 KEEP, SUM = "aggregation.cpu.scale_kept_rows", "aggregation.cpu.spmm_rows"
 EVALUATE = "aggregation.cpu.destinations"
 KERNELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -82,7 +82,8 @@ def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_p
 
 
 @njit(inline="always")
-def _fetch(sources, begin, end):
+def fetch(sources, begin, end):
+    """Prefetch the sources of a range of edges."""
     line = LINE // sources.itemsize
     for chunk in range(begin, end, LINES * line):
         for _ in range(ASK):
@@ -134,7 +135,7 @@ def sample_uniform(
                     break
                 low, q, row = row, first, min(num_rows, row + stride)
                 if stream:
-                    _fetch(sources, indptr[low], indptr[row])
+                    fetch(sources, indptr[low], indptr[row])
             f = at[q - first]
             while n < LANES and f < end[q] and nodes[q, f] < row:
                 v = np.int64(nodes[q, f])

@@ -23,6 +23,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    keep_positions: bool = True,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node, with one random number per source node and minibatch. Only newly found nodes
@@ -35,10 +36,11 @@ def labor(
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
             degree) edges whose sources have the smallest numbers (of parallel edges, the first).
+        keep_positions: see `reference.neighbor.neighbor`.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
-        k samples, rows in the graph's own order, with positions.
+        k samples, rows in the graph's own order.
     """
     A, k = edges_of(graph), len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
@@ -58,7 +60,7 @@ def labor(
             begin[q] = len(nodes[q])
             nodes[q] = np.concatenate([nodes[q], np.setdiff1d(sources, nodes[q]).astype(np.int64)])
             ends[q].append(len(nodes[q]))
-    return [_extract(graph, nodes[q], ends[q], rows[q]) for q in range(k)]
+    return [_extract(graph, nodes[q], ends[q], rows[q], keep_positions) for q in range(k)]
 
 
 def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[np.int64]:
@@ -71,11 +73,15 @@ def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[n
 
 
 def _extract(
-    graph: Graph, nodes: npt.NDArray[np.int64], ends: list[int], rows: list[npt.NDArray[np.int64]]
+    graph: Graph,
+    nodes: npt.NDArray[np.int64],
+    ends: list[int],
+    rows: list[npt.NDArray[np.int64]],
+    keep_positions: bool,
 ) -> NeighborSample:
     positions = np.concatenate([np.empty(0, np.int64), *rows])
     local = np.full(graph.num_nodes, -1, np.int32)
     local[nodes] = np.arange(len(nodes), dtype=np.int32)
     indptr = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
-    edges = EdgeList(indptr, local[graph.indices[positions]], positions)
+    edges = EdgeList(indptr, local[graph.indices[positions]], positions if keep_positions else None)
     return NeighborSample(nodes.astype(graph.indices.dtype), tuple(ends), (edges,))

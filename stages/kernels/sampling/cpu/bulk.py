@@ -1,0 +1,251 @@
+"""Minibatches of a bulk hop by hop, for compiled node-wise kernels: buffers, the numbering of new nodes, and the results.
+
+A bitmap per minibatch gives the new nodes in ascending order, so that the next hop's rows can be processed together.
+Parallel over minibatches. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .....storage.errors import RunError
+from .....storage.graph import Graph
+from ...runtime.intrinsics import prefetch, trailing_zeros
+from ...runtime.jit import njit
+from ...runtime.threads import get_num_threads, parallel
+from ..samples import LIMIT, EdgeList, NeighborSample
+from .workspace import ALIGN, Cutter, Workspace, padded
+
+JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+IdArray = npt.NDArray[np.int64]
+_U = np.uint64
+AHEAD = 16
+"""Edges between the one that is translated and the one whose node is prefetched."""
+
+
+@njit(**JIT)
+def _start(first, last, seeds, offsets, nodes, known, words):
+    for q in range(first, last):
+        known[q, :words] = _U(0)
+        for i in range(offsets[q], offsets[q + 1]):
+            v = np.int64(seeds[i])
+            nodes[q, i - offsets[q]] = v
+            known[q, v >> 6] |= _U(1) << _U(v & 63)
+
+
+@njit(inline="always")
+def _find(row, begin, end, found, words):
+    """Set the bit of every node in row[begin:end]."""
+    found[:words] = _U(0)
+    for e in range(begin, end):
+        u = np.int64(row[e])
+        found[u >> 6] |= _U(1) << _U(u & 63)
+
+
+@njit(inline="always")
+def _append(found, seen, words, ids, n):
+    """Append the nodes that are found but not yet seen, in ascending order, and mark them as seen."""
+    for w in range(words):
+        new = found[w] & ~seen[w]
+        seen[w] |= new
+        while new != _U(0):
+            ids[n] = w * 64 + trailing_zeros(new)
+            new &= new - _U(1)
+            n += 1
+    return n
+
+
+@njit(inline="always")
+def _locate(ids, n, local):
+    for i in range(n):
+        local[ids[i]] = i
+
+
+@njit(inline="always")
+def _translate(row, end, local, target, base):
+    """target[base:base+end]: the positions of the nodes in row[:end]."""
+    for e in range(end):
+        prefetch(local, np.int64(row[min(e + AHEAD, end - 1)]))
+        target[base + e] = local[row[e]]
+
+
+@njit(**JIT)
+def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words, target, offset):
+    """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of
+    all hops.
+
+    A position never changes once given, so edges are translated after all are found.
+    """
+    for q in range(first, last):
+        _find(edges[q], edge_begin[q], edge_end[q], found, words)
+        node_end[q] = _append(found, known[q], words, nodes[q], node_end[q])
+        if len(target) > 0:
+            _locate(nodes[q], node_end[q], local)
+            _translate(edges[q], edge_end[q], local, target, offset[q])
+
+
+@njit(**JIT)
+def _copy_out(row, begin, target, base):
+    for i in range(len(target)):
+        target[i] = row[begin + i] - base
+
+
+class Bulk:
+    """State of k minibatches between hops."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        seeds: Sequence[npt.NDArray[np.integer]],
+        workspace: Workspace | None,
+        keep_positions: bool,
+    ) -> None:
+        """
+        Args:
+            graph: in-neighbour lists.
+            seeds: k vectors of distinct node ids.
+            workspace: buffers to reuse.
+            keep_positions: also keep each edge's position in the graph's edge arrays.
+        """
+        self.graph, self.keep = graph, keep_positions
+        self.space = space = workspace if workspace is not None else Workspace()
+        self.k = len(seeds)
+        threads = max(1, min(self.k, get_num_threads()))
+        bounds = [self.k * t // threads for t in range(threads + 1)]
+        self.spans = list(zip(bounds, bounds[1:]))
+        """Minibatches of each thread."""
+        offsets = np.zeros(self.k + 1, np.int64)
+        np.cumsum([len(s) for s in seeds], out=offsets[1:])
+        flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if self.k else np.empty(0, np.int64)
+        self.node_end = np.diff(offsets)
+        """int64 [k], nodes known so far."""
+        self.edge_end = np.zeros(self.k, np.int64)
+        """int64 [k], edges drawn so far."""
+        words = self.words = (graph.num_nodes + 63) // 64
+        self.known = space.rows("known", (max(self.k, 1), words), np.uint64)
+        self.found = space.rows("found", (threads, words), np.uint64)
+        self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
+        self.target, self.offset = np.empty(0, np.int32), np.zeros(self.k, np.int64)
+        self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
+        """[k, at least the nodes known so far], their ids."""
+        self.edges = self.positions = self.row_ends = np.empty((0, 0), np.int64)
+        parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
+
+    def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
+        return self.space.rows(
+            name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep
+        )
+
+    def reserve(self, total: IdArray) -> int:
+        """Make room for `total` more edges in each minibatch, in `edges` [k, ...] (source ids) and `positions`.
+
+        Returns: The number of edges for which there is room in every minibatch.
+
+        Raises:
+            RunError: these are more than a minibatch can index.
+        """
+        need = int((self.edge_end + total).max(initial=1))
+        if need >= LIMIT:
+            raise RunError(
+                f"a minibatch would hold {need} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout"
+            )
+        used = int(self.edge_end.max(initial=0))
+        self.edges = self._rows("edges", need, keep=used)
+        self.positions = self._rows("positions", need if self.keep else 1, np.int64, keep=used if self.keep else 0)
+        return min(self.edges.shape[1], self.positions.shape[1]) if self.keep else self.edges.shape[1]
+
+    def begin_hop(self, begin: IdArray, end: IdArray, rows: str) -> None:
+        """Make room for the ends of the rows between `begin` and `end`.
+
+        Args:
+            begin: int64 [k].
+            end: int64 [k].
+            rows: name of the buffer for `row_ends`, [k, rows + 1]: the ends of each row's edges in `edges`.
+        """
+        self.row_ends = self._rows(rows, int(end.max(initial=0)) + 1, np.int64, keep=int(begin.max(initial=0)) + 1)
+        self.row_ends[np.arange(self.k), begin] = self.edge_end
+
+    def end_hop(self, edge_begin: IdArray, last: bool) -> None:
+        """Number the sources of the edges from `edge_begin` on; after the last hop, translate all edges.
+
+        Args:
+            edge_begin: int64 [k].
+            last: no hop follows; the positions of minibatch q's edges begin at target[offset[q]].
+        """
+        most = np.minimum(self.node_end + self.edge_end - edge_begin, self.graph.num_nodes)
+        self.nodes = self._rows("nodes", int(most.max(initial=1)), keep=int(self.node_end.max(initial=0)))
+        if last:
+            size = -(-self.edge_end * self.target.itemsize // ALIGN) * (ALIGN // self.target.itemsize)
+            self.offset = np.cumsum(size) - size
+            self.target = Cutter(self.space.output(int(size.sum()) * self.target.itemsize + ALIGN)).cut(
+                int(size.sum()), np.int32
+            )
+        parallel(
+            _number,
+            [
+                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t],
+                 self.local[t], self.words, self.target, self.offset)
+                for t, (a, b) in enumerate(self.spans)
+            ],
+        )  # fmt: skip
+
+    def copied(
+        self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike
+    ) -> list[npt.NDArray[Any]]:
+        """source[q, begin[q]:begin[q]+count[q]] - base[q] for every minibatch, in one output buffer."""
+        count, begin = np.broadcast_to(count, self.k), np.broadcast_to(begin, self.k)
+        cutter = Cutter(self.space.output(sum(padded(int(n), dtype) for n in count) + 64))
+        parts = [cutter.cut(int(n), dtype) for n in count]
+        base = np.broadcast_to(base, self.k)
+        tasks = [(source[q], int(begin[q]), parts[q], int(base[q])) for q in range(self.k)]
+        parallel(_copy_rows, [(tasks[a:b],) for a, b in self.spans])
+        return parts
+
+
+def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
+    for row, begin, target, base in tasks:
+        _copy_out(row, begin, target, base)
+
+
+Draw = Callable[[Bulk, int, list[IdArray]], None]
+"""Draws a hop: given its number, and the boundaries of ranges of rows (in each range but that of the seeds the ids
+ascend), appends each row's edges and their end."""
+
+
+def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[NeighborSample]:
+    """Sample a bulk.
+
+    Args:
+        bulk: with its seeds.
+        hops: L.
+        expand: "new" or "all"; see `reference.neighbor.neighbor`.
+        draw: draws one hop.
+    """
+    k = bulk.k
+    if not k:
+        return []
+    zero = np.zeros(k, np.int64)
+    node_ends, edge_ends, row_ends = [zero, bulk.node_end.copy()], [zero], []
+    for h in range(hops):
+        ends = node_ends[-2:] if expand == "new" else node_ends
+        bulk.begin_hop(ends[0], ends[-1], "row_ends" if expand == "new" else f"row_ends{h}")
+        draw(bulk, h, ends)
+        bulk.end_hop(edge_ends[-1], h == hops - 1)
+        row_ends.append(bulk.row_ends)
+        node_ends.append(bulk.node_end.copy())
+        edge_ends.append(bulk.edge_end.copy())
+    # One list over all hops, or one for each: (row ends, number of rows, where its edges begin and end).
+    spans = [(row_ends[-1], node_ends[-2], zero, edge_ends[-1])]
+    if expand != "new":
+        spans = [(row_ends[h], node_ends[h + 1], edge_ends[h], edge_ends[h + 1]) for h in range(hops)]
+    lists = []
+    for ends, rows, first, last in spans:
+        indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
+        indices = [bulk.target[bulk.offset[q] + first[q] : bulk.offset[q] + last[q]] for q in range(k)]
+        positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64) if bulk.keep else [None] * k
+        lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions)])
+    nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, bulk.graph.indices.dtype)
+    counts = np.stack(node_ends[1:], axis=1).tolist()
+    return [NeighborSample(nodes[q], tuple(counts[q]), tuple(each[q] for each in lists)) for q in range(k)]
