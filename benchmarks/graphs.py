@@ -39,6 +39,8 @@ RECIPES = {
         61_920_000,
         {"edges": 123_718_280, "mean": 50.5, "median": 14, "p95": 200, "p99": 557, "max": 26_159, "isolated": 141_000},
     ),
+    "products-half": Recipe(1_224_514, 30_960_000, {}),
+    "products-quarter": Recipe(612_257, 15_480_000, {}),
     "arxiv": Recipe(169_343, 1_168_500, {"edges": 2_332_486, "median": 5, "max": 2_499, "isolated": 23_600}),
     "small": Recipe(20_000, 140_000, {}),
 }

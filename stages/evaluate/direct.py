@@ -49,6 +49,8 @@ class Limits:
     """Of blocks under way, in all threads."""
     scratch: Path | None
     """Folder for rows that are larger than `max_bytes` and do not fit in memory; None: they stay in memory."""
+    half: bool = False
+    """Keep the rows between layers in bfloat16; they are summed in float32."""
     group: Group | None = None
     """Ranks that call with the same arguments, each in memory of its own: every one computes a part of each layer's
     blocks and tells the others, in memory alone."""
@@ -102,6 +104,11 @@ def infer_in_parts(
     return torch.from_numpy(rows.matrix)
 
 
+def as_bfloat16(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The bits of bfloat16, as kernels read them; other rows as they are."""
+    return rows.view(np.uint16) if rows.dtype == np.int16 else rows
+
+
 class _Run:
     """One evaluation."""
 
@@ -144,10 +151,16 @@ class _Run:
             return LayerRows(base, np.empty(0, np.int32), logits)
         sink, logits = self.sink(len(nodes)), self.sink(len(nodes), last=True)
         for _, h in self._pieces(features, base, nodes):
-            sink.append(h if part.project is None else part.project(h))
+            sink.append(h if part.project is None else self.kept(part.project(h)))
             if part.logits is not None:
                 logits.append(part.logits(h))
-        return LayerRows(sink.finish(), self.place(nodes), None if part.logits is None else logits.finish())
+        return LayerRows(
+            as_bfloat16(sink.finish()), self.place(nodes), None if part.logits is None else logits.finish()
+        )
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Rows as they are kept for the next layer: the bits of bfloat16, if the limits say so."""
+        return rows.to(torch.bfloat16).view(torch.int16) if self.limits.half else rows
 
     def _pieces(
         self, features: FeatureStore, base: npt.NDArray[Any] | None, nodes: IdArray
@@ -209,7 +222,8 @@ class _Layer:
     def finish(self) -> LayerRows:
         """The rows that the next layer aggregates; the result, after the last."""
         has_logits = self.following is not None and self.following.logits is not None
-        return LayerRows(self.sink.finish(), self.run.place(self.nodes), self.logits.finish() if has_logits else None)
+        logits = self.logits.finish() if has_logits else None
+        return LayerRows(as_bfloat16(self.sink.finish()), self.run.place(self.nodes), logits)
 
     def _cuts(self) -> list[tuple[int, int]]:
         """Blocks as ranges of the layer's rows; an empty one if there are none."""
@@ -238,4 +252,4 @@ class _Layer:
         if self.following is None:
             return h, None
         project, logits = self.following.project, self.following.logits
-        return h if project is None else project(h), None if logits is None else logits(h)
+        return self.run.kept(h if project is None else project(h)), None if logits is None else logits(h)

@@ -7,7 +7,7 @@ inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from .direct import Limits, infer_in_parts, layer_counts
 from .rows import DeviceSink, HostSink
 
 Progress = Callable[[int, int], None]
+Rows = Literal["full", "bfloat16"]
+"""Numbers of the rows between two layers."""
 
 
 def infer(
@@ -43,6 +45,7 @@ def infer(
     on_progress: Progress | None = None,
     base: Tensor | None = None,
     room: Room | None = None,
+    rows: Rows = "full",
 ) -> Tensor:
     """The model's outputs for `nodes`, each over all of its in-edges in every layer.
 
@@ -77,6 +80,9 @@ def infer(
         on_progress: called with (rows done, rows in all), over all layers.
         base: [V, F], the features, if they lie on the model's device already; `features` is then not read.
         room: device and memory for the computation; by default those of the parameters' device.
+        rows: ``bfloat16`` keeps rows between layers in 16 bits, for half of their memory and about two thirds of the
+            time; they are summed in float32, and logits agree to two or three digits. For Millrace's own models in
+            float32, on the CPU; others keep them in full.
 
     Returns:
         [n, C], in the order of `nodes`, on the device of the model.
@@ -86,7 +92,12 @@ def infer(
         RunError: the scratch folder cannot be written.
     """
     check_initialised(as_model(model))
-    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    if rows not in get_args(Rows):
+        raise InputError(
+            f"rows is {rows!r}; expected one of {', '.join(get_args(Rows))}{nearest(str(rows), get_args(Rows))}"
+        )
+    limits: dict[str, Any] = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base}
+    limits |= {"room": room, "rows": rows}
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
@@ -134,6 +145,7 @@ def outputs(
     on_progress: Progress | None = None,
     base: Tensor | None = None,
     room: Room | None = None,
+    rows: Rows = "full",
     group: Group | None = None,
 ) -> Tensor:
     """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids. Ranks of a `group` share the work
@@ -149,7 +161,7 @@ def outputs(
     if room is None and device.type == "cuda":
         room = Room.on(device)
     if room is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
-        limits = Limits(max_bytes, scratch, group)
+        limits = Limits(max_bytes, scratch, rows == "bfloat16" and dtype == torch.float32, group)
         logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None

@@ -18,6 +18,7 @@ from millrace.stages.models import MODELS
 from millrace.stages.models.base import Stack
 from millrace.stages.models.sage import SAGEConv
 from millrace.stages.neighbourhood.destinations import Destinations
+from millrace.storage.errors import InputError
 from millrace.storage.features import ConvertedFeatures, CountedFeatures, MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
@@ -174,6 +175,41 @@ def test_hidden_rows_that_nobody_reads_are_not_kept(monkeypatch):
     monkeypatch.setattr(direct.HostSink, "finish", lambda self: kept.append(self.shape) or real(self))
     infer(build("sage", 8, classes=2), hub_graph(), rows_of(40, 8))
     assert kept == [(40, 8), (40, 4), (40, 2)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rows_in_16_bits(monkeypatch, name, width):
+    """As a forward whose rows are rounded by hand, where aggregates come first; near the exact one everywhere."""
+    graph, model, x = hub_graph(), build(name, width).float(), rows_of(40, width).astype(np.float32)
+    kept, real = [], direct.HostSink.finish
+    monkeypatch.setattr(direct.HostSink, "finish", lambda self: kept.append(self.dtype) or real(self))
+    exact = infer(model, graph, x)
+    kept.clear()
+    got = infer(model, graph, x, rows="bfloat16")
+    assert kept.count(np.dtype(np.int16)) >= 2
+    assert kept[-1] == np.float32
+    assert not torch.equal(got, exact)
+    torch.testing.assert_close(got, exact, rtol=0.05, atol=0.03 * float(exact.abs().max()))
+
+
+def test_rows_in_16_bits_are_those_of_rounding():
+    graph, x = hub_graph(), rows_of(40, 6).astype(np.float32)
+    model = Stack([SAGEConv(6, 6), SAGEConv(6, 6)], [6], 0.0, "none", "relu").eval()
+    half = infer(model, graph, x, rows="bfloat16")
+    first = Stack([SAGEConv(6, 6)], [], 0.0, "none", "relu").eval()
+    first.convs[0] = model.convs[0]
+    hidden = torch.relu(infer(first, graph, x)).bfloat16().float()
+    second = Stack([SAGEConv(6, 6)], [], 0.0, "none", "relu").eval()
+    second.convs[0] = model.convs[1]
+    torch.testing.assert_close(half, infer(second, graph, hidden), rtol=1e-5, atol=1e-5)
+
+
+def test_only_float32_is_rounded_and_the_word_is_checked():
+    graph, x, model = hub_graph(), rows_of(40, 8), build("sage", 8)
+    assert torch.equal(infer(model, graph, x, rows="bfloat16"), infer(model, graph, x))
+    with pytest.raises(InputError, match="rows is 'bfloat'; expected one of full, bfloat16; did you mean 'bfloat16'"):
+        infer(model, graph, x, rows="bfloat")  # pyright: ignore[reportArgumentType]
 
 
 class Doubled(SAGEConv):
