@@ -24,6 +24,7 @@ from .commands.predict import predict
 from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
+from .commands.warm import warm
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """Base class of typer's errors for a wrong command line. Newer versions of typer bring their own click, older ones
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command("train", help="The same as run; give it --samples to skip sampling.")(run)
-for command in (sample, partition, plan, convert, evaluate, predict, inspect, report, doctor):
+for command in (sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
     app.command()(command)
 
 

@@ -12,6 +12,7 @@ from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
 from ...stages.messages import Fetched, Phase, PlacedData, Placement, WorkDone
 from ...stages.models.compiled import Compiled
+from ...stages.models.lazy import FrozenInputs
 from ...stages.models.parts import LayerCounts
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
 from ...stages.train import begin
@@ -176,7 +177,7 @@ class StepRunner:
                 return work, done
         with clock.measure("fetch"):
             fetched = fetched or self.fetcher.fetch(work)
-        if self.first_counts is None:
+        if self.first_counts is None and not any(isinstance(n, FrozenInputs) for n in fetched.neighbourhoods):
             self.first_counts = [LayerCounts(n.num_src, n.num_dst, n.num_edges) for n in fetched.neighbourhoods]
         with clock.measure("forward_backward"), statistics:
             return work, self.context.system.reduce.contribute(module, fetched, self.rules)

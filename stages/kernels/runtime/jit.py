@@ -36,7 +36,9 @@ def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callab
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = numba.njit(inline=inline, no_cfunc_wrapper=True, **options)(function)
+        # Numba types only some of its options.
+        compiler: Any = numba.njit
+        dispatcher = compiler(inline=inline, no_cfunc_wrapper=True, **options)(function)
         if cache and inline == "never":
             dispatcher._cache = SharedCache(function)
         return dispatcher

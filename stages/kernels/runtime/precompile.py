@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+PACKAGE = __package__.rpartition(".")[0] if __package__ else ""
 MOST = 3
 """Processes: more would each import numba to find everything taken."""
 I64, I32, U64, U32, F32 = "int64[::1]", "int32[::1]", "uint64[::1]", "uint32[::1]", "float32[::1]"

@@ -1,0 +1,116 @@
+"""Compilation of all CPU kernels for this machine: tiny jobs, run side by side, that need them."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
+TINY = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "dropout": 0.5}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A tiny job."""
+
+    name: str
+    config: dict[str, Any]
+    weighted: bool = False
+    """Whether its graph has edge weights."""
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """A tiny job that has run: its kernels are in the cache."""
+
+    name: str
+    compiled: int
+    """Kernels that were compiled for it and not found in the cache."""
+    seconds: float
+
+
+def trials(dtype: str) -> list[Trial]:
+    """Jobs that together need every kernel which jobs of this dtype on one rank need: each model, sampler and
+    system."""
+    from ..stages.models import MODELS
+    from ..stages.sample import SAMPLERS
+    from .config.systems import SYSTEMS
+
+    first = next(iter(SAMPLERS))
+    sizes = {"ladies": {"sizes": [8, 8]}, "fastgcn": {"sizes": [8, 8]}}
+    found = [Trial(f"{model}", {"model": {"name": model}}) for model in MODELS]
+    found += [
+        Trial(f"{name} sampling", {"sampler": {"name": name, **sizes.get(name, {})}})
+        for name in SAMPLERS
+        if name != first
+    ]
+    found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
+    found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
+    found += [Trial(name, {"system": name}) for name in SYSTEMS if name != "bulk"]
+    return [replace(t, config={"dtype": dtype, **t.config}) for t in found]
+
+
+def warm_up(dtype: str, processes: int | None = None) -> Iterator[Warmed]:
+    """Run the trials in processes of their own, `processes` or one for each core.
+
+    Raises:
+        Exception: a trial failed.
+    """
+    from ..stages.kernels.runtime import precompile
+
+    jobs = trials(dtype)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes or cores, len(jobs)), mp_context=context) as pool:
+        for done in as_completed([pool.submit(run_trial, trial) for trial in jobs]):
+            yield done.result()
+    if dtype == "float32":
+        # Writes the marker by which a run knows that nothing is left to do.
+        precompile.compile_all()
+
+
+def run_trial(trial: Trial) -> Warmed:
+    """Run one trial here."""
+    import numpy as np
+    from numba.core import event
+
+    from ..stages.kernels.runtime import precompile
+    from .datasets import open_dataset
+    from .run import run
+
+    class Count(event.Listener):
+        count = 0
+
+        def on_start(self, event: Any) -> None:
+            self.count += event.data["dispatcher"].__module__.startswith(f"{precompile.PACKAGE}.")
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    start, compiled = time.perf_counter(), Count()
+    dataset = open_dataset(GRAPH)
+    if trial.weighted:
+        weight = np.ones(dataset.graph.num_edges, np.float32)
+        dataset = replace(dataset, graph=replace(dataset.graph, edge_weight=weight))
+    with (
+        tempfile.TemporaryDirectory(prefix="millrace-warm-") as folder,
+        event.install_listener("numba:compile", compiled),
+    ):
+        run(dataset, out=Path(folder, "run"), verbose=False, **{**TINY, **trial.config})
+    return Warmed(trial.name, compiled.count, time.perf_counter() - start)
+
+
+def cache_folder() -> Path:
+    """The folder below which compiled kernels are kept."""
+    from ..stages.kernels.sampling.cpu.neighbor import _start
+
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(given).resolve()
+    kept = Path(_start._cache.cache_path)
+    # Beside the sources, where that can be written: a __pycache__ in each of their folders.
+    return kept.parents[2] if kept.name == "__pycache__" else kept.parent
