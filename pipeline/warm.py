@@ -107,10 +107,10 @@ def run_trial(trial: Trial) -> Warmed:
 
 def cache_folder() -> Path:
     """The folder below which compiled kernels are kept."""
-    from ..stages.kernels.sampling.cpu.neighbor import _start
+    from ..stages.kernels.runtime.transpose import transpose
 
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(given).resolve()
-    kept = Path(_start._cache.cache_path)
+    kept = Path(transpose._cache.cache_path)
     # Beside the sources, where that can be written: a __pycache__ in each of their folders.
-    return kept.parents[2] if kept.name == "__pycache__" else kept.parent
+    return kept.parents[1] if kept.name == "__pycache__" else kept.parent
