@@ -41,7 +41,7 @@ def trials(dtype: str) -> list[Trial]:
     from ..stages.sample import SAMPLERS
     from .config.systems import SYSTEMS
 
-    first = next(iter(SAMPLERS))
+    first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
     sizes = {"ladies": {"sizes": [8, 8]}, "fastgcn": {"sizes": [8, 8]}}
     found = [Trial(f"{model}", {"model": {"name": model}}) for model in MODELS]
     found += [
@@ -51,7 +51,7 @@ def trials(dtype: str) -> list[Trial]:
     ]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
-    found += [Trial(name, {"system": name}) for name in SYSTEMS if name != "bulk"]
+    found += [Trial(name, {"system": name}) for name in SYSTEMS if name != default]
     return [replace(t, config={"dtype": dtype, **t.config}) for t in found]
 
 

@@ -46,7 +46,6 @@ def is_of_use(table: Mapping[str, Any]) -> bool:
     model = table.get("model")
     name = model.get("name") if isinstance(model, Mapping) else model
     expected = {
-        "system": (None, "bulk", "grappa"),
         "device": (None, "cpu"),
         "dtype": (None, "float32"),
         "kernel": (None, "cpu"),

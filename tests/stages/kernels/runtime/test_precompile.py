@@ -91,10 +91,9 @@ def test_nothing_is_begun_for_a_process_that_has_ended(tmp_path, monkeypatch):
     ("table", "expected"),
     [
         ({}, True),
-        ({"system": "bulk", "model": "sage"}, True),
+        ({"model": "sage"}, True),
         ({"model": {"name": "sage", "hidden": 8}}, True),
         ({"model": "gat"}, False),
-        ({"system": "sar"}, False),
         ({"dtype": "float64"}, False),
         ({"device": "cuda"}, False),
         ({"kernel": "reference"}, False),
