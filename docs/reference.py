@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
@@ -52,7 +53,11 @@ def shown_type(annotation: Any, metadata: Any = ()) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) in (list, tuple):
         of = get_args(annotation)[0]
+        if is_section(of):
+            return "tables"
         return "whole numbers" if of is int else f"a list of {shown_type(of)}"
+    if get_origin(annotation) is dict:
+        return "table"
     words = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
     bounds = [
         sign + shown_number(getattr(m, key))
@@ -70,7 +75,7 @@ def shown_number(value: float) -> str:
 
 def shown_default(value: Any) -> str:
     """A default as TOML has it."""
-    if value is None:
+    if value is None or value is PydanticUndefined:
         return "unset"
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
 
@@ -79,7 +84,7 @@ def fields(kind: type) -> Iterator[tuple[str, Any, Any, Any]]:
     """(name, annotation, default, constraints) of a pydantic model or a dataclass."""
     if issubclass(kind, BaseModel):
         for name, f in kind.model_fields.items():
-            yield name, f.annotation, f.default, f.metadata
+            yield name, f.annotation, f.get_default(call_default_factory=True), f.metadata
     else:
         hints = inspect.get_annotations(kind, eval_str=True)
         for f in dataclasses.fields(kind):
@@ -97,11 +102,13 @@ def key_rows(prefix: str, kind: type, only: str = "") -> list[Row]:
     for name, annotation, default, metadata in fields(kind):
         if prefix and is_section(annotation):
             rows += key_rows(f"{prefix}{name}.", annotation, only)
-        elif not is_section(annotation) and annotation != dict[str, Any]:
+        elif not is_section(annotation) and (prefix or annotation != dict[str, Any]):
             text = meaning(kind, name)
             if not text:
                 logger.warning("configuration key %s%s has no docstring in %s", prefix, name, kind.__qualname__)
             rows.append((f"`{prefix}{name}`", shown_type(annotation, metadata), shown_default(default), only + text))
+            if get_origin(annotation) is list and is_section(inner := get_args(annotation)[0]):
+                rows += key_rows(f"{prefix}{name}[].", inner, only)
     return rows
 
 

@@ -20,6 +20,7 @@ from ..storage.queue.base import MinibatchQueue
 from .config.load import Job, check_no_secrets, read_toml
 from .config.model_table import with_model
 from .config.systems import System
+from .datasets import ReadOptions
 from .interop.model_argument import taken
 from .machine.compilers import check_compiler
 from .setup.checks import check_available, check_matmul_precision
@@ -145,7 +146,8 @@ def _run(
         check_compiler(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
-    if not isinstance(dataset, Dataset | str | Path | None):
+    is_opened = isinstance(dataset, Dataset) and job.split is None and job.read == ReadOptions()
+    if not is_opened and not isinstance(dataset, str | Path | None):
         dataset = open_data(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:

@@ -198,6 +198,8 @@ class ReducePolicy(Protocol):
     (`RecordsSteps`) does the same."""
     shares_batch_norm: ClassVar[bool]
     """Whether `statistics` keeps batch normalisation right over all ranks."""
+    has_local_optimizers: ClassVar[bool]
+    """Whether `contribute` trains with optimisers of its own, whose changes `optimizer` only averages."""
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """Optimiser that takes a step along the gradient of `reduce`."""

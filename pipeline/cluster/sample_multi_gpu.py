@@ -84,7 +84,9 @@ def sample_across(
     lacking += [None] * (-len(lacking) % gpus)
     with TemporaryDirectory(prefix="millrace-") as aside:
         path, _ = share(job, dataset, Path(aside))
-        order = _Order(str(path), sampler, job.train.batch_size, job.seed, out, {**store, "sweep": False})
+        order = _Order(
+            str(path), sampler, job.train.batch_size, job.seed_of("minibatches"), out, {**store, "sweep": False}
+        )
         with gpu_cluster(gpus) as client:
             workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
             on = [partial(client.submit, workers=[w], allow_other_workers=False, pure=False) for w in workers]

@@ -186,7 +186,7 @@ class _Supervisor:
             partitioner,
             parts,
             folder,
-            job.seed,
+            job.seed_of("minibatches"),
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
             write_parts=lambda numbers, fingerprint: parts_by(
                 self.client, folder, self.dataset, numbers, fingerprint, self.emit, self.watch

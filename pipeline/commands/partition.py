@@ -59,7 +59,7 @@ def partition(
             chosen,
             parts,
             out,
-            seed=job.seed,
+            seed=job.seed_of("minibatches"),
             on_progress=lambda done, total: terminal(StageAdvanced("partition", done, total)),
             write_parts=write_parts,
         )

@@ -72,6 +72,20 @@ KEYS: dict[str, tuple[str, ...]] = {
     "train.weight_decay": ("wd", "l2", "l2_reg"),
     "train.patience": ("early_stopping", "early_stop", "early_stopping_patience"),
     "train.optimizer": ("optim", "opt", "optimiser"),
+    "train.optimizer_options": ("optim_args", "optimizer_kwargs", "optimizer_params"),
+    "train.schedule": ("lr_scheduler", "lr_schedule", "lr_scheduler_type", "lr_decay"),
+    "train.schedule.warmup": ("warmup_epochs", "warmup_steps", "warmup_ratio"),
+    "train.schedule.factor": ("gamma",),
+    "train.groups": ("param_groups", "parameter_groups"),
+    "train.clip_norm": (
+        "grad_clip",
+        "clip_grad_norm",
+        "clip_grad",
+        "gradient_clip_val",
+        "max_grad_norm",
+        "gradient_clipping",
+    ),
+    "train.ema": ("ema_decay", "model_ema", "ema_rate"),
     "train.evaluate_every": ("eval_every", "eval_steps", "check_val_every_n_epoch", "val_every"),
     "train.minibatches_per_step": ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"),
     "partition.method": ("partitioner", "partition_method", "part_method"),
@@ -101,8 +115,6 @@ REMOVED: dict[str, str] = {
     "retexo.select_by": "retexo.mode decides how the best epoch of a layer is chosen",
 }
 """Keys removed since an earlier version, with the reason."""
-
-LR_IS_CONSTANT = "the learning rate is constant (train.lr)"
 
 SENTENCES: dict[str, tuple[str, ...]] = {
     "set device to 'cuda' and ranks to the number of GPUs: each rank uses one GPU": (
@@ -138,14 +150,12 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "class_weights",
         "pos_weight",
     ),
-    f"there are no schedules: {LR_IS_CONSTANT}": (
-        "scheduler",
-        "lr_scheduler",
-        "lr_schedule",
-        "warmup",
-        "warmup_steps",
-        "lr_decay",
-        "gamma",
+    "optimizer options go together: set train.optimizer_options={'momentum': 0.9}, by torch's names": (
+        "momentum",
+        "betas",
+        "eps",
+        "nesterov",
+        "amsgrad",
     ),
     "the loss follows from the labels: cross entropy, or binary cross entropy where nodes have several labels": (
         "loss",
@@ -153,21 +163,6 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "criterion",
     ),
     "the metric follows from the labels: accuracy, or micro-F1 where nodes have several labels": ("metric", "metrics"),
-    "an optimizer has torch's defaults except for train.lr and train.weight_decay": (
-        "momentum",
-        "betas",
-        "eps",
-        "nesterov",
-        "amsgrad",
-    ),
-    "gradients are not clipped": (
-        "grad_clip",
-        "clip_grad_norm",
-        "clip_grad",
-        "gradient_clip_val",
-        "max_grad_norm",
-        "gradient_clipping",
-    ),
     "train nodes are shuffled in every epoch": ("shuffle",),
     "the last minibatch of an epoch is always trained on": ("drop_last",),
     "it follows from the dataset": (

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ..datasets import ReadOptions
-from .schema import CheckpointEvery, Cluster, Gpu, Partition, Queue, Section, Train
+from .schema import CheckpointEvery, Cluster, Gpu, Partition, Queue, Section, Seeds, Train
 
 
 def canonical(registry: Container[str], name: str) -> str:
@@ -37,7 +37,7 @@ class Job(Section):
     epochs: int = Field(default=30, ge=1)
     """Passes over the train split; for each layer, if layers are trained one after the other."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Random seed of the split, the initial parameters, minibatches and dropout."""
+    """Random seed: of the split, the initial parameters, minibatches and dropout; `seeds` sets them apart."""
     ranks: int = Field(default=1, ge=1)
     """P: trainer processes."""
     executor: Literal["inline", "dask"] | None = None
@@ -61,6 +61,7 @@ class Job(Section):
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
     """``name``, and the options of that sampler."""
     train: Train = Train()
+    seeds: Seeds = Seeds()
     queue: Queue = Queue()
     partition: Partition = Partition()
     gpu: Gpu = Gpu()
@@ -88,6 +89,11 @@ class Job(Section):
         if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
             return value
         return {**value, "name": canonical(MODELS if info.field_name == "model" else SAMPLERS, name)}
+
+    def seed_of(self, part: Literal["split", "initial", "minibatches"]) -> int:
+        """The seed of a part of the run: its own, or the job's."""
+        own = getattr(self.seeds, part)
+        return self.seed if own is None else own
 
     @property
     def options(self) -> Any:

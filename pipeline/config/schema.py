@@ -25,6 +25,53 @@ class Section(BaseModel):
         return value
 
 
+class Schedule(Section):
+    """How the learning rate changes while a run trains. It multiplies `train.lr`, and that of each parameter group."""
+
+    name: Literal["constant", "cosine", "linear", "step", "plateau"] = "constant"
+    """``cosine`` and ``linear`` fall from the whole rate to `final` of it over the run's epochs; ``step`` multiplies by
+    `factor` after every `every` epochs; ``plateau`` when validation has been no better `patience` times. With layers
+    trained one after the other, each goes through a schedule of its own."""
+    warmup: float = Field(default=0.0, ge=0)
+    """Epochs in which the rate first rises in equal steps; a fraction is fine."""
+    final: float = Field(default=0.0, ge=0, le=1)
+    """What ``cosine`` and ``linear`` end at, as a share of the rate."""
+    every: int = Field(default=10, ge=1)
+    """Epochs between the steps of ``step``."""
+    factor: float = Field(default=0.1, gt=0, lt=1)
+    """Of ``step`` and ``plateau``."""
+    patience: int = Field(default=5, ge=0)
+    """Validations without a better one that ``plateau`` bears."""
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether the number of epochs decides the rate of each."""
+        return self.name in ("cosine", "linear")
+
+
+class ParameterGroup(Section):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str
+    """A pattern of names as ``fnmatch`` has it, such as ``convs.0.*``; a parameter belongs to the first that it
+    matches."""
+    lr: float | None = Field(default=None, ge=0, le=1e6)
+    """In place of `train.lr`; 0 keeps them as they are."""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """In place of `train.weight_decay`."""
+
+
+class Seeds(Section):
+    """Seeds of their own for parts of a run; by default all are the job's `seed`."""
+
+    split: int | None = Field(default=None, ge=0, lt=2**63)
+    """Of a split that is drawn."""
+    initial: int | None = Field(default=None, ge=0, lt=2**63)
+    """Of the initial parameters. Runs that differ in it alone can share one store of samples."""
+    minibatches: int | None = Field(default=None, ge=0, lt=2**63)
+    """Of minibatches, partitions and dropout."""
+
+
 class Train(Section):
     """Training: minibatches, optimiser and validation."""
 
@@ -32,8 +79,20 @@ class Train(Section):
     """Seeds in a minibatch."""
     minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """torch's optimiser, with its defaults except for `lr` and `weight_decay`."""
+    optimizer: str = "adam"
+    """One of torch's in lower case: ``adam``, ``adamw``, ``sgd``, ``rmsprop``, ``nadam``, ``adagrad``, ...; with its
+    defaults but for `lr`, `weight_decay` and `optimizer_options`."""
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
+    """More options of the optimiser, by torch's names: ``{momentum = 0.9, nesterov = true}``."""
+    schedule: Schedule = Schedule()
+    """How the learning rate changes; a plain name is its `name`."""
+    groups: list[ParameterGroup] = Field(default_factory=list)
+    """Parameters with a learning rate or weight decay of their own."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Scale a step's gradient down to this norm where it is longer, over all parameters together."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an exponential moving average of the parameters with this decay a step, such as 0.999: the average is what
+    is validated, tested and saved."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products' operands while training in float32; ``bfloat16`` is faster on processors that
     support it."""
@@ -47,6 +106,11 @@ class Train(Section):
     """Validate after every so many epochs (0: only at the end)."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many validations without a new best."""
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _named_schedule(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     def per_step(self, ranks: int) -> int:
         """Minibatches in an optimiser step over `ranks` ranks."""
@@ -135,7 +199,7 @@ class Cluster(Section):
         if scheduler is not None and ":" not in scheduler:
             raise PydanticCustomError(
                 "address",
-                "expected the address of a Dask scheduler, such as tcp://host:8786 (learning rates have no scheduler)",
+                "expected the address of a Dask scheduler, such as tcp://host:8786 (for learning rates: train.schedule)",
             )
         return scheduler
 

@@ -111,7 +111,7 @@ class Trials:
         if key not in self._cuts:
             data = self.at.dataset
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
-            book = partitioner.assign(data.graph, parts, self._job.seed)
+            book = partitioner.assign(data.graph, parts, self._job.seed_of("minibatches"))
             self._cuts[key] = book, count_cut(data.graph, book, data.split.train, layers)
         return self._cuts[key]
 
@@ -123,7 +123,7 @@ class Trials:
         parts = s.system.parts_before(self._ranks)
         owners = Given(self._cuts[repr(partitioner), parts][0].part(np.arange(data.num_nodes)))
         folder = self._scratch / f"parts-{owners.digest[:16]}"
-        partition_dataset(data, owners, parts, folder, self._job.seed)
+        partition_dataset(data, owners, parts, folder, self._job.seed_of("minibatches"))
         return str(folder)
 
     def _spec_of(self, s: Candidate) -> TrialSpec:

@@ -8,8 +8,11 @@ from ...stages.kernels import sampling_backend
 from ...stages.models.pyg import PyGModel
 from ...storage.errors import InputError
 from ..config.load import Job
+from ..config.optimizer import check_optimizer
+from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
 from .device_policies import check_device
+from .model import Outline
 
 
 def has_bfloat16() -> bool:
@@ -86,6 +89,32 @@ def check_model(job: Job, system: System, model: nn.Module) -> None:
             f"the model normalises batches, but clients that train by themselves under system '{system.name}' do not "
             "share batch normalisation; use another norm"
         )
+
+
+def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -> None:
+    """Refuse what cannot follow a step's gradient in this job.
+
+    Raises:
+        InputError: names the key of `train` to change.
+    """
+    train = job.train
+    check_optimizer(train, model)
+    if train.schedule.name == "plateau" and not (train.evaluate_every and outline.splits["val"]):
+        why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
+        raise InputError(f"train.schedule is 'plateau', which follows the validation accuracy, but {why}")
+    if train.schedule.needs_epochs and train.schedule.warmup >= job.epochs:
+        raise InputError(
+            f"train.schedule.warmup is {train.schedule.warmup:g} epochs of {job.epochs}, which leaves none for "
+            f"'{train.schedule.name}'; lower it"
+        )
+    if not system.reduce.has_local_optimizers:
+        return
+    for key in ("clip_norm", "ema", "schedule"):
+        if getattr(train, key) != Train.model_fields[key].get_default():
+            raise InputError(
+                f"train.{key} is set, but clients under system '{system.name}' step with optimisers of their own, which "
+                "are made anew in every round; leave it out"
+            )
 
 
 def check_losses(job: Job, system: System) -> None:

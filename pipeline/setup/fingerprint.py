@@ -14,7 +14,11 @@ from ...storage.errors import InputError
 from ...storage.features import FeatureStore
 from ...storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
 from ..config.load import Job
+from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
+
+LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema")
+"""Keys of `train` that versions before did not have."""
 
 
 def features_digest(features: FeatureStore) -> str:
@@ -38,8 +42,15 @@ def fingerprint_of(
     """
     # Left out if unset, so that runs of versions without compilation can be resumed.
     left_out = {"patience", "matmul_precision"} | (set() if job.train.compile else {"compile"})
-    # `matmul_precision` under its first name, so that older checkpoints fit.
+    # `matmul_precision` by its first name, and later keys only where they are set, so that older checkpoints fit.
+    left_out |= {
+        key
+        for key in LATER
+        if getattr(job.train, key) == Train.model_fields[key].get_default(call_default_factory=True)
+    }
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
+    if job.train.schedule.needs_epochs:
+        train["epochs"] = job.epochs
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": features_digest(dataset.features),
@@ -47,6 +58,8 @@ def fingerprint_of(
         "model": digest_record(model),
         "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
+    if job.seed_of("initial") != job.seed_of("minibatches"):
+        fingerprint["initial"] = str(job.seed_of("initial"))
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     entry = SYSTEMS.find(system.name)
@@ -76,7 +89,7 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
         "graph": graph_fingerprint(dataset.graph),
         "sampler": json.dumps(system.sample.record() | _drawn_by(job, system), sort_keys=True),
         "seeds": digest_arrays(train=dataset.split.train),
-        "seed": str(job.seed),
+        "seed": str(job.seed_of("minibatches")),
         "batch_size": str(job.train.batch_size),
     }
 

@@ -52,7 +52,11 @@ def model_of(
             )
         module = as_model(record)
         check_widths(
-            module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT))
+            module,
+            outline.num_features,
+            outline.num_classes,
+            outline.task,
+            torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
         )
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
@@ -64,7 +68,7 @@ def model_of(
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
 
     def make() -> nn.Module:
-        torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
+        torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
         return begun(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
 
     return make, {"name": record.name, **vars(record)}, record.name

@@ -28,7 +28,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
     try:
         # The driver reads all features once, to pass them on; ranks then hold their own.
         place = _place_of(spec) if job.features == "owned" else job.features
-        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=place)
+        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
     except InputError as e:
         raise type(e)(_with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"

@@ -57,7 +57,7 @@ def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
 
 def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
     """Plan of the seeds of all ranks' minibatches."""
-    return SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+    return SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches"))
 
 
 def minibatches_per_epoch(prepared: Prepared) -> int:

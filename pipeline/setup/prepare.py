@@ -16,7 +16,7 @@ from ...storage.features import ConvertedFeatures, FeatureStore
 from ..config.load import Job
 from ..config.records import make_system, placed
 from ..config.systems import SYSTEMS, System
-from .checks import check_available, check_losses, check_model, check_parts
+from .checks import check_available, check_losses, check_model, check_parts, check_update
 from .fingerprint import fingerprint_of
 from .model import TORCH_DTYPES, Outline, model_of
 from .parts import Parts
@@ -82,6 +82,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     make, description, name = model_of(job, outline, system, model)
     built = make()
     check_model(job, system, built)
+    check_update(job, system, outline, built)
     SYSTEMS.find(system.name).check(job, system, built)
     if system.sample.sampler is not None:
         system.sample.sampler.check(dataset.graph)

@@ -51,8 +51,9 @@ def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
             if job.executor == "dask" or features == "zarr"
             else features
         )
-    # The data are already read, cleaned and split.
-    return job.model_copy(update={"dataset": str(path), "features": features, "split": None, "read": ReadOptions()})
+    # The data are read, cleaned and split already; a store holds the split that it was written with.
+    split = job.split if store is not None else None
+    return job.model_copy(update={"dataset": str(path), "features": features, "split": split, "read": ReadOptions()})
 
 
 def keep(

@@ -132,7 +132,8 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
             raise e from None
         now = flat(job.model_dump(mode="json"))
         entry = SYSTEMS.find(job.system)
-        free = tuple(k for k in FREE if k != "epochs" or not entry.epochs_decide)
+        epochs_decide = entry.epochs_decide or job.train.schedule.needs_epochs
+        free = tuple(k for k in FREE if k != "epochs" or not epochs_decide)
         free += tuple(f"{job.system}.{k}" for k in entry.free_options)
         if {before.get("kernel"), now.get("kernel")} & set(OTHER_BITS):
             free = tuple(k for k in free if k != "kernel")

@@ -38,7 +38,7 @@ def check_owners(prepared: Prepared) -> None:
                 'owners are given, but retexo.clients is "nodes", which makes each node its own client; leave one of '
                 "them out"
             )
-        cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed)
+        cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed_of("minibatches"))
 
 
 def with_clients(prepared: Prepared, folder: Path) -> Prepared:
@@ -47,7 +47,7 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
     if isinstance(clients, int):
-        client = partition.partitioner.assign(graph, clients, job.seed).part(nodes)
+        client = partition.partitioner.assign(graph, clients, job.seed_of("minibatches")).part(nodes)
     else:
         client, clients = nodes.astype(np.int32), graph.num_nodes
     write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)

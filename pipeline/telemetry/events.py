@@ -63,6 +63,8 @@ class EpochDone:
     val_accuracy: float | None
     seconds: float
     best: bool
+    lr: float | None = None
+    """The learning rate of the last step, of the first parameter group, where a schedule changes it."""
 
 
 @dataclass(frozen=True)

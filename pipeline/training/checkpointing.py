@@ -15,6 +15,7 @@ from .async_losses import StepLosses
 from .context import TrainContext
 from .lost_ranks import is_leader, missing
 from .progress import COUNTED, POOLED, Progress
+from .update import Update
 
 LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
 """Fields of `Progress` that a checkpoint does not hold, or holds elsewhere."""
@@ -80,7 +81,7 @@ class Checkpointer:
         self._stopping = self._stopping or context.stop()
         return self._stopping or context.save() or time.monotonic() - self._saved_at >= context.checkpoint_every.every_s
 
-    def after_step(self, due: bool, requested: bool, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, due: bool, requested: bool, update: Update) -> None:
         """Save if a checkpoint is due or requested, then stop if some rank was asked to.
 
         Ranks differ in their clocks, and in when a request to stop reaches them, but must not differ in what they do
@@ -94,12 +95,12 @@ class Checkpointer:
         if not due and not requested:
             return
         stopping = group.any(self._stopping)
-        self.save(optimizer.state_dict())
+        self.save(update)
         if stopping and self._progress.cursor.step < self._total_steps:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
 
-    def save(self, optimizer_state: dict[str, Any] | None) -> None:
-        """Write a checkpoint. All ranks call this at the same time."""
+    def save(self, update: Update | None) -> None:
+        """Write a checkpoint, with the optimiser unless the next phase has its own. All ranks call this at once."""
         context, progress = self._context, self._progress
         if context.checkpoints is None:
             return
@@ -112,7 +113,7 @@ class Checkpointer:
                 progress.cursor,
                 {
                     "model": on_host(context.model.state_dict()),
-                    "optimizer": on_host(optimizer_state),
+                    **(on_host(update.state_dict()) if update is not None else {"optimizer": None}),
                     "progress": on_host({**state, **totals}),
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),

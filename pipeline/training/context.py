@@ -9,6 +9,7 @@ from torch import nn
 
 from ...stages.messages import Part, Placement, RankJob, StepRules
 from ...storage.checkpoint import CheckpointStore
+from ..config.optimizer import make_optimizer
 from ..config.schema import CheckpointEvery, Train
 from ..config.systems import System
 from ..telemetry.events import Emit
@@ -40,10 +41,8 @@ class TrainContext:
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Create the optimiser that the configuration names."""
-        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        # On a GPU, one launch for all parameters instead of several for each.
-        fused = {"fused": True} if parameters[0].is_cuda else {}
-        return kinds[self.train.optimizer](parameters, lr=self.train.lr, weight_decay=self.train.weight_decay, **fused)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        return make_optimizer(self.train, [(names.get(id(p), ""), p) for p in parameters])
 
     @property
     def rules(self) -> StepRules:

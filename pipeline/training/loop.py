@@ -30,13 +30,13 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     resumed = restore(context, progress, clock)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
     total_epochs = max(p.last_epoch for p in phases)
-    placement, optimizer_state = None, resumed and resumed["optimizer"]
+    placement, before = None, resumed if resumed and resumed["optimizer"] else None
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
             context.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
         with clock.measure("partition"):
             placement = context.system.partition.place(context.data, phase, context.job, placement)
-        training = PhaseTraining(context, phase, placement, progress, clock, optimizer_state, total_epochs)
+        training = PhaseTraining(context, phase, placement, progress, clock, before, total_epochs)
         if resumed is not None:
             training.resume(resumed)
             resumed = None
@@ -44,7 +44,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
         training.finish(last=phase.number + 1 == len(phases))
         if gone := missing(group):
             raise ShortHandedError(f"{phase.name} ended without rank {', '.join(map(str, gone))}")
-        optimizer_state = None if phase.fresh_optimizer else training.optimizer.state_dict()
+        before = None if phase.fresh_optimizer else training.update.state_dict()
         del training  # its memory is free before the next phase is laid out
     return progress
 

@@ -32,7 +32,7 @@ class PhaseTraining:
         placement: PlacedData,
         progress: Progress,
         clock: Clock,
-        optimizer_state: dict[str, Any] | None,
+        before: dict[str, Any] | None,
         total_epochs: int,
     ) -> None:
         """
@@ -42,7 +42,7 @@ class PhaseTraining:
             placement: the phase's data on this rank.
             progress: of the run, which the phase carries on.
             clock: of this rank.
-            optimizer_state: to go on with; None: a fresh optimiser.
+            before: state of the optimiser to go on with (`Update.state_dict`); None: a fresh one.
             total_epochs: of the whole run.
 
         Raises:
@@ -56,10 +56,12 @@ class PhaseTraining:
         if not self.steps:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = context.system.fetch.fetcher(placement, context.job, self.module)
-        self.runner = StepRunner(context, phase, self.module, placement, self.steps, self.fetcher, progress, clock)
-        self.optimizer = self.runner.optimizer
-        if optimizer_state is not None:
-            self.optimizer.load_state_dict(optimizer_state)
+        self.runner = StepRunner(
+            context, phase, self.module, placement, self.steps, self.fetcher, progress, clock, total_epochs
+        )
+        self.update = self.runner.update
+        if before is not None:
+            self.update.load_state_dict(before)
         self.pace = Pace.of(self.steps)
         self.checkpoints = Checkpointer(
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
@@ -104,7 +106,7 @@ class PhaseTraining:
 
     def checkpoint_after_step(self, requested: bool) -> None:
         """Write a checkpoint between two steps of an epoch, if it is time."""
-        self.checkpoints.after_step(self.checkpoints.is_due(), requested, self.optimizer)
+        self.checkpoints.after_step(self.checkpoints.is_due(), requested, self.update)
 
     def end_epoch(self, epoch: int) -> None:
         """Sum the losses, validate, record and report the epoch, and write a checkpoint if it is time."""
@@ -129,12 +131,13 @@ class PhaseTraining:
         if accuracy is not None:
             record["val_accuracy"] = accuracy
         progress.history.append(record)
-        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best))
+        lr = None if self.update.is_constant else self.update.optimizer.param_groups[0]["lr"]
+        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr))
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = context.checkpoint_every.every_epochs
         due = every_epochs is not None and (epoch + 1) % every_epochs == 0
         due = due or self.has_ended(epoch + 1) or self.checkpoints.is_due()
-        self.checkpoints.after_step(due, bool(sums[2]), self.optimizer)
+        self.checkpoints.after_step(due, bool(sums[2]), self.update)
 
     def validate_late(self) -> None:
         """Validate the epoch before, which was left out because ranks were missing."""
@@ -151,18 +154,21 @@ class PhaseTraining:
 
     def _validate(self, whole: Validate, epoch: int) -> tuple[float, bool]:
         """Validation accuracy after `epoch`, and whether it is the best so far."""
-        with self.clock.measure("evaluate"):
+        with self.clock.measure("evaluate"), self.update.averaged():
             if isinstance(self.fetcher, PhaseFetcher):
                 with self.context.job.group.counting("evaluation"):
                     found = self.fetcher.validate(self.module)
             else:
                 accuracy = whole(self.context.model)
                 found = Validation(accuracy, accuracy)
-        return found.accuracy, self.progress.take(found, epoch, self.context.model)
+            return found.accuracy, self.progress.take(found, epoch, self.context.model)
 
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""
         progress = self.progress
+        if self.update.average is not None and not progress.best_state:
+            with self.update.averaged():
+                progress.keep(self.context.model)
         if isinstance(self.fetcher, PhaseFetcher):
             self._finish_part(self.fetcher, last)
         if last:
@@ -170,7 +176,7 @@ class PhaseTraining:
         progress.cursor = Cursor(self.phase.number + 1, 0)
         if self.phase.fresh_optimizer:
             progress.forget_best()
-        self.checkpoints.save(None if self.phase.fresh_optimizer else self.optimizer.state_dict())
+        self.checkpoints.save(None if self.phase.fresh_optimizer else self.update)
 
     def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:
         """Leave to the next phase what it reads, computed with the best parameters, and record this one."""

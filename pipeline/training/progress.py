@@ -59,8 +59,12 @@ class Progress:
             return False
         self.best_merit, self.best_accuracy = found.merit, found.accuracy
         self.best_epoch, self.since_best = epoch, 0
-        self.best_state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+        self.keep(model)
         return True
+
+    def keep(self, model: nn.Module) -> None:
+        """Keep the model's parameters as the best."""
+        self.best_state = {k: v.detach().clone() for k, v in model.state_dict().items()}
 
     def forget_best(self) -> None:
         """Start the search for the best epoch again."""

@@ -25,6 +25,7 @@ from .checkpointing import Checkpointer
 from .context import TrainContext
 from .evaluation_cost import validation_note
 from .progress import Progress
+from .update import Update
 
 MEMORY_NOTE_BYTES = 256 << 20
 """Memory use is reported to the user from this size on."""
@@ -45,6 +46,7 @@ class StepRunner:
         fetcher: Fetcher,
         progress: Progress,
         clock: Clock,
+        total_epochs: int,
     ) -> None:
         """
         Args:
@@ -56,14 +58,13 @@ class StepRunner:
             fetcher: of the phase.
             progress: counts what the steps do.
             clock: of this rank.
+            total_epochs: of the whole run.
         """
         self.context, self.phase, self.module, self.placement = context, phase, module, placement
         self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
-        reduce = context.system.reduce
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.rules = context.rules
-        self.optimizer = reduce.optimizer(self.parameters, self.rules)
-        self.statistics = reduce.statistics(module, context.job.group)
+        self.update = Update(context, phase, module, len(steps), total_epochs)
+        self.parameters, self.rules = self.update.parameters, context.rules
+        self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.train.compile else module
         self.recorded = self._recorded()
         # Code that torch.compile has made uses torch's threads.
@@ -145,7 +146,7 @@ class StepRunner:
             self.statistics.finish(count)
         if total:
             with clock.measure("forward_backward"):
-                self.optimizer.step()
+                self.update.step(epoch, step, progress.history)
         self.feed.release(epoch, span.stop - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds

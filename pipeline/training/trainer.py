@@ -126,7 +126,7 @@ def train_and_evaluate(
     if device is not None:
         model = model.to(device)
     rank_job = RankJob(
-        seed=job.seed,
+        seed=job.seed_of("minibatches"),
         batch_size=job.train.batch_size,
         bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
         epochs=job.epochs,

@@ -23,6 +23,7 @@ class LocalSteps(AllSeedsMean):
     """
 
     shares_batch_norm: ClassVar[bool] = False
+    has_local_optimizers: ClassVar[bool] = True
 
     steps: int = 1
 

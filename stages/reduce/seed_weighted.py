@@ -26,6 +26,7 @@ class SeedWeightedMean:
 
     counts_seeds_alike: ClassVar[bool] = True
     shares_batch_norm: ClassVar[bool] = True
+    has_local_optimizers: ClassVar[bool] = False
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """See `ReducePolicy.optimizer`: the run's."""

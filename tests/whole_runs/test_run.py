@@ -364,6 +364,20 @@ def test_what_does_not_fit_is_refused(sbm, tmp_path, options, error, phrase):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_opened_dataset_may_be_split_anew(sbm, tmp_path, stored):
+    data = sbm
+    if stored:
+        mr.write_dataset(tmp_path / "store", sbm)
+        data = mr.open_dataset(tmp_path / "store")
+    options = {**SMALL, "split": "fraction:0.5,0.1", "out": tmp_path / "run"}
+    result = mr.run(data, **options)
+    assert result.minibatches == SMALL["epochs"] * -(-300 // SMALL["batch_size"])
+    assert mr.run(data, resume=True, **{**options, "epochs": 5}).epochs == 5
+    with pytest.raises(mr.InputError, match="read"):
+        mr.run(data, **{**options, "read": {"self_loops": "drop"}, "out": tmp_path / "read"})
+
+
 def test_a_run_folder_is_never_overwritten(sbm, tmp_path):
     mr.run(sbm, out=tmp_path / "run", **SMALL)
     with pytest.raises(mr.InputError, match="already holds a run"):

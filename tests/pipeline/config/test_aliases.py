@@ -98,7 +98,7 @@ def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves()
         ),
         (
             {"train": {"scheduler": "cosine"}},
-            "'train.scheduler'; there are no schedules: the learning rate is constant",
+            "'train.scheduler'; did you mean",
         ),
         ({"scheduler": "cosine"}, "'cluster.scheduler' is 'cosine': expected the address of a Dask scheduler"),
         ({"train": {"callbacks": []}}, "'train.callbacks'; there are no callbacks"),
