@@ -34,7 +34,7 @@ def open_dataset(
             CSV, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, searched under
             ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to be split again.
         name: name of the dataset; by default taken from the spec.
-        options: treatment of defects. Stores, generated graphs and `Dataset`s are clean and take none.
+        options: treatment of defects. Stores, generated graphs and `Dataset` objects are clean and take none.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
             nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 if every class has 60
             labelled nodes; else fraction:0.6,0.2.

@@ -14,8 +14,8 @@ from ..telemetry.timers import Clock
 from .async_losses import StepLosses
 from .context import TrainContext
 from .lost_ranks import is_leader, missing
+from .optimize.update import Update
 from .progress import COUNTED, POOLED, Progress
-from .update import Update
 
 LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
 """Fields of `Progress` that a checkpoint does not hold, or holds elsewhere."""

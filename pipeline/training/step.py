@@ -24,8 +24,8 @@ from .async_losses import StepLosses
 from .checkpointing import Checkpointer
 from .context import TrainContext
 from .evaluation_cost import validation_note
+from .optimize.update import Update
 from .progress import Progress
-from .update import Update
 
 MEMORY_NOTE_BYTES = 256 << 20
 """Memory use is reported to the user from this size on."""
@@ -62,7 +62,9 @@ class StepRunner:
         """
         self.context, self.phase, self.module, self.placement = context, phase, module, placement
         self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
-        self.update = Update(context, phase, module, len(steps), total_epochs)
+        self.update = Update(
+            context.train, context.system.reduce, context.rules, phase, module, len(steps), total_epochs
+        )
         self.parameters, self.rules = self.update.parameters, context.rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.train.compile else module

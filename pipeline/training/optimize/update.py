@@ -6,28 +6,39 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...stages.messages import Phase
+from ....stages.messages import Phase, StepRules
+from ....stages.policies import ReducePolicy
+from ...config.schema import Train
 from .averaging import ParameterAverage
-from .context import TrainContext
 from .schedules import lr_factor
 
 
 class Update:
     """The optimiser of a phase with its learning-rate schedule, gradient clipping and average of parameters."""
 
-    def __init__(self, context: TrainContext, phase: Phase, module: nn.Module, steps: int, total_epochs: int) -> None:
+    def __init__(
+        self,
+        train: Train,
+        reduce: ReducePolicy,
+        rules: StepRules,
+        phase: Phase,
+        module: nn.Module,
+        steps: int,
+        total_epochs: int,
+    ) -> None:
         """
         Args:
-            context: of this rank.
+            train: the options.
+            reduce: makes the optimiser.
+            rules: of the run.
             phase: whose steps these are.
             module: what the phase trains.
             steps: in an epoch.
             total_epochs: of the whole run.
         """
-        train = context.train
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
-        self.optimizer = context.system.reduce.optimizer(self.parameters, context.rules)
+        self.optimizer = reduce.optimizer(self.parameters, rules)
         self.average = ParameterAverage(named, train.ema) if train.ema is not None else None
         self._schedule, self._clip_norm, self._steps = train.schedule, train.clip_norm, steps
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup

@@ -6,7 +6,7 @@ Without state of its own a schedule is the same after a resume, on every rank an
 import math
 from collections.abc import Iterable
 
-from ..config.schema import Schedule
+from ...config.schema import Schedule
 
 THRESHOLD = 1e-4
 """An accuracy is better if it is so much higher, relatively, as `torch.optim.lr_scheduler.ReduceLROnPlateau` has it."""

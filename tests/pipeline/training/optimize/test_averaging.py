@@ -1,7 +1,7 @@
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from millrace.pipeline.training.averaging import ParameterAverage
+from millrace.pipeline.training.optimize.averaging import ParameterAverage
 
 
 def moved(model, generator):

@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from millrace.pipeline.config.optimizer import make_optimizer
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.training.update import Update
+from millrace.pipeline.training.optimize.update import Update
 from millrace.stages.messages import Phase
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 
@@ -26,8 +26,8 @@ def update_of(module, train):
         return make_optimizer(train, [(names[id(p)], p) for p in parameters])
 
     rules = SimpleNamespace(optimizer=optimizer)
-    context = SimpleNamespace(train=train, system=SimpleNamespace(reduce=SeedWeightedMean()), rules=rules)
-    return Update(context, Phase(0, 0, EPOCHS, "all"), module, STEPS, EPOCHS)  # pyright: ignore[reportArgumentType]
+    phase = Phase(0, 0, EPOCHS, "all")
+    return Update(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)  # pyright: ignore[reportArgumentType]
 
 
 def with_gradients(module, generator):

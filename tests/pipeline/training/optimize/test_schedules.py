@@ -3,7 +3,7 @@ import torch
 from torch.optim import lr_scheduler as of_torch
 
 from millrace.pipeline.config.schema import Schedule
-from millrace.pipeline.training.schedules import lr_factor
+from millrace.pipeline.training.optimize.schedules import lr_factor
 
 EPOCHS, STEPS = 7, 5
 
