@@ -115,7 +115,10 @@ class Candidate:
         if self.cut is None:
             return self.at.train / self.ranks
         chunks, moved = (self.system.options.get(k, usual) for k, usual in (("chunks", 1), ("reshuffle_fraction", 0.0)))
-        schedule, train = ChunkSchedule(self.job.seed_of("minibatches"), self.ranks, chunks, moved, "none"), self.cut.train
+        schedule, train = (
+            ChunkSchedule(self.job.seed_of("minibatches"), self.ranks, chunks, moved, "none"),
+            self.cut.train,
+        )
         most = max(int(train[list(schedule.base(r, 0))].sum()) for r in range(self.ranks))
         return most / max(1, int(train.sum())) * self.at.train
 

@@ -157,7 +157,9 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     super-epochs stands for those that follow."""
     assert s.book is not None
     graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model()))
-    schedule = ChunkSchedule(s.job.seed_of("minibatches"), s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
+    schedule = ChunkSchedule(
+        s.job.seed_of("minibatches"), s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation
+    )
     found = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
     before: list[set[int]] = [set() for _ in range(s.ranks)]
     for t in range(len(found)):
