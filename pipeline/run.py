@@ -146,8 +146,10 @@ def _run(
         check_compiler(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
-    is_opened = isinstance(dataset, Dataset) and job.split is None and job.read == ReadOptions()
-    if not is_opened and not isinstance(dataset, str | Path | None):
+    if isinstance(dataset, Dataset):
+        if job.split is not None or job.read != ReadOptions():
+            dataset = open_data(job, dataset, emit)
+    elif not isinstance(dataset, str | Path | None):
         dataset = open_data(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
