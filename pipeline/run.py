@@ -20,7 +20,6 @@ from ..storage.queue.base import MinibatchQueue
 from .config.load import Job, check_no_secrets, read_toml
 from .config.model_table import with_model
 from .config.systems import System
-from .datasets import ReadOptions
 from .interop.model_argument import taken
 from .machine.compilers import check_compiler
 from .setup.checks import check_available, check_matmul_precision
@@ -146,11 +145,7 @@ def _run(
         check_compiler(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
-    if isinstance(dataset, Dataset):
-        if job.split is not None or job.read != ReadOptions():
-            dataset = open_data(job, dataset, emit)
-    elif not isinstance(dataset, str | Path | None):
-        dataset = open_data(job, dataset, emit)
+    dataset = opened(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')

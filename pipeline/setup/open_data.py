@@ -38,6 +38,15 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
     return dataset
 
 
+def opened(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset | str | Path | None:
+    """Open a source from Python: a foreign object, or a `Dataset` that is to be split again. Names and paths stay."""
+    if isinstance(source, str | Path | None):
+        return source
+    if isinstance(source, Dataset) and job.split is None and job.read == ReadOptions():
+        return source
+    return open_data(job, source, emit)
+
+
 def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
     """Place of a store's features while it is open; sources other than stores are read into memory."""
     if not isinstance(spec, str | Path):
