@@ -24,7 +24,7 @@ from .interop.model_argument import taken
 from .machine.compilers import check_compiler
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
-from .setup.open_data import located, open_data
+from .setup.open_data import located, open_data, opened_from_python
 from .setup.open_queue import check_samples, is_sampled_live, open_samples, own_queue, sole_user
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import at_home, check_module_importable, check_same_data, job_of_given, keep
@@ -145,7 +145,7 @@ def _run(
         check_compiler(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
-    dataset = opened(job, dataset, emit)
+    dataset = opened_from_python(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')

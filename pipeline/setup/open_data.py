@@ -38,7 +38,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
     return dataset
 
 
-def opened(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset | str | Path | None:
+def opened_from_python(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset | str | Path | None:
     """Open a source from Python: a foreign object, or a `Dataset` that is to be split again. Names and paths stay."""
     if isinstance(source, str | Path | None):
         return source
