@@ -1,6 +1,6 @@
 """Neighbour sampling in comparison with peers: one process per engine and thread count, taking turns on one machine.
 
-    python benchmarks/sampling.py --graph products --threads 1,2 --json sampling.json
+    python benchmarks/sampling.py --graph products --threads 1,2 --samplers neighbor,labor,weighted --json sampling.json
 
 Every process holds its own copy of the graph in NumPy arrays (huge pages where the system gives them on request),
 samples the same seeds, and is idle while another one runs. An epoch includes shuffling the seeds and everything up to
@@ -8,7 +8,8 @@ relabelled blocks; the consumer drops each minibatch at once.
 
 Semantics differ. "new": only newly found nodes are expanded (PyG; Millrace's default). "all": the whole frontier is
 expanded again at each hop (DGL, GraphBolt), 14 to 20 % more edges a minibatch. Millrace is measured both ways, and
-multiples are given in minibatches and in edges a second.
+multiples are given in minibatches and in edges a second. In `labor` the hops of a minibatch share random numbers here, and
+only the rows of a hop in GraphBolt 2.1. `weighted` draws without replacement.
 """
 
 import argparse
@@ -35,6 +36,9 @@ FANOUT = (15, 10, 5)
 BATCH = 1024
 BULK = 64
 MEMORY_BULKS = (1, 8, 64)
+SAMPLERS = ("neighbor", "labor", "weighted")
+SLOW_PEERS = {"neighbor": 0, "labor": 48, "weighted": 12}
+"""Minibatches of a round of GraphBolt, at most."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Config:
     """One engine at one thread count."""
 
     name: str
+    sampler: str
     script: str
     threads: int
     expand: str
@@ -54,7 +59,7 @@ class Config:
     @property
     def label(self) -> str:
         """As printed."""
-        return f"{self.name} {self.threads}T"
+        return f"{self.sampler} {self.name} {self.threads}T"
 
     @property
     def ours(self) -> bool:
@@ -62,20 +67,24 @@ class Config:
         return self.script == "run_millrace.py"
 
 
-def configurations(t: int, peers: list[str]) -> list[Config]:
-    """Measurements on t threads, in the order of a round."""
-    found = [
-        Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0)
-        for expand in ("new", "all")
-    ]
+def ours(sampler: str, t: int, expand: str, bulk_size: int = BULK, **options: Any) -> Config:
+    """Millrace."""
+    options |= {"sampler": sampler, "expand": expand, "bulk_size": bulk_size}
+    return Config(f"millrace {expand}", sampler, "run_millrace.py", t, expand, options, False, 0)
+
+
+def configurations(t: int, sampler: str, peers: list[str]) -> list[Config]:
+    """Measurements of a sampler on t threads, in the order of a round."""
+    found = [ours(sampler, t, expand) for expand in ("new", "all")]
     if "graphbolt" in peers:
-        found.append(Config("graphbolt", "run_graphbolt.py", t, "all", {}, True, 0))
+        most, script, options = SLOW_PEERS[sampler], "run_graphbolt.py", {"sampler": sampler}
+        found.append(Config("graphbolt", sampler, script, t, "all", options, True, most))
         if t > 1:
-            found.append(Config("graphbolt, thread pool", "run_graphbolt.py", t, "all", {"pool": t}, True, 0))
-    if "dgl" in peers:
-        found.append(Config("dgl DataLoader", "run_dgl.py", t, "all", {}, True, 0))
-    if "scipy" in peers and t == 1:
-        found.append(Config("scipy SpGEMM", "run_scipy.py", 1, "new", {}, False, 1))
+            found.append(Config("graphbolt, thread pool", sampler, script, t, "all", options | {"pool": t}, True, most))
+    if "dgl" in peers and sampler == "neighbor":
+        found.append(Config("dgl DataLoader", sampler, "run_dgl.py", t, "all", {}, True, 0))
+    if "scipy" in peers and t == 1 and sampler == "neighbor":
+        found.append(Config("scipy SpGEMM", sampler, "run_scipy.py", 1, "new", {}, False, 1))
     return found
 
 
@@ -180,6 +189,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
     edges = statistics.mean(r["edges"] for r in runs)
     return {
         "name": config.name,
+        "sampler": config.sampler,
         "ours": config.ours,
         "threads": config.threads,
         "expand": config.expand,
@@ -202,10 +212,10 @@ def multiples(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ours over the best peer at the same thread count, by each measure."""
     found = []
     for row in rows:
-        peers = [r for r in rows if not r["ours"] and r["threads"] == row["threads"]]
+        peers = [r for r in rows if not r["ours"] and (r["sampler"], r["threads"]) == (row["sampler"], row["threads"])]
         if not row["ours"] or not peers:
             continue
-        entry: dict[str, Any] = {"name": row["name"], "threads": row["threads"]}
+        entry: dict[str, Any] = {"name": row["name"], "sampler": row["sampler"], "threads": row["threads"]}
         for measure in ("minibatches_per_s", "edges_per_s"):
             best = max(peers, key=lambda r: r[measure])
             entry[measure] = row[measure] / best[measure]
@@ -225,8 +235,7 @@ def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[st
     own."""
     found = []
     for k in MEMORY_BULKS:
-        config = Config("millrace new", "run_millrace.py", threads, "new", {"expand": "new", "bulk_size": k}, False, 0)
-        process = Process(config, folder, seeds, cache)
+        process = Process(ours("neighbor", threads, "new", k), folder, seeds, cache)
         idle = process.ask(do="report")["rss_bytes"]
         process.ask(do="epoch", minibatches=k)
         report = process.ask(do="report")
@@ -240,10 +249,7 @@ def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[st
 
 def profile(folder: Path, seeds: Path, cache: Path, minibatches: int, threads: int) -> dict[str, float]:
     """Milliseconds a minibatch in each parallel section of the kernel."""
-    options = {"expand": "new", "bulk_size": BULK, "profile": True}
-    process = Process(
-        Config("millrace new", "run_millrace.py", threads, "new", options, False, 0), folder, seeds, cache
-    )
+    process = Process(ours("neighbor", threads, "new", profile=True), folder, seeds, cache)
     process.ask(do="epoch", minibatches=minibatches)
     before = process.ask(do="report")["stages_s"]
     process.ask(do="epoch", minibatches=minibatches)
@@ -255,15 +261,16 @@ def profile(folder: Path, seeds: Path, cache: Path, minibatches: int, threads: i
 
 def show(report: dict[str, Any]) -> None:
     """Print the tables."""
-    print(f"\n{'engine':26} {'T':>2} {'expands':>7} {'epoch s':>8} {'min - max':>15}", end="")
-    print(f" {'batches/s':>9} {'M edges/s':>9} {'k edges':>8} {'cpu ms':>7}")
+    print(f"\n{'sampler':8} {'engine':23} {'T':>2} {'expands':>7} {'epoch s':>8} {'min - max':>15}", end="")
+    print(f" {'batches/s':>9} {'M edges/s':>9} {'k edges':>8} {'k nodes':>8} {'cpu ms':>7}")
     for r in report["engines"]:
         spread = f"{r['seconds_min']:.2f} - {r['seconds_max']:.2f}"
         print(
-            f"{r['name']:26} {r['threads']:2} {r['expand']:>7} {r['seconds_median']:8.2f} "
+            f"{r['sampler']:8} {r['name']:23} {r['threads']:2} {r['expand']:>7} {r['seconds_median']:8.2f} "
             f"{spread:>15} {r['minibatches_per_s']:9.1f} "
-            f"{r['edges_per_s'] / 1e6:9.2f} {r['edges_per_minibatch'] / 1e3:8.1f} {r['cpu_ms_per_minibatch']:7.1f}"
-            + ("" if r["minibatches"] == report["minibatches"] else f"  ({r['minibatches']} minibatch)")
+            f"{r['edges_per_s'] / 1e6:9.2f} {r['edges_per_minibatch'] / 1e3:8.1f} "
+            f"{r['nodes_per_minibatch'] / 1e3:8.1f} {r['cpu_ms_per_minibatch']:7.1f}"
+            + ("" if r["minibatches"] == report["minibatches"] else f"  ({r['minibatches']} minibatches)")
         )
     print("\nmultiples of the best peer at the same number of threads, median (worst - best pairing of rounds)")
     for m in report["multiples"]:
@@ -271,7 +278,7 @@ def show(report: dict[str, Any]) -> None:
         for measure, word in (("minibatches_per_s", "minibatches/s"), ("edges_per_s", "edges/s")):
             low, high = m[measure + "_range"]
             parts.append(f"{m[measure]:5.2f}x {word} ({low:.2f} - {high:.2f}, over {m[measure + '_best_peer']})")
-        print(f"{m['name']:14} {m['threads']}T  " + "  ".join(parts))
+        print(f"{m['sampler']:8} {m['name']:12} {m['threads']}T  " + "  ".join(parts))
     print("\nmemory of one bulk of k minibatches, MB (peak growth includes loading compiled code)")
     for m in report["memory"]:
         mega = {name: m[name] / 1e6 for name in ("peak_growth_bytes", "workspace_bytes", "bulk_bytes")}
@@ -293,6 +300,7 @@ def main() -> None:
         "--minibatches", type=int, default=192, help="of 1024 seeds; fewer where the graph has fewer nodes"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samplers", type=lambda s: s.split(","), default=list(SAMPLERS))
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "graphbolt", "scipy"])
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment"
@@ -301,6 +309,8 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.peers) - {"dgl", "graphbolt", "scipy"}:
         parser.error(f"unknown peers {', '.join(sorted(unknown))}; known are dgl, graphbolt, scipy")
+    if unknown := set(args.samplers) - set(SAMPLERS):
+        parser.error(f"unknown samplers {', '.join(sorted(unknown))}; known are {', '.join(SAMPLERS)}")
     cache = args.cache.resolve()
     print(f"cache: {cache}", flush=True)
     folder = stored(args.graph, cache)
@@ -337,10 +347,13 @@ def main() -> None:
         "engines": [
             row
             for t in args.threads
-            for row in measure(configurations(t, args.peers), folder, seeds, cache, minibatches, args.rounds)
+            for s in args.samplers
+            for row in measure(configurations(t, s, args.peers), folder, seeds, cache, minibatches, args.rounds)
         ],
-        "memory": memory(folder, seeds, cache, max(args.threads)),
-        "profile_ms_per_minibatch": {t: profile(folder, seeds, cache, minibatches, t) for t in args.threads},
+        "memory": memory(folder, seeds, cache, max(args.threads)) if "neighbor" in args.samplers else [],
+        "profile_ms_per_minibatch": {
+            t: profile(folder, seeds, cache, minibatches, t) for t in args.threads if "neighbor" in args.samplers
+        },
     }
     report["multiples"] = multiples(report["engines"])
     report["machine"]["load_after"] = os.getloadavg()

@@ -1,8 +1,8 @@
 """GraphBolt (dgl 2.1.0) without its data pipe: sample_neighbors and unique_and_compact, int32 ids. Runs in DGL's
 environment.
 
-The whole frontier is expanded again at each hop. Options: pool (that many Python threads, each taking whole
-minibatches; else the threads work inside an operator).
+The whole frontier is expanded again at each hop. Options: sampler ("neighbor", "labor" or "weighted"), pool (that many
+Python threads, each taking whole minibatches; else the threads work inside an operator).
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,18 @@ def start(job: Job) -> Engine:
     """See `serve.Engine`."""
     pool = job.options.get("pool", 1)
     torch.set_num_threads(job.threads // pool)
-    graph = gb.fused_csc_sampling_graph(torch.from_numpy(job.indptr), torch.from_numpy(job.indices))
+    sampler = job.options["sampler"]
+    weighted = {"edge_attributes": {"weight": torch.from_numpy(job.weights())}} if sampler == "weighted" else {}
+    graph = gb.fused_csc_sampling_graph(torch.from_numpy(job.indptr), torch.from_numpy(job.indices), **weighted)
+    draw = graph.sample_layer_neighbors if sampler == "labor" else graph.sample_neighbors
+    options = {"probs_name": "weight"} if weighted else {}
     fanouts = [torch.tensor([s]) for s in job.fanout]
     executor = ThreadPoolExecutor(pool)
 
     def minibatch(seeds: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         blocks, nodes = [], seeds
         for fanout in fanouts:
-            drawn = graph.sample_neighbors(nodes, fanout).sampled_csc
+            drawn = draw(nodes, fanout, **options).sampled_csc
             nodes, compacted = gb.unique_and_compact_csc_formats(drawn, nodes)
             blocks.append((nodes, compacted.indptr, compacted.indices))
         return blocks

@@ -1,6 +1,7 @@
-"""Millrace's NeighborSampler through its public classes: a plan, a workspace, bulk after bulk.
+"""Millrace's samplers through their public classes: a plan, a workspace, bulk after bulk.
 
-Options: expand ("new" or "all"), bulk_size, profile (time the kernel's parallel sections).
+Options: sampler ("neighbor", "labor" or "weighted"), expand ("new" or "all"), bulk_size, profile (time the kernel's
+parallel sections).
 """
 
 import time
@@ -16,6 +17,7 @@ from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import bulk as bulk_cpu
 from millrace.stages.kernels.sampling.cpu import neighbor as sample_cpu
+from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
 
@@ -32,8 +34,13 @@ def _timed(parallel: Any, seconds: dict[str, float]) -> Any:
 def start(job: Job) -> Engine:
     """See `serve.Engine`."""
     set_num_threads(job.threads)
-    graph = Graph(job.indptr, job.indices)
-    sampler = NeighborSampler(job.fanout, expand=job.options["expand"])
+    kind, expand = job.options["sampler"], job.options["expand"]
+    graph = Graph(job.indptr, job.indices, job.weights() if kind == "weighted" else None)
+    sampler = (
+        LaborSampler(job.fanout, expand=expand)
+        if kind == "labor"
+        else NeighborSampler(job.fanout, weighted=kind == "weighted", expand=expand)
+    )
     workspace = cpu.Workspace()
     stages: dict[str, float] = defaultdict(float)
     epochs = iter(range(1 << 30))

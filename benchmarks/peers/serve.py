@@ -54,6 +54,10 @@ class Job:
     options: dict[str, Any]
     """Options of a single engine."""
 
+    def weights(self) -> np.ndarray:
+        """float32 [E], positive weights of the edges, the same for every engine."""
+        return np.float32(1) - np.random.default_rng(0).random(len(self.indices), np.float32)
+
 
 class Engine(NamedTuple):
     """Functions that a script of this folder provides."""

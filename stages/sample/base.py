@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
@@ -143,6 +143,28 @@ class NodeWise(Sampler, Protocol):
         """Minibatch `i` of the request from its sample, with weights and positions of the edges of each of its
         lists."""
         ...
+
+
+def minibatch_of(
+    request: BulkRequest,
+    i: int,
+    s: "NeighborSample",
+    weight: Sequence[npt.NDArray[np.float32] | None],
+    ids: Sequence[npt.NDArray[np.int64] | None],
+    *,
+    nested: bool,
+) -> MiniBatch:
+    """See `NodeWise.minibatch`; with `nested`, the sample has one list for all blocks."""
+    if nested:
+        blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
+    else:
+        blocks = tuple(
+            Block(
+                s.node_ends[h], s.nodes[: s.node_ends[h + 1]], s.lists[h].indptr, s.lists[h].indices, weight[h], ids[h]
+            )
+            for h in reversed(range(len(s.lists)))
+        )
+    return MiniBatch(request.epoch, request.indices[i], blocks, nested=nested)
 
 
 def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:

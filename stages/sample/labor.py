@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
-from .base import per_layer
+from .base import minibatch_of, per_layer
 from .neighbor import NeighborSampler
 from .remote_nodewise import draw_node_wise
 from .row_owners import Owners
@@ -27,8 +27,9 @@ class LaborSampler:
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
     Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together
-    find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. Only
-    newly found nodes are expanded, and weighted graphs are drawn from uniformly, as in `NeighborSampler`.
+    find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. By
+    default only newly found nodes are expanded; with ``expand="all"`` every node so far at each hop, by the same
+    numbers, so that a smaller fanout keeps some of the edges of a larger one. Weighted graphs are drawn from uniformly.
     Rows with parallel edges: these share their source's number, so a row of exact size is biased towards sources
     without them. Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
     """
@@ -39,11 +40,13 @@ class LaborSampler:
     """True: `fanout` in expectation, each edge independently of the others of its row (the paper's Poisson sampling;
     weights 1 / pi); unbiased with parallel edges too. False: min(fanout, in-degree) exactly (sequential Poisson
     sampling, the paper's section A.3 and DGL's default)."""
+    expand: Literal["new", "all"] = "new"
+    """At each hop: only newly found nodes, or all found so far again."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
-        NeighborSampler(self.fanout)
+        NeighborSampler(self.fanout, expand=self.expand)
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
 
@@ -53,18 +56,15 @@ class LaborSampler:
         return len(self.fanout)
 
     @property
-    def expand(self) -> str:
-        """See `NodeWise.expand`."""
-        return "new"
-
-    @property
     def edge_ids(self) -> bool:
         """See `NodeWise.edge_ids`."""
         return False
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
+        # Left out at its default, so that older stores fit.
+        expand = {"expand": True} if self.expand != "new" else {}
+        return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson, **expand}
 
     def check(self, graph: Graph) -> None:
         """See `Sampler.check`. Any graph is accepted."""
@@ -74,14 +74,24 @@ class LaborSampler:
         # One hop's streams serve all hops.
         keys = request.keys(1)[:, 0]
         made = []
-        for i, s in enumerate(
-            kernel.labor(graph, request.seeds, keys, self.fanout, poisson=self.poisson, workspace=workspace)
-        ):
-            fanout = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
-            kept = np.diff(s.indptr)
-            made.append(
-                self.minibatch(request, i, s, [self.weigh(graph, s.nodes[: len(kept)], kept, s.positions, fanout)], [])
-            )
+        samples = kernel.labor(
+            graph,
+            request.seeds,
+            keys,
+            self.fanout,
+            poisson=self.poisson,
+            expand=self.expand,
+            keep_positions=self.sends_weights(graph),
+            workspace=workspace,
+        )
+        for i, s in enumerate(samples):
+            weight = []
+            for h, edges in enumerate(s.lists):
+                nested = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
+                fanout = nested if self.expand == "new" else self.fanout[h]
+                kept = np.diff(edges.indptr)
+                weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
+            made.append(self.minibatch(request, i, s, weight, [None] * len(s.lists)))
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -98,11 +108,25 @@ class LaborSampler:
             return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
 
         pieces = sampling_backend("cuda").labor_pieces(
-            graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace
+            graph,
+            request.seeds,
+            request.keys(1)[:, 0],
+            self.fanout,
+            poisson=self.poisson,
+            expand=self.expand,
+            workspace=workspace,
         )
         bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)
         weigh = scale if self.sends_weights(graph) else None
-        return node_wise(graph, request, pieces, weigh, of_edge=graph.edge_weight is not None, nested=True, bound=bound)
+        return node_wise(
+            graph,
+            request,
+            pieces,
+            weigh,
+            of_edge=graph.edge_weight is not None,
+            nested=self.expand == "new",
+            bound=bound,
+        )
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
@@ -117,8 +141,7 @@ class LaborSampler:
         ids: Sequence[npt.NDArray[np.int64] | None],
     ) -> MiniBatch:
         """See `NodeWise.minibatch`."""
-        blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0])
-        return MiniBatch(request.epoch, request.indices[i], blocks, nested=True)
+        return minibatch_of(request, i, s, weight, ids, nested=self.expand == "new")
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_rows
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
-from .base import per_layer
+from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 from .row_owners import Owners
 
@@ -158,21 +158,7 @@ class NeighborSampler:
         ids: Sequence[npt.NDArray[np.int64] | None],
     ) -> MiniBatch:
         """See `NodeWise.minibatch`."""
-        if self.expand == "new":
-            blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
-        else:
-            blocks = tuple(
-                Block(
-                    s.node_ends[h],
-                    s.nodes[: s.node_ends[h + 1]],
-                    s.lists[h].indptr,
-                    s.lists[h].indices,
-                    weight[h],
-                    ids[h],
-                )
-                for h in reversed(range(self.num_layers))
-            )
-        return MiniBatch(request.epoch, request.indices[i], blocks, nested=self.expand == "new")
+        return minibatch_of(request, i, s, weight, ids, nested=self.expand == "new")
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""

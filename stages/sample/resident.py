@@ -114,13 +114,15 @@ def node_weights(
         of_edge: true to multiply by the edge's weight in the graph.
     """
     node_at, weights = to_device(prefix_sums(made.node_ends[-1])[:-1], made.rows.nodes.device), []
-    for x in made.lists:
+    for h, x in enumerate(made.lists):
         owner, row = leading(x.rows, node_at.device)
         at = to_device(prefix_sums(x.rows + 1)[:-1], node_at.device)[owner] + row
         kept = (x.indptr[at + 1] - x.indptr[at]).long()
-        hop = torch.zeros_like(row)
-        for ends in made.node_ends[:-1]:
-            hop += row >= to_device(ends, node_at.device)[owner]
+        hop = torch.full_like(row, h)
+        if len(made.lists) == 1:
+            # One list for all hops: a row was drawn in the hop after it was found.
+            for ends in made.node_ends[:-1]:
+                hop += row >= to_device(ends, node_at.device)[owner]
         each = torch.repeat_interleave(
             scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices)
         )

@@ -55,10 +55,16 @@ def digests(graph, plan, sampler, kernel, workspace=None):
 
 
 @WAYS
-@settings(max_examples=25, deadline=None)
-@given(graph=graphs(), fanout=fanouts, batch_size=st.integers(1, 9), seed=st.integers(0, 2**40))
-def test_same_minibatches_for_any_kernel_threads_and_bulk_size(poisson, graph, fanout, batch_size, seed):
-    sampler = LaborSampler(fanout, poisson)
+@settings(max_examples=40, deadline=None)
+@given(
+    graph=graphs(),
+    fanout=fanouts,
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    expand=st.sampled_from(["new", "all"]),
+)
+def test_same_minibatches_for_any_kernel_threads_and_bulk_size(poisson, graph, fanout, batch_size, seed, expand):
+    sampler = LaborSampler(fanout, poisson, expand)
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
     for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 8)):
@@ -172,6 +178,35 @@ def test_poisson_weights_follow_each_hop():
         outer = m.blocks[0]
         assert outer.weight[:3].tolist() == [1, 1, 1]
         assert outer.weight[3:].tolist() == [1.5] * (outer.num_edges - 3)
+
+
+@WAYS
+def test_a_row_that_is_drawn_again_keeps_some_of_its_edges(poisson):
+    """By the same numbers: a smaller fanout is a stricter limit. And its weights are those of its own hop."""
+    rng = np.random.default_rng(5)
+    graph = from_edges(rng.integers(0, 300, 6000), rng.integers(0, 300, 6000), 300)
+    request = BulkRequest(0, 0, 0, 0, (np.arange(20),))
+    (m,) = LaborSampler((9, 4), poisson, "all").sample(graph, request, cpu).check().minibatches
+    outer, inner = m.blocks
+    assert not m.nested
+    assert np.array_equal(outer.src[: outer.num_dst], inner.src)
+    for row in range(inner.num_dst):
+        few, many = (set(b.src[b.indices[b.indptr[row] : b.indptr[row + 1]]].tolist()) for b in (outer, inner))
+        assert few <= many
+    for block, s in ((outer, 4), (inner, 9)):
+        degree = graph.in_degree[block.src[: block.num_dst]]
+        if poisson:
+            assert block.weight is not None
+            assert np.allclose(block.weight, np.repeat(np.maximum(degree / s, 1), np.diff(block.indptr)))
+        else:
+            assert np.array_equal(np.diff(block.indptr), np.minimum(degree, s))
+
+
+def test_the_record_names_what_is_expanded():
+    assert LaborSampler((3,)).record() == {"sampler": "labor", "fanout": [3], "poisson": False}
+    assert LaborSampler((3,), expand="all").record()["expand"] is True
+    with pytest.raises(InputError, match="expand is 'both'"):
+        LaborSampler((3,), expand="both")
 
 
 @WAYS

@@ -144,6 +144,7 @@ def few_samplers(weighted: bool) -> list[Any]:
     found: list[Any] = [
         NeighborSampler((-1, 2), expand="all", edge_ids=True),
         LaborSampler((3, -1), poisson=True),
+        LaborSampler((3, 2), poisson=True, expand="all"),
         LadiesSampler((3, 9), "bottom_k"),
         FastGCNSampler((9, 3), "ratio"),
     ]
@@ -157,6 +158,7 @@ def all_samplers(weighted: bool) -> list[Any]:
         NeighborSampler((5, 70), replace=True),
         NeighborSampler((100, 65)),
         LaborSampler((4, -1)),
+        LaborSampler((4, 3), expand="all"),
         LaborSampler((70, 2), poisson=True),
         *(kind((8, 20), "none") for kind in LAYERED),
         *(kind((8, 60), "bottom_k") for kind in LAYERED),

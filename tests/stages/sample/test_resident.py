@@ -22,6 +22,7 @@ SAMPLERS = [
     NeighborSampler((3, 2), replace=True, weighted=True),
     NeighborSampler((-1, 3)),
     LaborSampler((3, 2)),
+    LaborSampler((3, 2), poisson=True, expand="all"),
     LaborSampler((3, -1), poisson=True),
     LadiesSampler((5, 6)),
     FastGCNSampler((5, 6), debias="bottom_k"),

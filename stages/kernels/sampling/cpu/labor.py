@@ -25,6 +25,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    expand: str = "new",
     keep_positions: bool = True,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
@@ -47,4 +48,4 @@ def labor(
                     break
 
     most_row = int(graph.in_degree.max(initial=0)) if poisson else 0
-    return sample_hops(Bulk(graph, seeds, workspace, keep_positions), len(fanout), "new", draw)
+    return sample_hops(Bulk(graph, seeds, workspace, keep_positions), len(fanout), expand, draw)

@@ -121,14 +121,21 @@ def labor_pieces(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    expand: str = "new",
+    keep_positions: bool = True,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
-    """`labor` with its result on the device; see `neighbor_pieces`."""
+    """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
-        yield piece, labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space)
+        yield (
+            piece,
+            labor_cuda.labor(
+                on, flat, counts, streams, fanout, poisson=poisson, again=expand == "all", workspace=space
+            ),
+        )
 
 
 def labor(

@@ -248,6 +248,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool,
+    again: bool,
     workspace: Workspace,
 ) -> DeviceSample:
     """See `reference.labor.labor`.
@@ -259,10 +260,11 @@ def labor(
         keys: int64 [k], the bits of the streams.
         fanout: L numbers.
         poisson: decide each edge independently.
+        again: see `cuda.neighbor.expand`.
         workspace: keeps the tables.
     """
 
     def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         return _draw(graph, group.rows, keys, s, tables, poisson)
 
-    return expand(graph, seeds, counts, fanout, draw_hop, again=False, workspace=workspace)
+    return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)

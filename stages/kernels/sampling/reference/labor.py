@@ -12,7 +12,8 @@ import scipy.sparse as sp
 
 from .....storage.graph import Graph
 from ....random import node_words
-from ..samples import EdgeList, NeighborSample
+from ..samples import NeighborSample
+from .neighbor import extract_rows
 from .skeleton import edges_of, select
 
 
@@ -23,11 +24,11 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    expand: str = "new",
     keep_positions: bool = True,
     workspace: object = None,
 ) -> list[NeighborSample]:
-    """Sample k minibatches node by node, with one random number per source node and minibatch. Only newly found nodes
-    are expanded.
+    """Sample k minibatches node by node, with one random number per source node and minibatch.
 
     Args:
         graph: in-neighbour lists.
@@ -36,7 +37,8 @@ def labor(
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
             degree) edges whose sources have the smallest numbers (of parallel edges, the first).
-        keep_positions: see `reference.neighbor.neighbor`.
+        expand: see `reference.neighbor.neighbor`.
+        keep_positions: see there.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -45,22 +47,28 @@ def labor(
     A, k = edges_of(graph), len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin, ends = [0] * k, [[len(s)] for s in nodes]
-    rows: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(k)]
+    rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
     for s in fanout:
         for q in range(k):
+            fresh: list[npt.NDArray[np.int64]] = []
             frontier = nodes[q][begin[q] :]
             P = sp.csr_array(select([np.array([v]) for v in frontier], graph.num_nodes) @ A)
             P.sort_indices()
             for r in range(len(frontier)):
                 positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
                 words = node_words(int(keys[q]), graph.indices[positions])
-                rows[q].append(positions[_keep(words, s, poisson)])
-            fresh = rows[q][begin[q] :]
+                fresh.append(positions[_keep(words, s, poisson)])
+            rows[q].append(fresh)
             sources = graph.indices[np.concatenate(fresh)] if fresh else np.empty(0, np.int64)
-            begin[q] = len(nodes[q])
+            begin[q] = len(nodes[q]) if expand == "new" else 0
             nodes[q] = np.concatenate([nodes[q], np.setdiff1d(sources, nodes[q]).astype(np.int64)])
             ends[q].append(len(nodes[q]))
-    return [_extract(graph, nodes[q], ends[q], rows[q], keep_positions) for q in range(k)]
+    samples = []
+    for q in range(k):
+        lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
+        edges = tuple(extract_rows(graph, nodes[q], each, keep_positions) for each in lists)
+        samples.append(NeighborSample(nodes[q].astype(graph.indices.dtype), tuple(ends[q]), edges))
+    return samples
 
 
 def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[np.int64]:
@@ -70,18 +78,3 @@ def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[n
     if poisson:
         return np.array([i for i in range(degree) if (int(words[i]) >> 32) * degree < s << 32], np.int64)
     return np.sort(np.argsort(words, kind="stable")[:s])
-
-
-def _extract(
-    graph: Graph,
-    nodes: npt.NDArray[np.int64],
-    ends: list[int],
-    rows: list[npt.NDArray[np.int64]],
-    keep_positions: bool,
-) -> NeighborSample:
-    positions = np.concatenate([np.empty(0, np.int64), *rows])
-    local = np.full(graph.num_nodes, -1, np.int32)
-    local[nodes] = np.arange(len(nodes), dtype=np.int32)
-    indptr = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
-    edges = EdgeList(indptr, local[graph.indices[positions]], positions if keep_positions else None)
-    return NeighborSample(nodes.astype(graph.indices.dtype), tuple(ends), (edges,))

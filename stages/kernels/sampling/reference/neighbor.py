@@ -125,15 +125,16 @@ def neighbor(
             NeighborSample(
                 nodes[q].astype(graph.indices.dtype),
                 tuple(node_ends[q]),
-                tuple(_extract(graph, nodes[q], rows_, keep_positions) for rows_ in lists),
+                tuple(extract_rows(graph, nodes[q], rows_, keep_positions) for rows_ in lists),
             )
         )
     return samples
 
 
-def _extract(
+def extract_rows(
     graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool
 ) -> EdgeList:
+    """Edges at positions in the graph, row by row, with the places of their sources among `nodes`."""
     positions = np.concatenate(rows) if rows else np.empty(0, np.int64)
     local = np.full(graph.num_nodes, -1, np.int32)
     local[nodes] = np.arange(len(nodes), dtype=np.int32)

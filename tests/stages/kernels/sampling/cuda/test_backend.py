@@ -76,9 +76,9 @@ def test_in_proportion_to_weights(graph, fanout, replace, expand, k, seed):
 
 
 @FEW
-@given(graphs(), fanouts, st.booleans(), st.integers(1, 3), seeds)
-def test_labor(graph, fanout, poisson, k, seed):
-    assert same(graph, LaborSampler(fanout, poisson), seed, k)
+@given(graphs(), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
+def test_labor(graph, fanout, poisson, expand, k, seed):
+    assert same(graph, LaborSampler(fanout, poisson, expand), seed, k)
 
 
 @FEW
