@@ -12,8 +12,8 @@ from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
 from ...stages.messages import Fetched, Phase, PlacedData, Placement, WorkDone
 from ...stages.models.compiled import Compiled
-from ...stages.models.lazy import FrozenInputs
 from ...stages.models.parts import LayerCounts
+from ...stages.neighbourhood.block import BlockNeighbourhood
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
 from ...stages.train import begin
 from ...storage.checkpoint import Cursor
@@ -79,7 +79,7 @@ class StepRunner:
         self.trained_before = 0
         """Minibatches of the next step that a run with fewer minibatches per step has already trained on."""
         self.first_counts: list[LayerCounts] | None = None
-        """Layers of the first minibatch, on the host."""
+        """Layers of the first minibatch; none, if it is no sampled one."""
         self.ahead: tuple[tuple[int, int], Any, Fetched] | None = None
         """The next minibatch if it was begun ahead: ((epoch, index), work, fetched)."""
 
@@ -180,8 +180,9 @@ class StepRunner:
                 return work, done
         with clock.measure("fetch"):
             fetched = fetched or self.fetcher.fetch(work)
-        if self.first_counts is None and not any(isinstance(n, FrozenInputs) for n in fetched.neighbourhoods):
-            self.first_counts = [LayerCounts(n.num_src, n.num_dst, n.num_edges) for n in fetched.neighbourhoods]
+        if self.first_counts is None:
+            blocks = [n for n in fetched.neighbourhoods if isinstance(n, BlockNeighbourhood)]
+            self.first_counts = [LayerCounts(n.num_src, n.num_dst, n.num_edges) for n in blocks]
         with clock.measure("forward_backward"), statistics:
             return work, self.context.system.reduce.contribute(module, fetched, self.rules)
 
@@ -238,7 +239,7 @@ class StepRunner:
     def _tell_validation(self) -> None:
         """Note what a validation costs, where that is much beside an epoch of sampled minibatches."""
         context, data = self.context, self.context.data
-        if context.validate is None or not isinstance(data, Placement) or self.first_counts is None:
+        if context.validate is None or not isinstance(data, Placement) or not self.first_counts:
             return
         note = validation_note(
             self.module,

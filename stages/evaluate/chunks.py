@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.features import FeatureStore
-from ...storage.graph import Graph, index_dtype
+from ...storage.features import FeatureStore, in_place
+from ...storage.graph import Graph
 from ...storage.minibatch import Block
-from ..kernels import destinations_on_host
+from ..kernels import destinations_on_host, numbering_on_host
+from ..memory.lazy_rows import LazyRows
 from ..neighbourhood.block import BlockNeighbourhood
 
 IdArray = npt.NDArray[np.int64]
@@ -58,14 +59,19 @@ class HostRows:
         self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
         self.device, self.dtype = device, dtype
         self._store, self._ids = store, ids
+        self._real = torch.empty(0, dtype=dtype).numpy().dtype
         # One buffer for all chunks of a layer: fresh pages would cost as much as copying the rows.
         self._buffer = np.empty((0, self.width), store.dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """See `Source.gather`."""
+        """See `Source.gather`. Rows of one array in memory are named, not copied."""
+        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
+        if self.device.type == "cpu" and self._store.dtype == self._real:
+            base = in_place(self._store, at)
+            if base is not None:
+                return LazyRows(base, at)
         if len(nodes) > len(self._buffer):
             self._buffer = np.empty((len(nodes), self.width), self._store.dtype)
-        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         return torch.from_numpy(self._store.gather(at, self._buffer[: len(nodes)])).to(self.device, self.dtype)
 
 
@@ -132,7 +138,7 @@ class Chunks:
         """
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
         self._device, self._kernels = device, kernels
-        self._table = np.empty(graph.num_nodes, index_dtype(graph.num_edges))
+        self._table = numbering_on_host().new_table(graph.num_nodes)
 
     def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:
         """Successive pieces of `rows`, as long as the bound allows; one empty piece if there are no rows, which shows
@@ -157,18 +163,13 @@ class Chunks:
     def neighbourhood(self, dst: IdArray) -> BlockNeighbourhood:
         """Block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in
         order."""
-        graph, table = self.graph, self._table
+        graph = self.graph
         indptr = np.zeros(len(dst) + 1, np.int64)
         np.cumsum(graph.in_degree[dst], out=indptr[1:])
-        edges = edges_of(graph, dst)
-        sources = graph.indices[edges]
-        # Of the edges that share a source one stamp stays, no matter which: it finds the distinct sources without a
-        # sort or an O(V) scan.
-        stamp = np.arange(len(sources), dtype=table.dtype)
-        table[sources] = stamp
-        table[dst] = -1
-        src = np.concatenate([dst.astype(sources.dtype), np.sort(sources[table[sources] == stamp])])
-        table[src] = np.arange(len(src), dtype=table.dtype)
-        weight = None if graph.edge_weight is None else graph.edge_weight[edges]
-        block = Block(len(dst), src, indptr, table[sources].astype(np.int32), weight)
-        return BlockNeighbourhood(block, self.degree[torch.from_numpy(src)].to(self._device), self._kernels)
+        src, indices = numbering_on_host().number_sources(graph.indptr, graph.indices, dst, self._table)
+        weight = None if graph.edge_weight is None else graph.edge_weight[edges_of(graph, dst)]
+        block = Block(len(dst), src, indptr, indices, weight)
+        # Few layers read degrees.
+        return BlockNeighbourhood(
+            block, lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device), self._kernels
+        )

@@ -19,6 +19,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
 from ..comm.base import Group
+from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, layered
 from ..models.pyg import PyGModel
 from ..neighbourhood.block import BlockNeighbourhood
@@ -223,11 +224,14 @@ def _in_chunks(
     the host."""
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
     for i, mask in enumerate(needed):
-        rows, last = np.flatnonzero(mask), i == len(needed) - 1
+        # Layers differ in width: what one has used would lie idle beside what the next one takes.
+        rows, last, arena = np.flatnonzero(mask), i == len(needed) - 1, Arena()
         sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), None if last else scratch, chunks.max_bytes)
         for dst in chunks.cut(rows, source, widest):
             neighbourhood = chunks.neighbourhood(dst)
-            sink.append(_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
+            with reusing(arena):
+                sink.append(_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
+            arena.step()
             done += len(dst)
             if on_progress is not None:
                 on_progress(done, total)

@@ -45,6 +45,11 @@ def destinations_on_host() -> ModuleType:
     return import_module(".aggregation.cpu.destinations", __name__)
 
 
+def numbering_on_host() -> ModuleType:
+    """Module that numbers the sources of a block of a graph in host memory."""
+    return import_module(".aggregation.cpu.numbering", __name__)
+
+
 def dropout_on(device: "torch.device") -> ModuleType:
     """Module that drops elements of tensors on `device`.
 
