@@ -16,6 +16,7 @@ from .cluster.signals import ended_by_signals, was_interrupted
 from .commands.convert import convert
 from .commands.doctor import doctor
 from .commands.evaluate import evaluate
+from .commands.init import init
 from .commands.inspect import inspect
 from .commands.output import say
 from .commands.partition import partition
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command("train", help="The same as run; give it --samples to skip sampling.")(run)
-for command in (sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
+for command in (init, sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
     app.command()(command)
 
 

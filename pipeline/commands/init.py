@@ -1,0 +1,42 @@
+"""`millrace init`: write a job file with every key, its meaning and its default."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...storage.errors import InputError
+from .flags import DatasetFlag, FanoutFlag, ModelFlag, RanksFlag, SetFlag
+from .job_table import job_table
+from .output import say
+from .paths import expanded
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="File to write; - for standard output.")] = Path(
+        "job.toml"
+    ),
+    dataset: DatasetFlag = None,
+    system: Annotated[str | None, typer.Option(help="Training system.  [default: bulk]")] = None,
+    model: ModelFlag = None,
+    fanout: FanoutFlag = None,
+    ranks: RanksFlag = None,
+    overrides: SetFlag = None,
+) -> None:
+    """Write a job file: every key with its meaning and its default, and those that you choose."""
+    from ..config.template import job_template
+
+    flags = {"dataset": dataset, "system": system, "model": model, "fanout": fanout, "ranks": ranks}
+    path = expanded(path)
+    text = job_template(job_table(None, flags, overrides), path.name if str(path) != "-" else "job.toml")
+    if str(path) == "-":
+        say(text.rstrip("\n"))
+        return
+    try:
+        with open(path, "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} exists; name another file, or remove it") from None
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror}") from None
+    say(f"{path}: change what you like, then: millrace run {path}")
