@@ -35,5 +35,5 @@ def test_each_key_has_its_meaning_before_it():
 
 
 def test_a_job_that_cannot_be_is_refused():
-    with pytest.raises(InputError, match="unknown configuration key 'train.rl'"):
+    with pytest.raises(InputError, match=r"unknown configuration key 'train\.rl'"):
         job_template({"train": {"rl": 1}})
