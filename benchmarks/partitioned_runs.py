@@ -20,7 +20,7 @@ from millrace.benchmarks.namespaces import RUN_S, run_in
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
-from millrace.pipeline.setup.open_queue import consumers_end
+from millrace.pipeline.setup.open_queue import queue_for_rank
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.timers import Clock
@@ -70,7 +70,7 @@ def rank(
         prepared = prepare(told, mr.open_dataset(store, features="mapped"))
     else:
         prepared = prepare_part(told, Outline(**outline), Path(parts), group.rank, {})
-    queue = consumers_end(prepared, None, None)[0] if prepared.has_minibatches else None
+    queue = queue_for_rank(prepared, None, None)[0] if prepared.has_minibatches else None
     cpu: list[float] = []
 
     def emit(event: Any) -> None:

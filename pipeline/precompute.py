@@ -21,7 +21,7 @@ from .config.records import make_system
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import seed_plan
-from .setup.run_folder import held
+from .setup.run_folder import locked
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
 
@@ -65,7 +65,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     create(sweep=False).close()
     # An object store has no lock. A bulk left there by a killed writer has no manifest, and is overwritten when it is
     # sampled again.
-    with nullcontext() if is_url(out) else held(Path(out)):
+    with nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
             fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)

@@ -20,17 +20,32 @@ from ..storage.queue.base import MinibatchQueue
 from .config.load import Job, check_no_secrets, read_toml
 from .config.model_table import with_model
 from .config.systems import System
-from .interop.model_argument import taken
+from .interop.model_argument import as_record_or_module
 from .machine.compilers import check_compiler
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
-from .setup.open_data import located, open_data, opened_from_python
-from .setup.open_queue import check_samples, is_sampled_live, open_samples, own_queue, sole_user
+from .setup.open_data import absolute_source, open_data, opened_from_python
+from .setup.open_queue import check_samples, is_being_written, lock_queue_folder, open_samples, own_queue
 from .setup.prepare import Prepared, prepare
-from .setup.python_inputs import at_home, check_module_importable, check_same_data, job_of_given, keep
+from .setup.python_inputs import (
+    check_module_importable,
+    check_same_data,
+    job_for_dataset,
+    keep_inputs,
+    with_kept_dataset,
+)
 from .setup.result import SECONDS, STOPPED, Result, versions, write_json
 from .setup.resume import without_executor
-from .setup.run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, local, write_whole
+from .setup.run_folder import (
+    JOB,
+    METRICS,
+    RESULT,
+    check_resumable,
+    check_run_folder,
+    local_folder,
+    locked,
+    write_atomically,
+)
 from .setup.simulated_clients import check_owners, client_record, with_clients
 from .telemetry.console import heard
 from .telemetry.events import Emit, Note
@@ -116,11 +131,11 @@ def _run(
 ) -> Result:
     clock = Clock()
     if resume and config is None:
-        config = _begun(out, dataset)
+        config = _started_config(out, dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
         model = None
-    model = taken(model)
+    model = as_record_or_module(model)
     if resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
@@ -129,7 +144,7 @@ def _run(
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
     if isinstance(system, str):
         system = None  # the job names it
-    folder = local(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     check_available(job)
     if job.executor == "dask":
         from .cluster.dask_cluster import check_reachable
@@ -152,9 +167,11 @@ def _run(
     # job.toml must find the data again from any working folder.
     in_memory = dataset if isinstance(dataset, Dataset) else None
     if isinstance(dataset, Dataset):
-        job = job_of_given(job, dataset, folder)
+        job = job_for_dataset(job, dataset, folder)
     else:
-        job = job.model_copy(update={"dataset": located(dataset or (at_home(job, folder) if resume else job).dataset)})
+        job = job.model_copy(
+            update={"dataset": absolute_source(dataset or (with_kept_dataset(job, folder) if resume else job).dataset)}
+        )
     check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
@@ -180,12 +197,12 @@ def _run(
     queue = open_samples(prepared, samples) if samples is not None else None
     if queue is None and job.queue.kind == "memory" and prepared.has_minibatches:
         queue = own_queue(prepared, folder)
-    with held(folder), sole_user(prepared, samples):
+    with locked(folder), lock_queue_folder(prepared, samples):
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
-        write_whole(folder / JOB, job.to_toml())
-        keep(folder, job, in_memory, module, prepared.fingerprint)
+        write_atomically(folder / JOB, job.to_toml())
+        keep_inputs(folder, job, in_memory, module, prepared.fingerprint)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
@@ -211,11 +228,11 @@ def _run(
     return result
 
 
-def _begun(out: str | Path | None, dataset: object) -> dict[str, Any]:
+def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
     """The configuration that a run was started with, for resuming it."""
     if out is None:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
-    folder = local(out).expanduser()
+    folder = local_folder(out).expanduser()
     check_run_folder(folder, resume=True)
     table = read_toml(folder / JOB)
     # Data given from Python is in memory now; the folder's store of it is not read.
@@ -242,7 +259,7 @@ def _run_inline(
             group=Solo(),
             ledger=ledger,
             produce=produce,
-            producer_alive=lambda: samples is None or is_sampled_live(samples),
+            producer_alive=lambda: samples is None or is_being_written(samples),
             emit=heart,
             stop=stop,
             save=save,

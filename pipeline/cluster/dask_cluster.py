@@ -22,7 +22,7 @@ from ...storage.errors import InputError, MissingExtraError, RunError
 from ..config.load import Job
 from ..config.schema import Cluster
 from ..interop.main_guard import check_main_guard
-from ..machine.gpus import INSTALL, dealt, uses_ucx, visible
+from ..machine.gpus import INSTALL, assign_gpus, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..machine.time_limit import in_time
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -392,7 +392,7 @@ def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[
 def gpu_places(
     client: Client, ranks: int, shared: bool, patience_s: float = 0.0
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Worker and GPU of each rank (`gpus.dealt`), and the workers that are left for sampling.
+    """Worker and GPU of each rank (`gpus.assign_gpus`), and the workers that are left for sampling.
 
     Args:
         client: of the cluster.
@@ -411,7 +411,7 @@ def gpu_places(
         except TimeoutError as e:
             raise lost_scheduler(str(e)) from e
         try:
-            placed = dealt(ranks, {address: seen[address] for address in workers if address in seen}, shared)
+            placed = assign_gpus(ranks, {address: seen[address] for address in workers if address in seen}, shared)
         except InputError:
             if time.monotonic() > until:
                 raise

@@ -141,7 +141,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from ..interop.user_code import unpickled
     from ..machine.gpus import backend, take
     from ..setup.model import Outline
-    from ..setup.open_queue import ReportingQueue, consumers_end, minibatches_per_epoch
+    from ..setup.open_queue import ReportingQueue, minibatches_per_epoch, queue_for_rank
     from ..setup.prepare import prepare, prepare_part
     from ..setup.shared_dataset import open_shared
     from ..telemetry.heartbeat import Heartbeat
@@ -194,7 +194,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
     reporting, alive = None, lambda: True
     if prepared.has_minibatches:
-        queue, alive = consumers_end(prepared, spec.queue, spec.samples)
+        queue, alive = queue_for_rank(prepared, spec.queue, spec.samples)
         reporting = ReportingQueue(
             queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared)
         )

@@ -31,12 +31,12 @@ from ...stages.partition.mend import remove_damaged
 from ...stages.partition.stage import partition_dataset
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, MillraceError, PeerLostError, RunError, ShortHandedError
-from ..dashboard.publisher import shown
+from ..dashboard.publisher import show_run
 from ..interop.user_code import pickled
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
 from ..machine.time_limit import in_time
-from ..setup.open_queue import location, mended_queue, seed_plan
+from ..setup.open_queue import location, repaired_queue, seed_plan
 from ..setup.prepare import Prepared
 from ..setup.resume import Pace
 from ..setup.run_folder import CHECKPOINTS, PARTS
@@ -120,7 +120,7 @@ def run_on_cluster(
     name = uuid.uuid4().hex[:8]
     with (
         opened(job, emit, job.ranks + sampling) as client,
-        shown(client, prepared, out, topic_of(name), emit) as announced,
+        show_run(client, prepared, out, topic_of(name), emit) as announced,
     ):
         supervisor = _Supervisor(client, name, prepared, out, samples, module, announced, stop, save)
         try:
@@ -309,7 +309,7 @@ class _Generation:
             "consumers": supervisor.ranks,
             "sweep": self.number == 0,
         }
-        queue_ = mended_queue(supervisor.prepared, supervisor.out, supervisor.note, **options)
+        queue_ = repaired_queue(supervisor.prepared, supervisor.out, supervisor.note, **options)
         plan = seed_plan(job, supervisor.prepared.dataset)
         minibatches = plan.num_minibatches
         steps = Steps(minibatches, job.train.per_step(supervisor.ranks))

@@ -21,10 +21,10 @@ def evaluate(
     Evaluation goes layer by layer, over full neighbourhoods.
     """
     from ..inference.evaluate import evaluate_run
-    from ..interop.user_module import own_module
+    from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
-    own = None if model is None else own_module(model)
+    own = None if model is None else module_named(model)
     with Terminal() as terminal:
         report = evaluate_run(expanded(run_folder), dataset, model=own, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]

@@ -23,6 +23,6 @@ def output_folder(out: Path) -> Path:
     Raises:
         InputError: `out` is a URL, or its home folder does not exist.
     """
-    from ..setup.run_folder import local
+    from ..setup.run_folder import local_folder
 
-    return expanded(local(out))
+    return expanded(local_folder(out))

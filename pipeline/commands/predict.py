@@ -27,10 +27,10 @@ def predict(
     Each node gets a class and its probability, over full neighbourhoods.
     """
     from ..inference.predict import predict_to_file
-    from ..interop.user_module import own_module
+    from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
-    own, out = None if model is None else own_module(model), expanded(out)
+    own, out = None if model is None else module_named(model), expanded(out)
     with Terminal() as terminal:
         report = predict_to_file(expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal)
     predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...storage.errors import InputError
-from .plain_values import shown
+from .plain_values import quoted
 
 SHORTHANDS: dict[str, tuple[str, ...]] = {
     "hidden": ("model", "hidden"),
@@ -241,7 +241,7 @@ def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str
     inner = table.get(path[0], {})
     if not isinstance(inner, Mapping):
         raise InputError(
-            f"configuration key '{path[0]}' is {shown(inner)}; expected a table, for '{'.'.join(path)}' to be in it"
+            f"configuration key '{path[0]}' is {quoted(inner)}; expected a table, for '{'.'.join(path)}' to be in it"
         )
     table[path[0]] = merged(inner, path[1:], value)
     return table
@@ -261,7 +261,7 @@ def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
         held = section.get(path[1], table[word]) if isinstance(section, Mapping) else table[word]
         if held != table[word]:
             raise InputError(
-                f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave "
+                f"'{word}' is {quoted(table[word])} and '{'.'.join(path)}' is {quoted(held)}; they are one key: leave "
                 "one out"
             )
         result = merged(result, path, table[word])

@@ -16,7 +16,7 @@ from ...storage.errors import InputError, closest
 from ...storage.urls import has_secrets
 from .aliases import REMOVED, RENAMED, advice, expanded
 from .job import Job
-from .plain_values import MOST_DEPTH, SHOWN, parse_toml, require_sound, shown
+from .plain_values import MOST_DEPTH, SHOWN, parse_toml, quoted, require_sound
 from .records import build, plain, record_type
 from .schema import BULK_ON_GPU, Queue, Train
 from .systems import SYSTEMS
@@ -76,7 +76,7 @@ def _sentence(error: ValidationError) -> str:
         if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             lines.append(f"unknown configuration key '{key[:SHOWN]}'{_hint(key[:SHOWN])}")
         else:
-            lines.append(f"configuration key '{key}' is {shown(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}")
+            lines.append(f"configuration key '{key}' is {quoted(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}")
     return "\n".join(lines)
 
 
@@ -89,7 +89,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) > MOST_DEPTH:
-        raise InputError(f"--set {shown(text)} is not of the form key=value, such as train.lr=0.01")
+        raise InputError(f"--set {quoted(text)} is not of the form key=value, such as train.lr=0.01")
     value = value.strip()
     try:
         # A value with a line break could contain another key.
@@ -97,7 +97,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     except tomllib.TOMLDecodeError:
         read = value
     except (ValueError, RecursionError):
-        raise InputError(f"--set {shown(text)} has a value that is too long or too deep") from None
+        raise InputError(f"--set {quoted(text)} has a value that is too long or too deep") from None
     require_sound(read, f"--set {key}")
     return path, read
 
@@ -170,7 +170,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         numbers = [numbers]
     if numbers is not None and not isinstance(numbers, list | tuple):
         raise InputError(
-            f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as "
+            f"configuration key 'sampler.{key}' is {quoted(numbers)}; expected whole numbers such as "
             f"{list(PER_LAYER[key])}"
         )
     if numbers is None and key in known:
@@ -201,7 +201,7 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     partitioner."""
     if table.get("sampler"):
         raise InputError(
-            f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; "
+            f"configuration key 'sampler' is {quoted(table['sampler'])}, but system '{job.system}' samples nothing; "
             "leave it out"
         )
     if job.queue != Queue():
@@ -237,4 +237,4 @@ def parse_fanout(text: str, option: str = "fanout") -> list[int]:
     except ValueError:
         hint = " (-1 takes every neighbour)" if option == "fanout" else ""
         example = ",".join(map(str, PER_LAYER[option]))
-        raise InputError(f"{option} {shown(text)} is not a list of whole numbers such as {example}{hint}") from None
+        raise InputError(f"{option} {quoted(text)} is not a list of whole numbers such as {example}{hint}") from None

@@ -15,7 +15,7 @@ MOST_DOTS = 64
 SHOWN = 80
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value for use within a sentence, shortened if it is long."""
     try:
         text = repr(value)

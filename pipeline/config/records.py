@@ -15,7 +15,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.registry import Registry
 from .aliases import advice
 from .job import Job
-from .plain_values import shown
+from .plain_values import quoted
 from .schema import takes_numbers
 from .systems import SYSTEMS, Inputs, System
 
@@ -48,9 +48,9 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(
             hints[key]
         ):
-            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a number")
+            raise InputError(f"configuration key '{section}.{key}' is {quoted(value)}; expected a number")
         if isinstance(value, str) and len(value) > LONGEST_OPTION:
-            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a word")
+            raise InputError(f"configuration key '{section}.{key}' is {quoted(value)}; expected a word")
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as e:
@@ -60,7 +60,7 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
             raise cause from None
         key = ".".join(str(p) for p in first["loc"])
         raise InputError(
-            f"configuration key '{section}.{key}' is {shown(first['input'])}: "
+            f"configuration key '{section}.{key}' is {quoted(first['input'])}: "
             f"{first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
 
@@ -92,7 +92,7 @@ def _cut(job: Job) -> Partitioner | None:
     return None if job.partition.method is None else partitioner(job.partition.method)
 
 
-def placed(job: Job) -> Job:
+def without_partitioner(job: Job) -> Job:
     """The job without a partitioner, for data that is already cut: a file of owners, which may be gone or out of reach,
     is not read."""
     return job.model_copy(update={"partition": job.partition.model_copy(update={"owners": None})})

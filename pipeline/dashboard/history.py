@@ -62,7 +62,7 @@ class Sums:
 
 
 @dataclass
-class RankSeen:
+class RankState:
     """State of one rank, as last reported."""
 
     worker: str
@@ -81,7 +81,7 @@ class RankSeen:
     most: Bytes = (0,) * len(BYTES)
     """Largest bytes that it has counted: a restarted rank counts from zero until it has read its checkpoint."""
 
-    def hear(self, pulse: Mapping[str, Any], now: float, run_s: float) -> None:
+    def record(self, pulse: Mapping[str, Any], now: float, run_s: float) -> None:
         """Record a pulse; `run_s` is the run's age."""
         self.pulse, self.heard = dict(pulse), now
         self.recent.append((now, pulse["seconds"]))
@@ -91,14 +91,14 @@ class RankSeen:
 
 
 @dataclass
-class RunSeen:
+class RunState:
     """State of one run. Times are seconds since its first report."""
 
     name: str
     began: float
     about: dict[str, Any] = field(default_factory=dict)
     """Description by its driver: see `publisher`."""
-    ranks: dict[int, RankSeen] = field(default_factory=dict)
+    ranks: dict[int, RankState] = field(default_factory=dict)
     level: dict[str, Any] = field(default_factory=dict)
     """The last `events.QueueLevel`, if any."""
     doing: str = ""
@@ -126,15 +126,15 @@ class RunSeen:
         if not self.ended:
             self.ended, self.ended_at = how, now
 
-    def reborn(self, rank: int, worker: str, generation: int, now: float) -> RankSeen:
+    def restart(self, rank: int, worker: str, generation: int, now: float) -> RankState:
         """State of a rank in its next generation; its earlier work still counts."""
         seen = self.ranks[rank]
         if seen.pulse:
             steps, edges = self.before.get(rank, (0, 0))
             self.before[rank] = steps + seen.pulse["steps"], edges + seen.pulse["edges"]
-        return RankSeen(worker, generation, now, now, memory=seen.memory, most=seen.most)
+        return RankState(worker, generation, now, now, memory=seen.memory, most=seen.most)
 
-    def summed(self) -> Sums:
+    def totals(self) -> Sums:
         """Sums over all ranks now."""
         pulses = {rank: seen.pulse for rank, seen in self.ranks.items() if seen.pulse}
         heard = {rank: (p["steps"], p["edges"]) for rank, p in pulses.items()}
@@ -163,22 +163,22 @@ class History:
             clock: seconds since the epoch.
         """
         self._clock = clock
-        self.runs: dict[str, RunSeen] = {}
+        self.runs: dict[str, RunState] = {}
         """Runs by name, the latest last."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
         return self._clock()
 
-    def _run(self, name: str) -> RunSeen:
+    def _run(self, name: str) -> RunState:
         if name not in self.runs:
-            self.runs[name] = RunSeen(name, self.now())
+            self.runs[name] = RunState(name, self.now())
             while len(self.runs) > RUNS:
                 # Ended runs are dropped first.
                 del self.runs[next((n for n, r in self.runs.items() if r.ended), next(iter(self.runs)))]
         return self.runs[name]
 
-    def hear_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
+    def record_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Record a worker's report on its ranks: see `heartbeat.METRIC`."""
         for record in records:
             run, rank, now = self._run(record["run"]), record["rank"], self.now()
@@ -186,22 +186,22 @@ class History:
             if seen is not None and record["generation"] < seen.generation:
                 continue
             if seen is None:
-                seen = run.ranks[rank] = RankSeen(worker, record["generation"], now, now)
+                seen = run.ranks[rank] = RankState(worker, record["generation"], now, now)
             elif record["generation"] > seen.generation:
-                seen = run.ranks[rank] = run.reborn(rank, worker, record["generation"], now)
+                seen = run.ranks[rank] = run.restart(rank, worker, record["generation"], now)
             pulse = record["pulse"]
             if pulse and pulse["seconds"] != seen.pulse.get("seconds"):
-                seen.hear(pulse, now, now - run.began)
+                seen.record(pulse, now, now - run.began)
             seen.ended = seen.ended or record["ended"]
 
-    def lose_worker(self, worker: str) -> None:
+    def end_worker(self, worker: str) -> None:
         """End the ranks of a worker that is gone."""
         for run in self.runs.values():
             for seen in run.ranks.values():
                 if seen.worker == worker:
                     seen.ended = seen.ended or "its worker is gone"
 
-    def hear_driver(self, message: Mapping[str, Any]) -> None:
+    def record_driver(self, message: Mapping[str, Any]) -> None:
         """Record a driver's message: see `publisher`."""
         run, now = self._run(message["run"]), self.now()
         if "about" in message:
@@ -228,7 +228,7 @@ class History:
             case "Note":
                 run.notes.append((now - run.began, said["text"]))
 
-    def lose_client(self, client: str) -> None:
+    def end_client(self, client: str) -> None:
         """End the runs of a driver that is gone."""
         for run in self.runs.values():
             if run.about.get("client") == client:
@@ -239,7 +239,7 @@ class History:
         now = self.now()
         for run in self.runs.values():
             if run.ranks and (run.ended_at is None or now - run.ended_at < 2):
-                sums = run.summed()
+                sums = run.totals()
                 run.sums.add(now - run.began, sums)
                 run.recent.append((now, sums))
                 _forget(run.recent, now)

@@ -38,7 +38,7 @@ class MillracePage(SchedulerPlugin):
         """Add the page, or set `trouble` to the reason why it cannot be added."""
         self.trouble, self._scheduler, self._history = "", scheduler, History()
         self.token = secrets.token_urlsafe(16)
-        self._clock = PeriodicCallback(self._look, EVERY_S * 1000)
+        self._clock = PeriodicCallback(self._poll, EVERY_S * 1000)
         try:
             _serve(scheduler, self._history, self.token)
         except Exception as e:
@@ -46,24 +46,24 @@ class MillracePage(SchedulerPlugin):
             return
         self._clock.start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for address, worker in self._scheduler.workers.items():
             if ranks := worker.metrics.get(METRIC):
-                self._history.hear_worker(address, ranks)
+                self._history.record_worker(address, ranks)
         self._history.tick()
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Record a driver's message."""
         if topic == TOPIC and not self.trouble:
-            self._history.hear_driver(msg)
+            self._history.record_driver(msg)
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
         """End the ranks of a worker that is gone."""
-        self._history.lose_worker(worker)
+        self._history.end_worker(worker)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End the runs of a client that is gone; it may have been a driver."""
-        self._history.lose_client(client)
+        self._history.end_client(client)
 
     async def before_close(self) -> None:
         """Stop with the scheduler."""

@@ -23,7 +23,7 @@ END_S = 2.0
 
 
 @contextmanager
-def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> Iterator[Emit]:
+def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> Iterator[Emit]:
     """Show a run on the dashboard, if possible, while the block runs.
 
     Args:
@@ -118,7 +118,7 @@ class _Publisher:
         self._emit(event)
 
     def tell(self, **message: Any) -> None:
-        """Queue a message: see `history.History.hear_driver`."""
+        """Queue a message: see `history.History.record_driver`."""
         self._messages.put({"run": self._run, **message})
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..telemetry.palette import STAGES
-from .history import BYTES, History, RankSeen, RunSeen, Sums
+from .history import BYTES, History, RankState, RunState, Sums
 
 SCHEMA_VERSION = 1
 SPENT = tuple(name for name in STAGES if name != "sample")
@@ -28,12 +28,12 @@ def record(history: History) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "time": history.now(), "runs": runs}
 
 
-def run_record(run: RunSeen, now: float) -> dict[str, Any]:
+def run_record(run: RunState, now: float) -> dict[str, Any]:
     """Record of one run. Seconds of curves and notes count from `began`."""
     exchanges, until = run.about.get("exchanges", ""), run.ended_at or now
-    ranks = [_rank(number, seen, exchanges, now, run.ended) for number, seen in sorted(run.ranks.items())]
+    ranks = [_rank_record(number, seen, exchanges, now, run.ended) for number, seen in sorted(run.ranks.items())]
     rates = _rates(run.recent)
-    sums = run.summed()
+    sums = run.totals()
     return {
         "run": run.name,
         **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
@@ -68,7 +68,7 @@ def run_record(run: RunSeen, now: float) -> dict[str, Any]:
     }
 
 
-def _rank(number: int, seen: RankSeen, exchanges: str, now: float, run_ended: str) -> dict[str, Any]:
+def _rank_record(number: int, seen: RankState, exchanges: str, now: float, run_ended: str) -> dict[str, Any]:
     p, silent_s = seen.pulse, now - seen.heard
     recent = _difference(seen.recent)
     over = bool(seen.ended or run_ended)
@@ -173,7 +173,7 @@ def _by_channel(values: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
+def _queue(run: RunState, sums: Sums) -> dict[str, Any] | None:
     """Level of the sampling tasks' queue, or of all that ranks fill themselves; None without queues."""
     own = [seen.pulse["queue"] for seen in run.ranks.values() if seen.pulse.get("queue")]
     if not run.level and not own:
@@ -187,7 +187,7 @@ def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
     }
 
 
-def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _stages(run: RunState, rates: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Speed of each stage, and the share of its time that it waits, over the recent past."""
     live = [r for r in ranks if r["share"]["recent"]]
     stages: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
     return {"rows": sum(h["rows"] for h in counts), "asked": asked, "hits": hits, "rate": _ratio(hits, asked)}
 
 
-def _curves(run: RunSeen) -> dict[str, Any]:
+def _curves(run: RunState) -> dict[str, Any]:
     """Curves over the life of the run: levels at each moment, and rates since the moment before."""
     points = [(t, sums) for t, sums in run.sums.points]
     if run.recent:

@@ -12,13 +12,13 @@ from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
-from ..config.records import make_system, placed
+from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
-from ..interop.model_argument import taken
+from ..interop.model_argument import as_record_or_module
 from ..setup.model import Outline, model_of
 from ..setup.open_data import open_data
-from ..setup.python_inputs import at_home, check_module_importable, check_same_data
+from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
 from ..setup.run_folder import JOB, MODEL, RESULT
 from ..telemetry.events import Emit, silent
@@ -100,7 +100,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
         missing = MODEL if record is not None else RESULT
         again = f"resume it with `millrace run --resume --out {folder}`"
         raise InputError(f"{folder} holds a run that has not finished (no {missing}); {again}")
-    model = taken(model)
+    model = as_record_or_module(model)
     if model is None:
         check_module_importable(folder, f'mr.load("{folder}", model=...)')
     result = _as_result(record, folder)
@@ -108,7 +108,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
     outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})
-    make, _, name = model_of(job, outline, make_system(placed(job)), model)
+    make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
 
 
@@ -120,7 +120,7 @@ def job_of(folder: Path) -> Job:
     """
     if not (folder / JOB).is_file():
         raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a finished run")
-    return at_home(resolve(read_toml(folder / JOB)), folder)
+    return with_kept_dataset(resolve(read_toml(folder / JOB)), folder)
 
 
 def _as_result(record: dict[str, Any], folder: Path) -> Result:

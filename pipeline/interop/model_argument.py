@@ -12,7 +12,7 @@ from ...storage.errors import InputError
 from ..config.aliases import SHORTHANDS
 
 
-def taken(model: Any) -> Any:
+def as_record_or_module(model: Any) -> Any:
     """Turn `model` into a record or a module; a PyG convolution, or a list of them, becomes a `PyGModel`.
 
     Raises:

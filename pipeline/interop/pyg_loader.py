@@ -16,7 +16,7 @@ from ...stages.random import Purpose, permutation, stream
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
 from .export import SampledGraph, require_pyg
-from .pyg_prefetch import Ahead, SamplingThreads
+from .pyg_prefetch import Prefetcher, SamplingThreads
 from .pyg_subgraphs import as_pyg, sample
 
 CALLS = -1
@@ -282,7 +282,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             return self._sample(seed, epoch, number, first, cuts[first : first + self.bulk_size], workspace)
 
         done = self._workspaces.append
-        ahead = Ahead(make, -(-len(cuts) // self.bulk_size), self._room, lambda: done(workspace), self._settle())
+        ahead = Prefetcher(make, -(-len(cuts) // self.bulk_size), self._room, lambda: done(workspace), self._settle())
         try:
             for first in range(0, len(cuts), self.bulk_size):
                 bulk = ahead.get()

@@ -90,7 +90,7 @@ class SamplingThreads:
         return lambda: keep_to(most, cores)
 
 
-class Ahead:
+class Prefetcher:
     """A thread that makes results in order, at most `room` of them ahead of the consumer. `get` raises its errors."""
 
     def __init__(

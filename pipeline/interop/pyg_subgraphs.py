@@ -48,14 +48,16 @@ def sample(
         out.update((i, sampled_graph(m, graph.edge_id)) for i, m in zip(together, bulk.minibatches))
     if apart:
         keys = request.keys(sampler.num_layers)
-        out.update((i, sample_apart(sampler, graph, request.seeds[i], keys[i], disjoint)) for i in apart)
+        out.update((i, sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint)) for i in apart)
     change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
         subgraph_type
     ]
     return [change(out[i]) for i in range(count)]
 
 
-def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: Keys, disjoint: bool) -> SampledGraph:
+def sample_separately(
+    sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: Keys, disjoint: bool
+) -> SampledGraph:
     """One minibatch, hop by hop: each seed draws for itself, even if a node is a seed twice.
 
     Seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed are edges out
@@ -79,7 +81,7 @@ def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: K
         if disjoint:
             key = branches(keys[hop], np.arange(count))
         elif hop == 0:
-            turn = _turns(seeds)
+            turn = _earlier_occurrences(seeds)
             key = np.where(turn == 0, keys[0], branches(keys[0], turn))
         else:
             key, lengths = keys[hop : hop + 1], np.array([len(node)])
@@ -109,7 +111,7 @@ def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: K
     )
 
 
-def _turns(seeds: IdArray) -> IdArray:
+def _earlier_occurrences(seeds: IdArray) -> IdArray:
     """Number of earlier occurrences of each seed."""
     order = np.argsort(seeds, kind="stable")
     _, begin, times = np.unique(seeds[order], return_index=True, return_counts=True)

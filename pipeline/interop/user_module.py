@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 
 from ...storage.errors import InputError
-from .model_argument import taken
+from .model_argument import as_record_or_module
 
 FORM = "MODULE:NAME, such as my.models:Own, with a class or function that makes the model without arguments"
 
 
-def own_module(spec: str) -> nn.Module:
+def module_named(spec: str) -> nn.Module:
     """The module made by a class or function, found as ``python -m`` would: in this folder or among installed packages.
 
     Raises:
@@ -32,7 +32,7 @@ def own_module(spec: str) -> nn.Module:
         raise InputError(f"--model {spec} cannot be made ({reason}); expected {FORM}") from e
     finally:
         sys.path.remove("")
-    module = taken(made)
+    module = as_record_or_module(made)
     if not isinstance(module, nn.Module):
         raise InputError(
             f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model "
@@ -45,11 +45,11 @@ def from_flags(flags: dict[str, Any], resume: bool) -> tuple[nn.Module | None, d
     """The module made by ``--model MODULE:NAME`` (None for a model's name), and the flags of a run that trains it.
 
     Raises:
-        InputError: see `own_module`.
+        InputError: see `module_named`.
     """
     if ":" not in (flags.get("model") or ""):
         return None, flags
-    module = own_module(flags["model"])
+    module = module_named(flags["model"])
     # The number of layers of a resumed run is in its folder.
     layers = {} if resume or flags.get("layers") is not None else {"layers": module.num_layers}
     return module, {**flags, "model": None, **layers}

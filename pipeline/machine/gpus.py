@@ -186,7 +186,7 @@ def visible() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-def dealt(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
+def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
     """The worker of each rank, and its GPU as `VISIBLE` is to name it.
 
     Workers take turns. A rank gets, of those GPUs that its worker sees, the first that fewest ranks of its host have: a

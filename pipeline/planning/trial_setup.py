@@ -20,7 +20,7 @@ from ...storage.errors import InputError
 from ...storage.partition.book import PartitionBook
 from ...storage.plural import counted
 from ..config.load import Job
-from ..config.records import make_system, placed
+from ..config.records import make_system, without_partitioner
 from ..machine.malloc import allocator
 from ..setup.model import Outline
 from ..setup.open_data import open_data
@@ -56,6 +56,7 @@ class Trials:
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
         spec: str | None = None
+        data: Dataset | None = None
         if numbers is not None:
             self.name, stands_in = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges", True
         else:
@@ -65,7 +66,7 @@ class Trials:
             data = source if isinstance(source, Dataset) else open_data(job, source, emit)
             self.name, numbers = data.name, Numbers.of(data)
             stands_in = numbers.is_large
-        if stands_in:
+        if data is None or stands_in:
             spec = numbers.stand_in()
             data = open_data(job.model_copy(update={"dataset": spec, "split": None}), None, silent)
         if not len(data.split.train):
@@ -79,7 +80,8 @@ class Trials:
         self._exits = ExitStack()
         self._process = cache(lambda keeps: self._exits.enter_context(TrialProcess(allocator(keeps))))
         self._cuts: dict[tuple[str, int], tuple[PartitionBook, CutCounts]] = {}
-        self._shared = cache(lambda: share(job.model_copy(update={"dataset": spec or self.name}), data, scratch))
+        shared_job = job.model_copy(update={"dataset": spec or self.name})
+        self._shared = cache(lambda: share(shared_job, self.at.dataset, scratch))
 
     def __enter__(self) -> "Trials":
         return self
@@ -89,7 +91,7 @@ class Trials:
 
     def forecast(self, label: str, job: Job) -> tuple[Forecast, TrialResult | None]:
         """Forecast of a candidate, and the measurements of its trial; None if it cannot fit."""
-        system = make_system(placed(job) if job.ranks == 1 else job)
+        system = make_system(without_partitioner(job) if job.ranks == 1 else job)
         partitioner, layers = system.partition.partitioner, int(job.model["layers"])
         cut = trial_cut = book = None
         if partitioner is not None:

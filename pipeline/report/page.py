@@ -13,7 +13,7 @@ from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
 from .canvas import FAINT, INK, Picture
 from .reading import RunRecord
-from .summary import Summary, amount, count, duration, heard_of
+from .summary import Summary, amount, count, duration, last_event_clause
 from .timeline import ROWS, Timeline
 
 COLOURS = {
@@ -65,7 +65,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "name": run.name,
         "folder": str(run.folder),
         "status": run.status,
-        "heard_of": heard_of(run) if run.running else "",
+        "heard_of": last_event_clause(run) if run.running else "",
         "summary": summary,
         "facts": _facts(run, summary),
         "pictures": pictures,

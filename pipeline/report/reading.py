@@ -14,7 +14,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.store.store import open_store
 from ..config.load import Job, read_toml, resolve
 from ..setup.result import read_result
-from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_held
+from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_locked
 from .plain import MOST_RANKS, number, ranks, table, whole
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
@@ -168,7 +168,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         config,
         changed,
         read_result(folder),
-        is_held(folder),
+        is_locked(folder),
         read_events(folder / METRICS),
         quality,
         partitioner,

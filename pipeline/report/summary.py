@@ -275,7 +275,7 @@ def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:
     ]
 
 
-def heard_of(run: RunRecord) -> str:
+def last_event_clause(run: RunRecord) -> str:
     """A clause on the time since the last event of a running run."""
     return (
         ""

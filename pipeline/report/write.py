@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
-from ..setup.run_folder import write_whole
+from ..setup.run_folder import write_atomically
 from . import comparison, figures
 from .canvas import Picture, draw
 from .page import COLOURS, render
@@ -59,7 +59,7 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / PAGE, page)
+        write_atomically(folder / PAGE, page)
         files = _write_pictures(folder, named)
     except OSError as e:
         raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None

@@ -10,7 +10,7 @@ from ...stages.partition.given import Given
 from ..config.aliases import with_options
 from ..config.load import Job, resolve
 from ..config.systems import SYSTEMS, System
-from ..interop.model_argument import check_no_model_options, taken
+from ..interop.model_argument import as_record_or_module, check_no_model_options
 
 
 def configure(
@@ -19,7 +19,7 @@ def configure(
     """A resolved configuration from tables, shorthands and the records passed by a Python caller."""
     table = with_options(config, options)
     layers = None
-    model = taken(model)
+    model = as_record_or_module(model)
     if model is not None:
         check_no_model_options(model, options)
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers

@@ -15,7 +15,7 @@ from ...storage.errors import InputError
 from ..config.load import Job, build
 from ..config.systems import System
 from ..interop.model_argument import check_widths
-from .warm_start import begun
+from .warm_start import with_initial_parameters
 
 TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -62,13 +62,13 @@ def model_of(
 
         def again() -> nn.Module:
             module.load_state_dict(initial)
-            return begun(module.to(dtype), job)
+            return with_initial_parameters(module.to(dtype), job)
 
         name = type(record).__name__
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-        return begun(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
+        return with_initial_parameters(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
 
     return make, {"name": record.name, **vars(record)}, record.name

@@ -14,7 +14,7 @@ from ..datasets import ReadOptions, is_name, open_dataset
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 
 
-def located(source: str | Path) -> str:
+def absolute_source(source: str | Path) -> str:
     """A dataset's name, or its path in a form that works from any folder."""
     name, path = str(source), Path(source).expanduser()
     return name if not path.exists() or is_name(source) else str(path.resolve())

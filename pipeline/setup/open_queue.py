@@ -23,7 +23,7 @@ from ...storage.urls import is_url
 from ..config.load import Job
 from ..config.systems import SYSTEMS
 from .prepare import Prepared
-from .run_folder import held, is_held
+from .run_folder import is_locked, locked
 
 FOLDER = "queue"
 
@@ -42,12 +42,12 @@ def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
     return queue_at(location).open(location, **options)
 
 
-def is_sampled_live(samples: str | Path) -> bool:
+def is_being_written(samples: str | Path) -> bool:
     """True while a live process adds to a store of samples.
 
     A store on an object store has no lock, so it counts as finished.
     """
-    return not is_url(samples) and is_held(Path(samples))
+    return not is_url(samples) and is_locked(Path(samples))
 
 
 def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
@@ -92,7 +92,7 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
     lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
     # A live producer that stops before these epochs are complete says so when it ends; the queue then refuses the
     # missing ones.
-    if lacking is None or is_sampled_live(samples):
+    if lacking is None or is_being_written(samples):
         return queue
     if queue.complete and lacking not in queue.epochs():
         raise InputError(
@@ -106,17 +106,17 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
 
 
 def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
-    """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `mended_queue`."""
+    """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `repaired_queue`."""
     q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
     if q.kind == "memory":
         # A rank samples only its own minibatches: k of them out of k P.
         return MemoryQueue(
             bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
         )
-    return mended_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
+    return repaired_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
 
 
-def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
+def repaired_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
     """The run's queue without the damaged bulks of an earlier generation, which are sampled again.
 
     Args:
@@ -147,7 +147,7 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
 
 
 @contextmanager
-def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
+def lock_queue_folder(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
     """Lock the folder that the configuration sets for the run's queue against other runs. A queue on an object store
     cannot be locked.
 
@@ -167,7 +167,7 @@ def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
         return
     # The queue is made first: a folder with nothing but a lock is not a queue.
     shared_queue(prepared, q.location, max_bytes=q.max_bytes, keep="all", sweep=False).close()
-    with held(Path(q.location)):
+    with locked(Path(q.location)):
         yield
 
 
@@ -178,13 +178,13 @@ def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
         raise InputError(f"--samples is {samples}, {SYSTEMS.find(system.name).no_samples(system)}")
 
 
-def consumers_end(
+def queue_for_rank(
     prepared: Prepared, where: str | None, samples: str | None
 ) -> tuple[MinibatchQueue, Callable[[], bool]]:
     """A rank's end of the queue at `where`, of a store of samples, or of its own queue; and a check that the producer
     lives."""
     if samples is not None:
-        return open_samples(prepared, samples), lambda: is_sampled_live(samples)
+        return open_samples(prepared, samples), lambda: is_being_written(samples)
     if where is not None:
         # The driver watches these producers, and ends the ranks if sampling fails.
         return open_queue(where, fingerprint=samples_fingerprint(prepared), expected=expected(prepared)), lambda: True

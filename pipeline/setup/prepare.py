@@ -14,7 +14,7 @@ from ...stages.messages import Part, Placement
 from ...storage.dataset import Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ..config.load import Job
-from ..config.records import make_system, placed
+from ..config.records import make_system, without_partitioner
 from ..config.systems import SYSTEMS, System
 from .checks import check_available, check_losses, check_model, check_parts, check_update
 from .fingerprint import fingerprint_of
@@ -116,7 +116,7 @@ def prepare_part(
     Raises:
         StoreError: the part is damaged.
     """
-    system = make_system(placed(job))
+    system = make_system(without_partitioner(job))
     make, _, name = model_of(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
     return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)

@@ -34,16 +34,16 @@ DIGESTS = ("graph", "features", "labels")
 """Keys of a run's fingerprint that identify its dataset."""
 
 
-def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
+def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     """The job whose ``dataset`` finds a dataset passed from Python: in the store that its features come from, or in the
-    run's folder, where `keep` writes it; or its name only, if it is too large for that."""
+    run's folder, where `keep_inputs` writes it; or its name only, if it is too large for that."""
     store = _store_of(dataset)
     if store is None and job.executor != "dask" and _num_bytes(dataset) > KEPT_BYTES:
         return job.model_copy(update={"dataset": dataset.name})
     path = folder.resolve() / KEPT if store is None else store
     features = job.features
     if features != "owned":
-        # Ranks that map the rows share their pages; `keep` writes them in a form that can be mapped.
+        # Ranks that map the rows share their pages; `keep_inputs` writes them in a form that can be mapped.
         features = (
             features_place(store)
             if store is not None
@@ -56,14 +56,14 @@ def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
     return job.model_copy(update={"dataset": str(path), "features": features, "split": split, "read": ReadOptions()})
 
 
-def keep(
+def keep_inputs(
     folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]
 ) -> None:
     """Write a run's inputs from Python into its folder.
 
     Args:
         folder: the run's folder.
-        job: the result of `job_of_given`, if a dataset was passed.
+        job: the result of `job_for_dataset`, if a dataset was passed.
         dataset: the dataset passed.
         module: the model, if it is a user's module.
         fingerprint: the run's fingerprint.
@@ -83,7 +83,7 @@ def keep(
         (folder / GIVEN).unlink(missing_ok=True)
 
 
-def at_home(job: Job, folder: Path) -> Job:
+def with_kept_dataset(job: Job, folder: Path) -> Job:
     """A run's job with the dataset kept in its folder, wherever that folder has been moved to."""
     path = folder.resolve() / KEPT
     kept = Path(job.dataset).name == KEPT and Path(job.dataset).is_absolute() and (path / MANIFEST).is_file()

@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 from ...storage.dataset import Task
 from ...storage.errors import StoreError, first_line
 from ...storage.plural import counted
-from ..config.plain_values import shown
-from .run_folder import RESULT, write_whole
+from ..config.plain_values import quoted
+from .run_folder import RESULT, write_atomically
 
 SCHEMA_VERSION = 1
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -69,7 +69,7 @@ def peak_device_bytes() -> int:
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file as a whole or not at all."""
-    write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 def read_result(run: Path) -> dict[str, Any] | None:
@@ -89,9 +89,9 @@ def read_result(run: Path) -> dict[str, Any] | None:
         ) from None
     seen = result.get("schema_version") if isinstance(result, dict) else None
     if seen != SCHEMA_VERSION:
-        raise StoreError(f"{path} has schema version {shown(seen)}; this Millrace reads {SCHEMA_VERSION}")
+        raise StoreError(f"{path} has schema version {quoted(seen)}; this Millrace reads {SCHEMA_VERSION}")
     if (key := _misshapen(result)) is not None:
-        message = f"{path} holds {key} = {shown(result[key])}, which no run writes"
+        message = f"{path} holds {key} = {quoted(result[key])}, which no run writes"
         raise StoreError(f"{message}; write it again by `millrace run --resume --out {run}`")
     return result
 

@@ -71,7 +71,7 @@ def position(cursor: Cursor, phases: Sequence[Phase], pace: Mapping[str, int] | 
     return f"{where}epoch {epoch + 1}, step {step + 1}"
 
 
-def dealt(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
+def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
     """Redistribute ledgers to `ranks` ranks; the sum over all ranks stays the same."""
     return [[sum(counts) for counts in zip(*ledgers[rank::ranks])] or [0] * len(ledgers[0]) for rank in range(ranks)]
 

@@ -34,7 +34,7 @@ FREE = (
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""
 
 
-def local(out: str | Path) -> Path:
+def local_folder(out: str | Path) -> Path:
     """The folder to write into.
 
     Raises:
@@ -46,7 +46,7 @@ def local(out: str | Path) -> Path:
     return Path(out)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
@@ -68,7 +68,7 @@ def check_run_folder(out: Path, resume: bool) -> None:
         raise InputError(f"{out} exists and is not an empty folder; choose another --out")
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """True if a live process has locked the folder."""
     try:
         with (folder / LOCK).open() as lock:
@@ -81,7 +81,7 @@ def is_held(folder: Path) -> bool:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes, and create it if it is missing. A killed process releases its lock.
 
     Raises:
@@ -98,7 +98,7 @@ def held(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # `is_held` in another process holds the lock for an instant.
+                # `is_locked` in another process holds the lock for an instant.
                 if attempt + 1 == TRIES:
                     raise InputError(
                         f"another process is writing {folder}; wait until it has ended, or choose another --out"

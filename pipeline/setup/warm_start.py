@@ -13,7 +13,7 @@ SHAPELESS = ("name", "activation", "aggregator", "slope")
 """Options of a model that change its computation but not the shapes of its parameters."""
 
 
-def begun(model: nn.Module, job: Job) -> nn.Module:
+def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
     """The model with its initial parameters: its own, or those of the run in ``start_from``.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...storage.errors import Interrupted
-from ..setup.resume import Pace, dealt, position
+from ..setup.resume import Pace, position, redistributed
 from ..telemetry.events import Note
 from ..telemetry.timers import Clock
 from .async_losses import StepLosses
@@ -40,7 +40,7 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
         else:
             # The leader carries on the sums of the epoch under way.
             setattr(progress, name, 0.0 if name in POOLED and group.rank else value)
-    progress.ledgers = dealt(state["ledgers"], group.size)
+    progress.ledgers = redistributed(state["ledgers"], group.size)
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
         clock.add(name, seconds)

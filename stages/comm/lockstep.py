@@ -51,7 +51,7 @@ class Lockstep(Generic[T]):
         """Begin."""
         self._thread.start()
 
-    def look(self) -> None:
+    def notify(self) -> None:
         """Check again for room."""
         with self._changed:
             self._changed.notify_all()

@@ -25,7 +25,7 @@ class Watch:
     def waiting(self, what: str) -> Iterator[None]:
         """Context of a wait for `what`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+            self._thread = threading.Thread(target=self._report, name="watch", daemon=True)
             self._thread.start()
         self._wait = what, time.monotonic()
         try:
@@ -37,7 +37,7 @@ class Watch:
         """Stop reporting. May be called twice."""
         self._closed.set()
 
-    def _look(self) -> None:
+    def _report(self) -> None:
         message: tuple[str, float] | None = None
         due = self._after_s
         while not self._closed.wait(self._after_s / 4):

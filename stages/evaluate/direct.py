@@ -201,7 +201,7 @@ class _Layer:
         for begin in range(0, len(own), step):
             wave = own[begin : begin + step]
             low, high = wave[0][0], wave[-1][1]
-            into = [sink.room(high - low) for sink in sinks]
+            into = [sink.reserve(high - low) for sink in sinks]
             parallel(self._into, [(a, b, low, into) for a, b in wave])
             for sink in sinks:
                 sink.commit()

@@ -77,7 +77,7 @@ class HostSink:
         if self.array is None and self.file is None:
             self._begin(rows.numpy(force=True))
 
-    def room(self, n: int) -> npt.NDArray[Any]:
+    def reserve(self, n: int) -> npt.NDArray[Any]:
         """Memory for the next n rows, to be filled before `commit`. The first rows must have been appended."""
         self._pending = n
         if self.array is not None:
@@ -87,7 +87,7 @@ class HostSink:
         return self._buffer[:n]
 
     def commit(self) -> None:
-        """Take the rows in `room`."""
+        """Take the rows in `reserve`."""
         if self.file is not None:
             self._write(self._buffer[: self._pending])
         self.filled += self._pending

@@ -113,7 +113,7 @@ class OwnersFeed(QueueFeed):
     def expect(self, epoch: int, index: int) -> None:
         """See `QueueFeed.expect`."""
         self._expected = max(self._expected, (epoch, index))
-        self._thread.look()
+        self._thread.notify()
 
     @property
     def sample_s(self) -> float:
@@ -131,7 +131,7 @@ class OwnersFeed(QueueFeed):
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""
         super().release(epoch, index)
-        self._thread.look()
+        self._thread.notify()
 
     def close(self) -> None:
         """See `Feed.close`. All ranks call it."""

@@ -356,7 +356,7 @@ class RowsAhead(Units[_Unit]):
         with self._changed:
             self._leave(epoch, index)
         self._feed.release(epoch, index)
-        self._thread.look()
+        self._thread.notify()
 
     def close(self) -> None:
         """See `Feed.close`. All ranks call it after the same step."""

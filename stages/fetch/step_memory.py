@@ -55,9 +55,7 @@ def step_bytes(
     rows = max(view.num_src for view in batch.layers)
     state = torch.default_generator.get_state()
     try:
-        few, many = (
-            _rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS
-        )
+        few, many = (_trial(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS)
     finally:
         torch.default_generator.set_state(state)
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
@@ -128,7 +126,7 @@ def _peak(changes: list[Change]) -> float:
     return arena.peak_bytes * unit + most
 
 
-def _rehearse(
+def _trial(
     module: nn.Module,
     batch: FullBatch,
     scale: float,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..memory.lazy_rows import LazyRows
 from ..neighbourhood.base import Neighbourhood
-from ..nn.compile_boundary import hide, outside
+from ..nn.compile_boundary import hide, untraced
 from .base import Stack, layered
 
 GRAPHS = 16
@@ -63,12 +63,12 @@ class Seen:
     @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
-        return outside(getattr, self.inner, "degree")
+        return untraced(getattr, self.inner, "degree")
 
 
 def _call(name: str) -> Callable[..., Any]:
     def call(self: Seen, *args: Any, **kwargs: Any) -> Any:
-        return outside(_answer, self.inner, name, args, kwargs)
+        return untraced(_answer, self.inner, name, args, kwargs)
 
     return call
 

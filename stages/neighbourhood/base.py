@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ..memory.lazy_rows import head
-from ..nn.compile_boundary import outside
+from ..nn.compile_boundary import untraced
 
 Message = Callable[..., Tensor]
 """``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge."""
@@ -167,7 +167,7 @@ class Neighbourhood(Protocol):
 
 def destinations(neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
     """Rows of `h` that belong to the destinations, [num_dst, ...]."""
-    return outside(head, h, neighbourhood.num_dst)
+    return untraced(head, h, neighbourhood.num_dst)
 
 
 EDGE_COST = 8

@@ -40,10 +40,10 @@ class Ring:
         """Seconds in which this rank only waited for others."""
         self._calls = 0
 
-    def wait(self, until: Callable[[str], object], words: str) -> None:
-        """Call ``until(words)`` and add its duration to `waited_s`."""
+    def wait(self, until: Callable[[str], object], label: str) -> None:
+        """Call ``until(label)`` and add its duration to `waited_s`."""
         start = time.perf_counter()
-        until(words)
+        until(label)
         self.waited_s += time.perf_counter() - start
 
     def call(self) -> int:
@@ -90,11 +90,11 @@ class Ring:
                 under_way.append((ahead, *start(ahead)))
             _, swap, into = under_way.popleft()
             to, source = self._peers(r)
-            words = self._words(layer, kind, r)
-            self.wait(swap.received, f"{words}: rows of rank {source}")
+            label = self._label(layer, kind, r)
+            self.wait(swap.received, f"{label}: rows of rank {source}")
             yield source, into
             del into
-            self.wait(swap.sent, f"{words}: sending rows to rank {to}")
+            self.wait(swap.sent, f"{label}: sending rows to rank {to}")
             in_flight -= self._size(view, r) * row_bytes
 
     def push(
@@ -106,8 +106,8 @@ class Ring:
         source, to = self._peers(r)
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
         swap = self._start(part, to, into, source, call, _PUSH, r)
-        words, peers = self._words(layer, _PUSH, r), f"from rank {source}, to rank {to}"
-        return Push(self, swap, part, into, view.wanted[source], onto, factor, words, peers)
+        label, peers = self._label(layer, _PUSH, r), f"from rank {source}, to rank {to}"
+        return Push(self, swap, part, into, view.wanted[source], onto, factor, label, peers)
 
     def push_all(
         self,
@@ -155,7 +155,7 @@ class Ring:
         tag = ((call * 3 + kind) * self.group.size + r) % TAGS
         return self.group.swap(part, to, into, source, tag, KIND)
 
-    def _words(self, layer: int, kind: int, r: int) -> str:
+    def _label(self, layer: int, kind: int, r: int) -> str:
         return f"layer {layer}, {_NAMES[kind]}, round {r} of {self.group.size - 1}"
 
 
@@ -171,19 +171,19 @@ class Push:
         ids: npt.NDArray[np.int32],
         onto: Tensor,
         factor: Tensor | None,
-        words: str,
+        label: str,
         peers: str,
     ) -> None:
         self._ring, self._swap, self._into, self._ids, self._onto, self._factor = ring, swap, into, ids, onto, factor
-        self._words = f"{words}: gradients {peers}"
+        self._label = f"{label}: gradients {peers}"
         self.nbytes = part.nbytes + into.nbytes
         """Bytes of both."""
 
     def finish(self) -> None:
         """Wait for both, and add the gradients received."""
-        self._ring.wait(self._swap.received, self._words)
+        self._ring.wait(self._swap.received, self._label)
         if self._factor is not None:
             scale = self._factor[torch.from_numpy(self._ids)]
             self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
         aggregation_on(self._onto.device).add_rows(self._onto, self._ids, self._into)
-        self._ring.wait(self._swap.sent, self._words)
+        self._ring.wait(self._swap.sent, self._label)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-def outside(call: Callable[..., Any], *args: Any) -> Any:
+def untraced(call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``; within a compiled module, once `hide` was called, untraced."""
     return _call(call, *args)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..memory.lazy_rows import LazyRows
 from . import dense_cpu, dense_cuda
-from .compile_boundary import outside
+from .compile_boundary import untraced
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": F.elu, "none": lambda y: y}
 """Activations for the compiler, which fuses them itself."""
@@ -49,7 +49,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     """
     if is_compiling() and not isinstance(x, LazyRows) and not _in_bfloat16(x):
         return _ACTIVATIONS[activation](F.linear(x, weight, bias))
-    return outside(_linear, x, weight, bias, activation)
+    return untraced(_linear, x, weight, bias, activation)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -72,7 +72,7 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") 
     """
     if is_compiling() and not _in_bfloat16(x):
         return _ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", x, weight).flatten(1) + bias)
-    return outside(_per_head, x, weight, bias, activation)
+    return untraced(_per_head, x, weight, bias, activation)
 
 
 def _per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:

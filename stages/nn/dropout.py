@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels import dropout_on
 from ..kernels.aggregation.lists import IntArray
 from ..memory.lazy_rows import LazyRows
-from .compile_boundary import outside
+from .compile_boundary import untraced
 
 KeySource = Callable[[], int | Tensor]
 """Returns the key of one dropout after the other."""
@@ -60,7 +60,7 @@ def dropout(h: Tensor, p: float, training: bool, names: IntArray | Tensor | None
     """
     if not training or p == 0.0:
         return h
-    return outside(_dropped, h, p, names)
+    return untraced(_dropped, h, p, names)
 
 
 def _dropped(h: Tensor, p: float, names: IntArray | Tensor | None) -> Tensor:

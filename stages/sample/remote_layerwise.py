@@ -132,7 +132,7 @@ class _RemoteLayers:
         while self.owners.group.any(any(t.wants_more for t in throws)):
             self._round(throws)
         if self.owners.group.any(any(t.ran_out for t in throws)):
-            (self._race_everywhere if self.every_row else self._race)(throws)
+            (self._race_everywhere if self.every_row else self._add_up)(throws)
         return [t.drawn() for t in throws]
 
     def _round(self, throws: Sequence[Throw]) -> None:
@@ -167,7 +167,7 @@ class _RemoteLayers:
         place = np.searchsorted(self.everywhere[1], rests, side="right") - 1
         return (place + self.owners.rows.first).astype(self.owners.dtype)
 
-    def _race(self, throws: Sequence[Throw]) -> None:
+    def _add_up(self, throws: Sequence[Throw]) -> None:
         """Add up P of the minibatches whose darts ran out: partial sums by the owners of their rows."""
         owners = self.owners
         rows = [t.m.nodes if t.ran_out else t.m.nodes[:0] for t in throws]

@@ -9,7 +9,7 @@ import torch
 
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.datasets import open_dataset
-from millrace.pipeline.setup.open_queue import consumers_end
+from millrace.pipeline.setup.open_queue import queue_for_rank
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.setup.run_folder import check_resumable
 from millrace.pipeline.telemetry.events import Note, StepDone
@@ -54,7 +54,7 @@ def _rank(
     prepared = prepare(job, open_dataset(spec, seed=job.seed))
     if (out / "checkpoints").exists():
         check_resumable(out, job, prepared.fingerprint)
-    queue, alive = consumers_end(prepared, None, samples) if prepared.has_minibatches else (None, lambda: True)
+    queue, alive = queue_for_rank(prepared, None, samples) if prepared.has_minibatches else (None, lambda: True)
     told: list[Any] = []
     ledger = group._ledger if group.size > 1 else Ledger()
     report = {}

@@ -27,7 +27,7 @@ from millrace.pipeline.report.reading import read_run
 from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import timeline
 from millrace.pipeline.setup.open_queue import open_queue
-from millrace.pipeline.setup.run_folder import local
+from millrace.pipeline.setup.run_folder import local_folder
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling_backend
@@ -525,7 +525,7 @@ def _address(bench: Bench, rng: random.Random) -> Callable[[], None]:
         with mock.patch.multiple(socket, **local_ones):
             dask_cluster.check_reachable(resolve({"cluster": {field: address, "insecure": insecure}}).cluster)
             dask_cluster._is_here(address)
-        local(address)
+        local_folder(address)
 
     return read
 

@@ -24,7 +24,7 @@ from millrace.pipeline.cluster.signals import heeded
 from millrace.pipeline.commands import doctor
 from millrace.pipeline.config.aliases import SHORTHANDS
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.setup.run_folder import held
+from millrace.pipeline.setup.run_folder import locked
 from millrace.pipeline.telemetry.events import StageStarted
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
@@ -457,7 +457,7 @@ def test_samples_are_trained_from_while_they_are_written(world, tmp_path):
     begun = threading.Event()
 
     def write_the_rest() -> None:
-        with held(samples):
+        with locked(samples):
             begun.set()
             time.sleep(0.5)
             for name in ("epoch-1", "complete"):
@@ -470,7 +470,7 @@ def test_samples_are_trained_from_while_they_are_written(world, tmp_path):
     record = done("train", *SMALL, "--samples", samples, "--out", tmp_path / "run", "--json").record
     producer.join()
     assert record["parameters_sha256"] == json.loads((world / "run" / "result.json").read_text())["parameters_sha256"]
-    with held(samples):
+    with locked(samples):
         short = millrace("train", *SMALL, "--epochs", "3", "--samples", samples, "--out", tmp_path / "more")
     assert (short.code, "is finished and holds no bulk 0 of epoch 2" in short.err) == (2, True), short.err
 
@@ -581,14 +581,14 @@ def test_a_folder_that_another_process_writes_is_refused(world, tmp_path):
     shutil.copytree(world / "run", tmp_path / "run")
     before = contents(tmp_path)
     for words in (("run", "--resume", "--out", tmp_path / "run"), ("run", *SMALL, "--out", tmp_path / "new")):
-        with held(Path(words[-1])):
+        with locked(Path(words[-1])):
             seen = millrace(*words)
         assert (seen.code, "another process is writing" in seen.err) == (2, True), seen.err
     (tmp_path / "new" / ".lock").unlink()
     (tmp_path / "new").rmdir()
     assert contents(tmp_path) == before
     done("sample", *SMALL[:8], "--out", tmp_path / "samples")
-    with held(tmp_path / "samples"):
+    with locked(tmp_path / "samples"):
         assert "another process is writing" in millrace("sample", *SMALL[:8], "--out", tmp_path / "samples").err
 
 

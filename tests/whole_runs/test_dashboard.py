@@ -331,7 +331,7 @@ def small():
 
 def notes_of(client, prepared, out, act=lambda emit: None):
     events = []
-    with publisher.shown(client, prepared, out, "millrace-x", events.append) as emit:
+    with publisher.show_run(client, prepared, out, "millrace-x", events.append) as emit:
         act(emit)
     return [e.text for e in events if isinstance(e, Note)]
 
@@ -375,10 +375,10 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
             return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json", token)[1])["runs"][0]["state"]
 
         with Client(cluster) as client:
-            with pytest.raises(mr.RunError), publisher.shown(client, small, tmp_path, "one", lambda event: None):
+            with pytest.raises(mr.RunError), publisher.show_run(client, small, tmp_path, "one", lambda event: None):
                 raise mr.RunError("rank 1 failed")
             until(lambda: state() == "failed: rank 1 failed")
-            kept = publisher.shown(client, small, tmp_path, "two", lambda event: None)
+            kept = publisher.show_run(client, small, tmp_path, "two", lambda event: None)
             kept.__enter__()
             until(lambda: state() == "starting")
         until(lambda: state() == "its driver is gone")

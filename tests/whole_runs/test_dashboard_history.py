@@ -36,10 +36,10 @@ class Cluster:
             "epochs": 9,
             "producers": 2,
         }
-        self.history.hear_driver({"run": run, "about": {**told, **more}})
+        self.history.record_driver({"run": run, "about": {**told, **more}})
 
     def said(self, event, run="a", **fields):
-        self.history.hear_driver({"run": run, "said": {"event": event, **fields}})
+        self.history.record_driver({"run": run, "said": {"event": event, **fields}})
 
     def pulse(self, rank, run="a", generation=0, ended="", **fields):
         pulse = {
@@ -54,7 +54,7 @@ class Cluster:
             "ended": ended,
             "pulse": pulse if fields != {"none": True} else {},
         }
-        self.history.hear_worker(f"w{rank}", [record])
+        self.history.record_worker(f"w{rank}", [record])
 
     def tick(self, seconds=HEARTBEAT_S):
         self.history.tick()
@@ -110,7 +110,7 @@ def test_the_history_is_bounded(cluster):
 def test_an_ended_run_is_forgotten_before_one_that_goes_on(cluster):
     for number in range(RUNS):
         cluster.about(f"run{number}")
-    cluster.history.hear_driver({"run": "run2", "ended": "done"})
+    cluster.history.record_driver({"run": "run2", "ended": "done"})
     cluster.about("new")
     assert "run2" not in cluster.history.runs and "run0" in cluster.history.runs
 
@@ -194,7 +194,7 @@ def test_a_silent_rank_and_one_whose_worker_is_gone_are_named(cluster):
         cluster.tick()
     assert [r["state"] for r in cluster.run["ranks"]] == ["running", "silent", "starting"]
     assert "rank 1 has been silent for" in labels.heading(cluster.run)
-    cluster.history.lose_worker("w1")
+    cluster.history.end_worker("w1")
     assert cluster.run["ranks"][1]["state"] == "its worker is gone"
     assert "rank 1: its worker is gone" in labels.heading(cluster.run)
 
@@ -204,8 +204,8 @@ def test_workers_that_leave_before_the_driver_says_that_all_is_done_are_no_loss(
     for rank in range(2):
         cluster.pulse(rank)
     cluster.tick()
-    cluster.history.lose_worker("w1")
-    cluster.history.hear_driver({"run": "a", "ended": "done"})
+    cluster.history.end_worker("w1")
+    cluster.history.record_driver({"run": "a", "ended": "done"})
     assert [r["state"] for r in cluster.run["ranks"]] == ["done", "done"]
     assert "gone" not in labels.heading(cluster.run)
 
@@ -215,10 +215,10 @@ def test_a_run_ends_once(cluster):
     cluster.pulse(0, loss=math.nan)
     cluster.tick()
     assert cluster.run["state"] == "running"
-    cluster.history.lose_client("another")
+    cluster.history.end_client("another")
     assert cluster.run["state"] == "running"
-    cluster.history.lose_client("c")
-    cluster.history.hear_driver({"run": "a", "ended": "done"})
+    cluster.history.end_client("c")
+    cluster.history.record_driver({"run": "a", "ended": "done"})
     assert cluster.run["state"] == "its driver is gone"
     assert cluster.run["ranks"][0]["loss"] is None
     json.dumps(record(cluster.history), allow_nan=False)
@@ -264,7 +264,7 @@ def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
 def test_names_that_users_choose_are_escaped(cluster):
     cluster.about(dataset="<script>x</script>", model="<b>", out="/runs/<i>")
     cluster.said("Note", text="<script>y</script>")
-    cluster.history.hear_driver({"run": "a", "ended": "failed: <script>z</script>"})
+    cluster.history.record_driver({"run": "a", "ended": "failed: <script>z</script>"})
     run = cluster.run
     assert "<script>" not in labels.heading(run) + labels.notes(run)
     assert "&lt;script&gt;z" in labels.heading(run)

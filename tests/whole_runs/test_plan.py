@@ -7,7 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.config.load import Job
-from millrace.pipeline.config.records import make_system, placed
+from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
 from millrace.pipeline.planning import traffic, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
@@ -43,7 +43,7 @@ class Played:
 
         def heard(s: Candidate, seen: TrialResult, base: int, room: int) -> Forecast:
             job = Job.model_validate(specs[-1].job)
-            as_tried = replace(s, job=job, system=make_system(placed(job)))
+            as_tried = replace(s, job=job, system=make_system(without_partitioner(job)))
             self.candidates[s.label], self.seen[s.label] = as_tried, seen
             self.predicted[s.label] = forecasting.moves(as_tried, seen)
             return foresee(s, seen, base, room)

@@ -19,7 +19,7 @@ from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.report.reading import COUNTED, EventHistory, RankLog, StageSpan, names, read_run
 from millrace.pipeline.report.summary import amount, duration, summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
-from millrace.pipeline.setup.run_folder import held
+from millrace.pipeline.setup.run_folder import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATASET = "sbm:nodes=400,classes=3,degree=8,features=8,train=0.5"
@@ -215,7 +215,7 @@ def test_a_run_that_has_not_finished(copied):
     assert f"millrace run --resume --out {copied}" in page.words and "There is no result.json" in page.words
     assert "1 line of metrics.jsonl could not be read" in page.words
     assert "1 epoch in" in page.words and "of 2 asked for" in page.words
-    with held(copied):
+    with locked(copied):
         running = mr.report(copied)
     assert running.runs[0]["status"] == "running" and "last heard from" in page_of(running).words
 

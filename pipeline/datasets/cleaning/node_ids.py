@@ -21,7 +21,7 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def settled(columns: Columns, from_csv: set[str]) -> Columns:
+def as_one_kind(columns: Columns, from_csv: set[str]) -> Columns:
     """Columns of ids as one kind: numbers if all are numbers, including those that CSV stores as text; else text.
 
     Raises:
@@ -58,7 +58,7 @@ def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return numbers if numbers.cast(column.type).equals(column) else None
 
 
-def named(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, AnyArray]]:
+def numbered_by_name(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, AnyArray]]:
     """Names of nodes in the order of their rows, and the ends of edges as row numbers.
 
     Raises:

@@ -39,4 +39,5 @@ def _pixels_and_labels() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]
             return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 
-    return load_digits(return_X_y=True)
+    pixels, labels = load_digits(return_X_y=True)
+    return np.asarray(pixels), np.asarray(labels)

@@ -27,7 +27,7 @@ from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ....storage.node_names import NodeNames
 from ..cleaning.class_names import numbered
-from ..cleaning.node_ids import Columns, is_text, named, renumbered, settled, with_gaps
+from ..cleaning.node_ids import Columns, as_one_kind, is_text, numbered_by_name, renumbered, with_gaps
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Raw
 from .csv_file import is_csv
@@ -85,10 +85,10 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     if "id" in nodes.column_names:
         columns["nodes.id"] = nodes["id"]
         from_csv |= {"nodes.id"} if is_csv(node_files[0]) else set()
-    columns = settled(columns, from_csv)
+    columns = as_one_kind(columns, from_csv)
     ids, order, names = columns.pop("nodes.id", None), None, None
     if ids is not None and is_text(ids.type):
-        names, ends = named(ids, columns)
+        names, ends = numbered_by_name(ids, columns)
     elif is_text(columns["edges.src"].type):
         raise InputError(
             f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges "
@@ -108,7 +108,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
 def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray | None, AnyArray]:
     """The ascending ids if they have gaps, and the order of the rows by id."""
     if not pa.types.is_integer(column.type) or column.null_count:
-        settled({"nodes.id": column}, set())
+        as_one_kind({"nodes.id": column}, set())
     ids = column.to_numpy()
     order = np.argsort(ids, kind="stable")
     return with_gaps(ids[order], options, notes), order

@@ -72,7 +72,7 @@ class Layout:
             at_least: a layout that must fit too.
         """
 
-        def room(seen: int, known: int) -> int:
+        def padded(seen: int, known: int) -> int:
             return max(-(-int(seen * SLACK) // ALIGN) * ALIGN, known)
 
         def most(counts: Counts) -> int:
@@ -80,8 +80,8 @@ class Layout:
 
         old = at_least
         nodes = [most(bulk.node_ends[0])]
-        nodes += [room(most(n), 0 if old is None else old.nodes[h + 1]) for h, n in enumerate(bulk.node_ends[1:])]
-        edges = [room(most(e), 0 if old is None else old.edges[h]) for h, e in enumerate(bulk.edge_ends)]
+        nodes += [padded(most(n), 0 if old is None else old.nodes[h + 1]) for h, n in enumerate(bulk.node_ends[1:])]
+        edges = [padded(most(e), 0 if old is None else old.edges[h]) for h, e in enumerate(bulk.edge_ends)]
         pieces: list[tuple[int, int, int] | None] = []
         for h in range(bulk.num_hops):
             if h not in hops:
@@ -89,7 +89,7 @@ class Layout:
                 continue
             seen = bulk.long_lists(h)
             known = (0, 0, 0) if old is None else old.pieces[h] or (0, 0, 0)
-            pieces.append((room(seen[0], known[0]), room(seen[1], known[1]), max(seen[2], known[2])))
+            pieces.append((padded(seen[0], known[0]), padded(seen[1], known[1]), max(seen[2], known[2])))
         return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.weight is not None)
 
     def holds(self, bulk: ResidentBulk) -> bool:
@@ -131,21 +131,21 @@ class Layout:
         return found
 
     @property
-    def words(self) -> int:
+    def row_words(self) -> int:
         """Words of a row."""
         return self.places["end of row", 0][0]
 
     def rows(self, bulk: ResidentBulk) -> Tensor:
-        """int32 [k, words], the minibatches of `bulk`, which must fit."""
+        """int32 [k, row_words], the minibatches of `bulk`, which must fit."""
         k, to = bulk.size, bulk.device
-        out = torch.empty(k, self.words, dtype=torch.int32, device=to)
+        out = torch.empty(k, self.row_words, dtype=torch.int32, device=to)
 
         def spread(source: Tensor, starts: Counts, ends: Counts, name: str, h: int) -> None:
             at, width = self.places[name, h]
             if width:
                 of = to_device(np.stack([starts, ends]), to)
                 launch(_spread, programs(width, BLOCK), k)(
-                    source, of[0], of[1], out, at, width, self.words, BLOCK=BLOCK
+                    source, of[0], of[1], out, at, width, self.row_words, BLOCK=BLOCK
                 )
 
         nodes = prefix_sums(bulk.node_ends[-1])
@@ -155,7 +155,7 @@ class Layout:
             row_at, edge_at = prefix_sums(x.rows + 1)[:-1], prefix_sums(x.edges)[:-1]
             spread(x.indptr, row_at, rows, "indptr", h)
             (ends, _), (inverse, width) = self.places["indptr", h], self.places["inverse", h]
-            launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.words, BLOCK=BLOCK)
+            launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.row_words, BLOCK=BLOCK)
             spread(x.indices, edge_at, edges - 1, "indices", h)
             if weight is not None:
                 spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
@@ -214,7 +214,7 @@ class Frame:
             device: the device.
         """
         self.layout = layout
-        self.words = torch.zeros(layout.words, dtype=torch.int32, device=device)
+        self.words = torch.zeros(layout.row_words, dtype=torch.int32, device=device)
         most = max((p[0] for p in layout.pieces if p is not None), default=0)
         self._each = torch.arange(most, device=device)
 

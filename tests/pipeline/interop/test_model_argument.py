@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.interop.model_argument import check_widths, taken
+from millrace.pipeline.interop.model_argument import as_record_or_module, check_widths
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -17,24 +17,24 @@ def two():
 @pytest.mark.parametrize("wrapped", [list, tuple, nn.ModuleList])
 def test_convolutions_are_taken_as_a_pyg_model(wrapped):
     convs = two()
-    model = taken(wrapped(convs))
+    model = as_record_or_module(wrapped(convs))
     assert isinstance(model, mr.PyGModel) and list(model.convs) == convs
 
 
 def test_a_convolution_by_itself_is_a_model_of_one_layer():
-    assert taken(pyg.SAGEConv(5, 3)).num_layers == 1
+    assert as_record_or_module(pyg.SAGEConv(5, 3)).num_layers == 1
 
 
 def test_records_and_models_are_taken_as_they_are():
     for model in (None, mr.GCN(), mr.PyGModel(two())):
-        assert taken(model) is model
+        assert as_record_or_module(model) is model
 
 
 def test_whole_models_of_pyg_are_refused():
     with pytest.raises(
         mr.InputError, match=r"GraphSAGE.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"
     ):
-        taken(pyg.GraphSAGE(5, 8, 2, 3))
+        as_record_or_module(pyg.GraphSAGE(5, 8, 2, 3))
 
 
 class Own(nn.Module):

@@ -221,21 +221,21 @@ A, B, C = "tcp://a:1", "tcp://a:2", "tcp://b:1"
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own(ranks, seen, places):
-    assert gpus.dealt(ranks, seen, shared=False) == gpus.dealt(ranks, seen, shared=True) == places
+    assert gpus.assign_gpus(ranks, seen, shared=False) == gpus.assign_gpus(ranks, seen, shared=True) == places
 
 
 def test_ranks_may_share_gpus_evenly():
-    assert gpus.dealt(4, {A: ["0", "1"]}, shared=True) == [(A, "0"), (A, "1")] * 2
+    assert gpus.assign_gpus(4, {A: ["0", "1"]}, shared=True) == [(A, "0"), (A, "1")] * 2
 
 
 def test_too_few_gpus_are_refused():
     with pytest.raises(
         InputError, match=r"3 ranks want a GPU each under NCCL, but the cluster .* has 2; use ranks = 2"
     ):
-        gpus.dealt(3, {A: ["0", "1"], B: ["1", "0"]}, shared=False)
+        gpus.assign_gpus(3, {A: ["0", "1"], B: ["1", "0"]}, shared=False)
     for shared in (False, True):
         with pytest.raises(InputError, match=r"none of the 2 workers sees a GPU; start them by dask-cuda"):
-            gpus.dealt(1, {A: [], B: []}, shared)
+            gpus.assign_gpus(1, {A: [], B: []}, shared)
 
 
 def test_gpus_are_those_that_cuda_would_see(monkeypatch):

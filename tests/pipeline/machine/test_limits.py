@@ -9,7 +9,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.machine.limits import cannot_start_cluster
-from millrace.pipeline.setup.run_folder import held
+from millrace.pipeline.setup.run_folder import locked
 
 TINY = "sbm:nodes=60,classes=2,degree=4,features=3,train=0.5"
 
@@ -44,6 +44,6 @@ def test_a_queue_that_another_run_has_is_refused(tmp_path: Path) -> None:
     where = tmp_path / "queue"
     job = {"epochs": 1, "model": mr.GraphSAGE(hidden=4, layers=2), "queue": {"kind": "zarr", "location": str(where)}}
     mr.run(TINY, out=tmp_path / "first", **job)
-    with held(where), pytest.raises(mr.InputError, match=rf"another process is writing {where}"):
+    with locked(where), pytest.raises(mr.InputError, match=rf"another process is writing {where}"):
         mr.run(TINY, out=tmp_path / "second", **job)
     mr.run(TINY, out=tmp_path / "second", **job)

@@ -133,7 +133,7 @@ def test_a_dataset_that_lies_in_a_store_is_not_written_again(data, tmp_path):
         {"node_names": [str(v) for v in range(120)]},
     )
     for change in others:
-        seen = python_inputs.job_of_given(resolve({}), replace(opened, **change), tmp_path / "run")
+        seen = python_inputs.job_for_dataset(resolve({}), replace(opened, **change), tmp_path / "run")
         assert seen.dataset == str(tmp_path / "run" / "dataset")
 
 
@@ -148,14 +148,16 @@ def test_ranks_map_a_dataset_that_is_kept(data, tmp_path, monkeypatch):
             "read": {"direction": "directed"},
         }
     )
-    seen = python_inputs.job_of_given(job, data, tmp_path)
+    seen = python_inputs.job_for_dataset(job, data, tmp_path)
     assert (seen.dataset, seen.features, seen.split, seen.read) == (
         str(tmp_path / "dataset"),
         "mapped",
         None,
         mr.ReadOptions(),
     )
-    assert python_inputs.job_of_given(job.model_copy(update={"features": "owned"}), data, tmp_path).features == "owned"
+    assert (
+        python_inputs.job_for_dataset(job.model_copy(update={"features": "owned"}), data, tmp_path).features == "owned"
+    )
 
 
 @pytest.mark.parametrize("name", ["mine", "sbm:nodes=60,classes=3,features=5"])

@@ -8,7 +8,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.resume import Pace, dealt, position, without_executor
+from millrace.pipeline.setup.resume import Pace, position, redistributed, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import StepDone
 from millrace.stages.assignment import Steps
@@ -80,10 +80,10 @@ def test_other_ranks_go_on_in_mid_epoch(tmp_path, before, now, width):
 
 def test_what_former_ranks_counted_is_kept():
     ledgers = [[1, 10], [2, 20], [3, 30]]
-    assert dealt(ledgers, 3) == ledgers
-    assert dealt(ledgers, 2) == [[4, 40], [2, 20]]
-    assert dealt(ledgers, 1) == [[6, 60]]
-    assert dealt(ledgers, 4) == [*ledgers, [0, 0]]
+    assert redistributed(ledgers, 3) == ledgers
+    assert redistributed(ledgers, 2) == [[4, 40], [2, 20]]
+    assert redistributed(ledgers, 1) == [[6, 60]]
+    assert redistributed(ledgers, 4) == [*ledgers, [0, 0]]
 
 
 def test_checkpoints_of_earlier_versions_tell_their_pace():

@@ -8,15 +8,15 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
-from millrace.pipeline.setup.open_data import located
+from millrace.pipeline.setup.open_data import absolute_source
 from millrace.pipeline.setup.run_folder import (
     CHECKPOINTS,
     JOB,
     RESULT,
     check_resumable,
     check_run_folder,
-    held,
-    write_whole,
+    locked,
+    write_atomically,
 )
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import InputError, StoreError
@@ -24,18 +24,18 @@ from millrace.storage.errors import InputError, StoreError
 
 def test_a_folder_is_held_by_one_process_and_let_go_when_it_dies(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from millrace.pipeline.setup.run_folder import held\n"
-        "with held(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from millrace.pipeline.setup.run_folder import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match="another process is writing"), held(tmp_path / "run"):
+        with pytest.raises(InputError, match="another process is writing"), locked(tmp_path / "run"):
             pass
         other.kill()
-    with held(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         check_run_folder(tmp_path / "run", resume=False)
 
 
@@ -44,19 +44,19 @@ def test_a_file_system_without_locks_is_used_unguarded(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    with held(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    write_whole(tmp_path / "a", "old")
+    write_atomically(tmp_path / "a", "old")
 
     def full(*_):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="space"):
-        write_whole(tmp_path / "a", "new")
+        write_atomically(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
 
 
@@ -92,8 +92,8 @@ def test_data_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d.npz").touch()
     (tmp_path / "digits").touch()
-    assert located("d.npz") == str(tmp_path / "d.npz")
-    assert [located(name) for name in ("digits", "sbm:nodes=60", "ogbn-arxiv")] == [
+    assert absolute_source("d.npz") == str(tmp_path / "d.npz")
+    assert [absolute_source(name) for name in ("digits", "sbm:nodes=60", "ogbn-arxiv")] == [
         "digits",
         "sbm:nodes=60",
         "ogbn-arxiv",

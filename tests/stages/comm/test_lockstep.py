@@ -90,7 +90,7 @@ def test_a_piece_begins_when_there_is_room_and_not_before() -> None:
     thread.start()
     for more in (2, 3, 6):
         room = more
-        thread.look()
+        thread.notify()
         start = time.monotonic()
         until(lambda more=more: len(done) == more)
         assert time.monotonic() - start < SOON_S, "it was told"
@@ -127,7 +127,7 @@ def test_a_piece_waits_for_the_rank_without_room() -> None:
         went.wait()
         if group.rank == 1:
             room.set()
-            thread.look()
+            thread.notify()
         start = time.monotonic()
         until(lambda: done == [0, 1, 2])
         assert time.monotonic() - start < SOON_S
@@ -158,7 +158,7 @@ def test_ranks_close_wherever_their_threads_are(seed: int) -> None:
             until(lambda step=step: len(done) > step)
             time.sleep(by.choice([0, 0.01]))
             trained = step + 1
-            thread.look()
+            thread.notify()
             steps[step].wait()
         time.sleep(by.choice([0, 0.05]))
         start = time.monotonic()

@@ -18,7 +18,7 @@ def test_rows_come_back_in_order_however_they_are_given(monkeypatch, tmp_path, o
     sink.append(torch.from_numpy(ROWS[:2]))
     assert sink.row_bytes == 24
     for first, last in ((2, 5), (5, 5), (5, 9)):
-        room = sink.room(last - first)
+        room = sink.reserve(last - first)
         room[:] = ROWS[first:last]
         sink.commit()
     sink.append(torch.from_numpy(ROWS[9:]))
@@ -37,6 +37,6 @@ def test_a_disk_that_fills_up_is_a_sentence(monkeypatch, tmp_path):
             raise OSError(28, "No space left on device")
 
     sink.file = Full()
-    sink.room(3)[:] = 0
+    sink.reserve(3)[:] = 0
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
         sink.commit()

@@ -11,7 +11,7 @@ from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..alias import RACE, SLOT_BITS, AliasTable, tries
-from .race import exponential
+from .exponential_times import exponential
 from .rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -96,7 +96,7 @@ def _pick(t, slot):
 
 
 @njit(**JIT)
-def _race(weight, start, degree, word, found, n, fanout, log, best):
+def _exponential_race(weight, start, degree, word, found, n, fanout, log, best):
     """found[n:fanout]: positions of the first of an exponential race among the edges that are not in found[:n]."""
     m = n
     for i in range(degree):
@@ -133,7 +133,7 @@ def _successive(slots, weight, start, degree, word, found, fanout, most, log, be
             n += 1
             if n == fanout:
                 return
-    _race(weight, start, degree, word, found, n, fanout, log, best)
+    _exponential_race(weight, start, degree, word, found, n, fanout, log, best)
 
 
 @njit(**JIT)

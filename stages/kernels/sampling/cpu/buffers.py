@@ -9,7 +9,7 @@ from ..samples import LIMIT
 from .workspace import Workspace
 
 
-def room(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+def edge_buffer(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
     """The vector `name` of the workspace, with at least `size` entries, of which the first `keep` survive.
 
     Raises:

@@ -17,7 +17,7 @@ from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
-from .buffers import doubled, room
+from .buffers import doubled, edge_buffer
 from .terms import JIT, add_terms, flip, has, integer, rates, row_prefix, square, throw_darts
 from .workspace import Workspace
 
@@ -114,7 +114,7 @@ class _Scratch:
         self.local = self.take("local", V, np.int32)
 
     def take(self, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
-        return room(self._space, f"layers.{name}.{self._thread}", max(size, 1), dtype, keep)
+        return edge_buffer(self._space, f"layers.{name}.{self._thread}", max(size, 1), dtype, keep)
 
 
 class _Layers:

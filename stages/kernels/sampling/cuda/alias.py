@@ -104,7 +104,7 @@ def exponential(bits, table):
 
 
 @triton.jit(do_not_specialize=["num_edges"])
-def _race(nodes, owner, keys, edge_row, edge_place, weight, table, finish, num_edges, BLOCK: tl.constexpr):
+def _finish_times(nodes, owner, keys, edge_row, edge_place, weight, table, finish, num_edges, BLOCK: tl.constexpr):
     """Finishing time of each edge, at `edge_place` in the row `edge_row`, as the bits of a float64."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
@@ -168,7 +168,7 @@ def _draw_rest(
     row, at = _spread(graph.indptr[nodes + 1] - start)
     weight, finish = table.weight[start[row] + at], torch.empty_like(at)
     log = to_device(log2_table(), graph.device)
-    launch(_race, programs(len(row), BLOCK))(
+    launch(_finish_times, programs(len(row), BLOCK))(
         rows.nodes, rows.owner, keys, lacking[row], at, weight, log, finish, len(row), BLOCK=BLOCK
     )
     # Rows that take all edges of positive weight have them in order.

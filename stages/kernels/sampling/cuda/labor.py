@@ -34,7 +34,7 @@ def _wanted(s: int) -> int:
 
 
 @triton.jit
-def _look(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK: tl.constexpr):
+def _read_edges(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK: tl.constexpr):
     """Read the edges of this program's range.
 
     Returns: A mask of existing edges, the edge among all, its row, the row's first edge and degree, the node's first
@@ -67,7 +67,7 @@ def _count(
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """Count the edges that are taken in this range, and up to each row's begin and end in it."""
-    some, e, f, first, degree, _, _, _, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
+    some, e, f, first, degree, _, _, _, taken = _read_edges(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)
@@ -84,7 +84,7 @@ def _write(
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the edges taken: the sample, marked, or with EXACT the candidates' words and their positions in the row."""
-    some, e, f, first, degree, start, u, word, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
+    some, e, f, first, degree, start, u, word, taken = _read_edges(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)

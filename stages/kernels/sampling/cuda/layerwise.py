@@ -36,7 +36,9 @@ ROWS = 128
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
-def _look(indptr, sources, nodes, owner, ends, local, flags, num_rows, num_edges, stride, steps, BLOCK: tl.constexpr):
+def _flag_edges(
+    indptr, sources, nodes, owner, ends, local, flags, num_rows, num_edges, stride, steps, BLOCK: tl.constexpr
+):
     """Flag the in-edges whose source has a number in the row's minibatch."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
@@ -69,7 +71,7 @@ def _extract(graph: DeviceGraph, group: Group, tables: Tables) -> Hop:
     count = total(ends)
     flags = torch.empty(count, dtype=torch.uint8, device=graph.device)
     if count:
-        launch(_look, programs(count, BLOCK))(
+        launch(_flag_edges, programs(count, BLOCK))(
             graph.indptr, graph.indices, rows.nodes, rows.owner, ends, tables.local, flags,
             n, count, tables.stride, n.bit_length(), BLOCK=BLOCK,
         )  # fmt: skip
