@@ -69,6 +69,8 @@ def model_of(
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-        return with_initial_parameters(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
+        return with_initial_parameters(
+            system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job
+        )
 
     return make, {"name": record.name, **vars(record)}, record.name
