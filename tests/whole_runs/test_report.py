@@ -522,7 +522,7 @@ def test_without_matplotlib(copied, monkeypatch, capsys):
 def test_names_are_as_short_as_they_can_be(tmp_path):
     assert names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert names([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
-    with pytest.raises(mr.InputError, match="no run is named"):
+    with pytest.raises(mr.InputError, match="no run is given"):
         mr.report([])
 
 

@@ -585,7 +585,7 @@ def saved(path, owners):
         (lambda p: {"retexo": {"local_steps": 2, "distill": 0.5}}, "retexo.distill is 0.5, and "
             "retexo.local_steps is 2, .*leave one"),
         (lambda p: {"retexo": {"distill": 1.0}}, "'retexo.distill' is 1.0"),
-        (lambda p: {"retexo": {"local_steps": 2}, "model": mr.GCN(norm="batch")}, "share no batch normalisation"),
+        (lambda p: {"retexo": {"local_steps": 2}, "model": mr.GCN(norm="batch")}, "do not share batch normalisation"),
         (lambda p: {"retexo": {"mode": "v2"}}, "'retexo.mode' is 'v2'"),
         (lambda p: {"retexo": {"rouding": "int8"}}, "rouding"),
         (lambda p: {"partition": {"owners": str(p / "none.npy")}}, "none.npy cannot be read"),
