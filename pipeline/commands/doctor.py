@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -138,10 +137,13 @@ def _card(name: str, total: str, used: str) -> str:
 
 
 def _version(holders: tuple[str, ...]) -> str:
+    # Imported here: it takes longer than all else that `--help` imports of Millrace.
+    from importlib import metadata
+
     for holder in holders:
         try:
-            return version(holder)
-        except PackageNotFoundError:
+            return metadata.version(holder)
+        except metadata.PackageNotFoundError:
             continue
     return "yes"
 

@@ -1,5 +1,6 @@
 """Report of `millrace doctor` on GPUs, on machines with and without them."""
 
+import importlib.metadata
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -82,7 +83,9 @@ def test_what_is_there_has_its_version(smi, monkeypatch):
         found = ModuleType(module)
         found.__spec__ = ModuleSpec(module, None)
         monkeypatch.setitem(sys.modules, module, found)
-    monkeypatch.setattr(doctor, "version", {"triton": "3.7.1", "dask-cuda": "26.10.0", "rmm-cu13": "26.10.0"}.get)
+    monkeypatch.setattr(
+        importlib.metadata, "version", {"triton": "3.7.1", "dask-cuda": "26.10.0", "rmm-cu13": "26.10.0"}.get
+    )
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)

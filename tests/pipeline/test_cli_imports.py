@@ -1,0 +1,32 @@
+"""What the command line imports before it knows what is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"dask", "distributed", "numba", "numpy", "rich", "scipy", "sklearn", "torch", "zarr"}
+OF_TYPER = {"importlib.metadata", "pydantic"}
+"""Typer imports these to describe a command's parameters."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], HEAVY | OF_TYPER),
+        (["run", "--help"], HEAVY),
+        (["warm", "--help"], HEAVY),
+        (["report", "--help"], HEAVY),
+    ],
+)
+def test_help_imports_nothing_heavy(arguments, heavy):
+    code = (
+        "import atexit, sys\n"
+        f"sys.argv = ['millrace', *{arguments}]\n"
+        f"atexit.register(lambda: print('heavy', sorted({heavy} & set(sys.modules))))\n"
+        "from millrace.pipeline.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy []"
+    assert "Usage" in done.stdout or "usage" in done.stdout
