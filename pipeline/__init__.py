@@ -1,4 +1,4 @@
-"""Pipeline: configuration, set-up, running, the command line and reports."""
+"""Pipeline: datasets, configuration, set-up, running, planning, inference, the command line and reports."""
 
 if not __name__.startswith("millrace."):
     # The root of the checkout contains this folder, so Python would import it from there as a second copy of every

@@ -18,13 +18,13 @@ from .commands.doctor import doctor
 from .commands.evaluate import evaluate
 from .commands.init import init
 from .commands.inspect import inspect
-from .commands.output import say
 from .commands.partition import partition
 from .commands.plan import plan
 from .commands.predict import predict
 from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
+from .commands.shared.output import say
 from .commands.warm import warm
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]

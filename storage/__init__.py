@@ -1,4 +1,4 @@
-"""Messages between stages, and their formats on disk."""
+"""Messages between stages, their formats on disk, and what all layers share: errors, registries, ledgers."""
 
 if not __name__.startswith("millrace."):
     # The checkout's root holds this folder, so Python would import it from there, as a second copy of every type.

@@ -26,6 +26,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
         "whole_runs/test_signals.py",
     ),
     "pipeline/commands": ("whole_runs/test_cli.py", "pipeline/test_cli_bad_samples.py"),
+    "pipeline/commands/shared": ("whole_runs/test_cli.py",),
     "pipeline/dashboard": ("whole_runs/test_dashboard.py", "whole_runs/test_dashboard_history.py"),
     "pipeline/datasets/readers": ("pipeline/datasets/readers/test_generated.py", "pipeline/datasets/test_open.py"),
     "pipeline/inference": ("pipeline/inference/test_predict.py", "pipeline/test_run_on_device.py"),

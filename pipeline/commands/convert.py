@@ -7,10 +7,10 @@ import typer
 
 from ...storage.errors import InputError, nearest
 from ..telemetry.events import StageStarted
-from .flags import JsonFlag, SetFlag, SplitFlag
-from .job_table import job_table
-from .output import show
-from .paths import output_folder
+from .shared.flags import JsonFlag, SetFlag, SplitFlag
+from .shared.job_table import job_table
+from .shared.output import show
+from .shared.paths import output_folder
 
 FORMATS = ("zarr", "npy")
 

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...stages.rapids import NEEDED, NEEDED_BY_SEVERAL
-from .flags import JsonFlag
-from .output import say
+from .shared.flags import JsonFlag
+from .shared.output import say
 
 EXTRAS = {
     "gpu": (*NEEDED, *NEEDED_BY_SEVERAL),

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import InputError
-from .flags import DatasetFlag, FanoutFlag, ModelFlag, RanksFlag, SetFlag
-from .job_table import job_table
-from .output import say
-from .paths import expanded
+from .shared.flags import DatasetFlag, FanoutFlag, ModelFlag, RanksFlag, SetFlag
+from .shared.job_table import job_table
+from .shared.output import say
+from .shared.paths import expanded
 
 
 def init(

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from .flags import JsonFlag, SetFlag
-from .job_table import job_table
-from .output import say
+from .shared.flags import JsonFlag, SetFlag
+from .shared.job_table import job_table
+from .shared.output import say
 
 
 def inspect(

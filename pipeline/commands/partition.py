@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from ..telemetry.events import StageAdvanced, StageStarted
-from .flags import JsonFlag, SetFlag, SplitFlag
-from .job_table import job_table
-from .output import show
-from .paths import output_folder
+from .shared.flags import JsonFlag, SetFlag, SplitFlag
+from .shared.job_table import job_table
+from .shared.output import show
+from .shared.paths import output_folder
 
 
 def partition(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import InputError
-from .flags import (
+from .shared.flags import (
     BatchSizeFlag,
     DatasetFlag,
     DropoutFlag,
@@ -22,8 +22,8 @@ from .flags import (
     SetFlag,
     SplitFlag,
 )
-from .job_table import job_table
-from .output import show
+from .shared.job_table import job_table
+from .shared.output import show
 
 
 def plan(

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
-from .flags import JsonFlag, OtherDatasetFlag, OwnModelFlag
-from .output import show
-from .paths import expanded
+from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag
+from .shared.output import show
+from .shared.paths import expanded
 
 
 def predict(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .output import show
-from .paths import expanded, output_folder
+from .shared.output import show
+from .shared.paths import expanded, output_folder
 
 
 def report(

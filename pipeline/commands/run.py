@@ -9,7 +9,7 @@ import typer
 from ...storage.errors import InputError, Interrupted
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .flags import (
+from .shared.flags import (
     BatchSizeFlag,
     DatasetFlag,
     DropoutFlag,
@@ -27,9 +27,9 @@ from .flags import (
     SetFlag,
     SplitFlag,
 )
-from .job_table import job_table
-from .output import say_aside, show
-from .paths import expanded, output_folder
+from .shared.job_table import job_table
+from .shared.output import say_aside, show
+from .shared.paths import expanded, output_folder
 
 if TYPE_CHECKING:
     from ..setup.result import Result

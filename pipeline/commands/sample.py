@@ -8,10 +8,10 @@ import typer
 from ...storage.plural import counted
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .flags import BatchSizeFlag, DatasetFlag, FanoutFlag, JobFile, JsonFlag, SeedFlag, SetFlag, SplitFlag
-from .job_table import job_table
-from .output import say_aside, show
-from .paths import expanded
+from .shared.flags import BatchSizeFlag, DatasetFlag, FanoutFlag, JobFile, JsonFlag, SeedFlag, SetFlag, SplitFlag
+from .shared.job_table import job_table
+from .shared.output import say_aside, show
+from .shared.paths import expanded
 
 
 def sample(

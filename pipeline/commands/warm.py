@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import InputError
-from .flags import JsonFlag
-from .output import say_aside, show
+from .shared.flags import JsonFlag
+from .shared.output import say_aside, show
 
 DTYPES = ("float32", "float64")
 

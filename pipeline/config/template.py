@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 from pydantic import BaseModel
@@ -50,7 +50,7 @@ def job_template(table: Mapping[str, Any], name: str = "job.toml") -> str:
                 )
         elif _is_section(annotation):
             if key not in SYSTEMS or key == job.system:
-                sections.append((key, _keys(annotation, usual[key], _given(chosen, asked, key))))
+                sections.append((key, _keys(cast(type, annotation), usual[key], _given(chosen, asked, key))))
         else:
             lines.append(
                 _entry(key, usual[key], {k: asked[k] for k in chosen if k in asked}, _meanings(Job).get(key, ""))

@@ -1,1 +1,1 @@
-"""Decisions made before training starts, and the run folder that records them."""
+"""Before training: a job's data, model and checks; and the folder that records the run and its result."""

@@ -1,1 +1,1 @@
-"""One rank: its training loop, evaluation and result."""
+"""One rank: its training loop, validation, checkpoints and report."""

@@ -1,4 +1,5 @@
-"""Compiled and reference kernels. Every backend exports the same functions and is chosen once, by name."""
+"""Compiled and reference kernels. Backends of sampling are chosen once, by name, those of aggregation by the
+device of the rows; all of one kind export the same functions."""
 
 from importlib import import_module
 from types import ModuleType

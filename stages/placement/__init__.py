@@ -1,1 +1,1 @@
-"""Placements: each rank's view of the graph."""
+"""Partition policies and their placements: each rank's view of the graph."""

@@ -1,4 +1,5 @@
-"""Folders that appear whole or not at all: written aside, synced, renamed into place."""
+"""Folders that appear whole or not at all: written aside, synced where they must outlast the machine,
+renamed into place."""
 
 import fcntl
 import os

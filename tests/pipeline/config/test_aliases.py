@@ -4,7 +4,7 @@ sentence."""
 import pytest
 
 from millrace.pipeline import cli
-from millrace.pipeline.commands.job_table import job_table
+from millrace.pipeline.commands.shared.job_table import job_table
 from millrace.pipeline.config.aliases import (
     FLAGS,
     KEYS,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ...storage.errors import InputError
+from ....storage.errors import InputError
 
 
 def expanded(path: Path) -> Path:
@@ -23,6 +23,6 @@ def output_folder(out: Path) -> Path:
     Raises:
         InputError: `out` is a URL, or its home folder does not exist.
     """
-    from ..setup.run_folder import local_folder
+    from ...setup.run_folder import local_folder
 
     return expanded(local_folder(out))

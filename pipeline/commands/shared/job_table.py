@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...storage.errors import InputError
+from ....storage.errors import InputError
 from .paths import expanded
 
 
@@ -18,9 +18,9 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
     Raises:
         InputError: the file is not a job file, or an override is malformed.
     """
-    from ..config.aliases import expanded as with_full_keys
-    from ..config.aliases import full_key, merged
-    from ..config.load import parse_override, read_toml
+    from ...config.aliases import expanded as with_full_keys
+    from ...config.aliases import full_key, merged
+    from ...config.load import parse_override, read_toml
 
     if job is not None:
         _check_job_file(job)
@@ -36,8 +36,8 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
 
 def _check_job_file(job: Path) -> None:
     """Raise InputError if a dataset was given in place of the job file."""
-    from ..datasets.readers.registry import TABLES
-    from ..setup.run_folder import JOB
+    from ...datasets.readers.registry import TABLES
+    from ...setup.run_folder import JOB
 
     path = expanded(job)
     # A folder's name may contain a colon, as a dataset's does: an existing file is never taken for a dataset's name.
@@ -56,7 +56,7 @@ def _without_overridden(table: dict[str, Any], flags: dict[str, Any]) -> dict[st
     A flag for another model drops the former model's options, except those that every model has. The number of layers
     and the fanout depend on each other: a flag for one drops the other.
     """
-    from ..config.model_table import with_model
+    from ...config.model_table import with_model
 
     table = dict(table)
     model, sampler = table.get("model"), table.get("sampler")

@@ -1,0 +1,1 @@
+"""What commands share: flags, the table of a job, paths and printing."""
