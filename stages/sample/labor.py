@@ -29,7 +29,8 @@ class LaborSampler:
     Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together
     find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. By
     default only newly found nodes are expanded; with ``expand="all"`` every node so far at each hop, by the same
-    numbers, so that a smaller fanout keeps some of the edges of a larger one. Weighted graphs are drawn from uniformly.
+    numbers, so that a smaller fanout keeps some of the edges of a larger one. Weighted graphs are drawn from uniformly
+    unless ``weighted``: each row then sees the law of a weighted `NeighborSampler`, and numbers are shared as before.
     Rows with parallel edges: these share their source's number, so a row of exact size is biased towards sources
     without them. Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
     """
@@ -42,6 +43,8 @@ class LaborSampler:
     sampling, the paper's section A.3 and DGL's default)."""
     expand: Literal["new", "all"] = "new"
     """At each hop: only newly found nodes, or all found so far again."""
+    weighted: bool = False
+    """Draw in proportion to the graph's edge weights, rows of exact size; an edge of weight 0 is never drawn."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
@@ -49,6 +52,8 @@ class LaborSampler:
         NeighborSampler(self.fanout, expand=self.expand)
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
+        if self.poisson and self.weighted:
+            raise InputError("poisson and weighted are both true; expected one of them: weighted rows have exact sizes")
 
     @property
     def num_layers(self) -> int:
@@ -62,15 +67,18 @@ class LaborSampler:
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        # Left out at its default, so that older stores fit.
-        expand = {"expand": True} if self.expand != "new" else {}
-        return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson, **expand}
+        # Options at their defaults are left out, so that older stores fit.
+        options = {"expand": self.expand != "new", "weighted": self.weighted}
+        found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
+        return found | {k: v for k, v in options.items() if v}
 
     def check(self, graph: Graph) -> None:
-        """See `Sampler.check`. Any graph is accepted."""
+        """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
+        NeighborSampler(self.fanout, weighted=self.weighted).check(graph)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`."""
+        """See `Sampler.sample`. Raises what `check` raises."""
+        self.check(graph)
         # One hop's streams serve all hops.
         keys = request.keys(1)[:, 0]
         made = []
@@ -80,8 +88,9 @@ class LaborSampler:
             keys,
             self.fanout,
             poisson=self.poisson,
+            weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
-            keep_positions=self.sends_weights(graph),
+            keep_positions=self.sends_weights(graph) and not self.weighted,
             workspace=workspace,
         )
         for i, s in enumerate(samples):
@@ -101,6 +110,8 @@ class LaborSampler:
         from .resident import node_wise
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
+            if self.weighted:
+                return number_on_device(graph, "degree")[rows].double() / kept.clamp(min=1)
             degree = number_on_device(graph, "in_degree")[rows].double()
             if not self.poisson:
                 return degree / kept.clamp(min=1)
@@ -113,6 +124,7 @@ class LaborSampler:
             request.keys(1)[:, 0],
             self.fanout,
             poisson=self.poisson,
+            weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
             workspace=workspace,
         )
@@ -123,7 +135,7 @@ class LaborSampler:
             request,
             pieces,
             weigh,
-            of_edge=graph.edge_weight is not None,
+            of_edge=graph.edge_weight is not None and not self.weighted,
             nested=self.expand == "new",
             bound=bound,
         )
@@ -157,7 +169,7 @@ class LaborSampler:
         ascending: bool,
     ) -> Drawn:
         """See `NodeWise.draw`."""
-        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson)
+        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
         """See `NodeWise.sends_weights`."""
@@ -174,6 +186,8 @@ class LaborSampler:
         """See `NodeWise.weigh`."""
         if not self.sends_weights(graph):
             return None
+        if self.weighted:
+            return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
         assert positions is not None
         degree = graph.in_degree[rows]
         if self.poisson:

@@ -91,9 +91,17 @@ def draw_rows(
 
 
 def draw_labor(
-    graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool
+    graph: Graph,
+    rows: IdArray,
+    splits: IdArray,
+    keys: npt.NDArray[np.uint64],
+    fanout: int,
+    poisson: bool,
+    weighted: bool = False,
 ) -> Drawn:
-    """The draws of `cpu.labor.labor` for these rows in one hop; arguments as in `draw_rows`."""
+    """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`; other arguments as
+    in `draw_rows`."""
+    weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
     parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
 
     def segment(q: int) -> None:
@@ -104,7 +112,7 @@ def draw_labor(
         edges, positions = np.empty((1, room), graph.indices.dtype), np.empty((1, room), np.int64)
         begin, edge_end, end = np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([len(of)])
         walk = (of[None], begin, end, fanout, poisson, keys[q : q + 1], ends, edges, positions, True, room, edge_end)
-        sample_labor(0, 1, graph.indptr, graph.indices, *walk, False)
+        sample_labor(0, 1, graph.indptr, graph.indices, *walk, False, weight, log2_table())
         e = int(edge_end[0])
         parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e]
 

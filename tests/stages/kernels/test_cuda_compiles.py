@@ -15,6 +15,7 @@ from millrace.stages.kernels.sampling.cuda import alias as alias_cuda
 from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
+from millrace.stages.kernels.sampling.cuda import labor_race as race_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
 from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
@@ -42,6 +43,7 @@ KERNELS = [
     (labor_cuda._pick_of_few, {"ROWS": 16, "WIDTH": 64}),
     (labor_cuda._pick_of_few, {"ROWS": 4, "WIDTH": 256}),
     (labor_cuda._pick_of_many, {"BLOCK": 1024}),
+    (race_cuda._times, {"BLOCK": 1024}),
     (compact_cuda._compact, {"BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
@@ -51,7 +53,7 @@ KERNELS = [
 ]
 # By kernels, and not launched; but `_look` of layerwise_cuda is.
 CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_look"}
-for module in (alias_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
+for module in (alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
     for name, kernel in vars(module).items():
         if isinstance(kernel, triton.JITFunction) and name not in CALLED:
             assert any(kernel is k for k, _ in KERNELS), name
@@ -62,7 +64,7 @@ for kernel, given in KERNELS:
             return "constexpr"
         if kernel is layerwise_cuda._add_in_order and name in ("values", "out"):
             return "*fp64"
-        if kernel is alias_cuda._race and name == "weight":
+        if kernel in (alias_cuda._race, race_cuda._times) and name == "weight":
             return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
@@ -71,7 +73,7 @@ for kernel, given in KERNELS:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
     assert made["cubin"]
     # The race's division must be IEEE's.
-    assert ("div.rn.f64" in made["ptx"]) == (kernel is alias_cuda._race), kernel
+    assert ("div.rn.f64" in made["ptx"]) == (kernel in (alias_cuda._race, race_cuda._times)), kernel
     # Fused operations would round sums of weights otherwise than other kernels do.
     assert kernel is not layerwise_cuda._add_in_order or ("add.f64" in made["ptx"] and "fma" not in made["ptx"])
 print(len(KERNELS))
@@ -180,7 +182,7 @@ print(len(KERNELS))
 
 
 @pytest.mark.parametrize(
-    ("code", "kernels"), [pytest.param(SAMPLING, 24, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
+    ("code", "kernels"), [pytest.param(SAMPLING, 25, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
 )
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}

@@ -40,7 +40,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     hub = draw(st.integers(0, 600))
     src = [u for u, _ in edges] + [i % n for i in range(hub)]
     dst = [v for _, v in edges] + [0] * hub
-    weight = np.linspace(0.5, 2.0, len(src)) if draw(st.booleans()) else None
+    weight = np.linspace(0.5, 2.0, len(src)) * (np.arange(len(src)) % 5 > 0) if draw(st.booleans()) else None
     return from_edges(np.array(src, np.int64), np.array(dst, np.int64), n, edge_weight=weight)
 
 
@@ -62,9 +62,13 @@ def digests(graph, plan, sampler, kernel, workspace=None):
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 2**40),
     expand=st.sampled_from(["new", "all"]),
+    weighted=st.booleans(),
 )
-def test_same_minibatches_for_any_kernel_threads_and_bulk_size(poisson, graph, fanout, batch_size, seed, expand):
-    sampler = LaborSampler(fanout, poisson, expand)
+def test_same_minibatches_for_any_kernel_threads_and_bulk_size(
+    poisson, graph, fanout, batch_size, seed, expand, weighted
+):
+    weighted = weighted and not poisson and graph.edge_weight is not None
+    sampler = LaborSampler(fanout, poisson, expand, weighted)
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
     for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 8)):
@@ -200,6 +204,61 @@ def test_a_row_that_is_drawn_again_keeps_some_of_its_edges(poisson):
             assert np.allclose(block.weight, np.repeat(np.maximum(degree / s, 1), np.diff(block.indptr)))
         else:
             assert np.array_equal(np.diff(block.indptr), np.minimum(degree, s))
+
+
+WEIGHT = {2: 4.0, 3: 1.0, 4: 0.5, 5: 2.0, 6: 1.0, 7: 8.0}
+
+
+def weighted_law(s: int) -> dict[tuple[tuple[int, ...], ...], float]:
+    """Where an edge weighs what its source weighs, sources finish in one race, and each row keeps its first."""
+    law: dict[tuple[tuple[int, ...], ...], float] = {}
+    for order in permutations(range(2, 8)):
+        left, chance = sum(WEIGHT.values()), 1.0
+        for u in order:
+            chance *= WEIGHT[u] / left
+            left -= WEIGHT[u]
+        rank = {u: i for i, u in enumerate(order)}
+        outcome = tuple(tuple(sorted(sorted(r, key=rank.__getitem__)[:s])) for r in ROWS)
+        law[outcome] = law.get(outcome, 0.0) + chance
+    return law
+
+
+@pytest.mark.parametrize(
+    ("kernel", "k"), [pytest.param(cpu, 8000, id="cpu"), pytest.param(reference, 400, id="reference")]
+)
+@pytest.mark.parametrize("s", [1, 2, 3])
+def test_weighted_rows_follow_exact_enumeration_together(kernel, k, s):
+    graph = from_edges(
+        [u for r in ROWS for u in r],
+        [v for v, r in enumerate(ROWS) for _ in r],
+        8,
+        edge_weight=[WEIGHT[u] for r in ROWS for u in r],
+    )
+    request, seen = BulkRequest(s, 0, 0, 0, (np.array([0, 1]),) * k), {}
+    for m in LaborSampler((s,), weighted=True).sample(graph, request, kernel).check().minibatches:
+        b = m.blocks[0]
+        outcome = tuple(tuple(sorted(b.src[b.indices[b.indptr[v] : b.indptr[v + 1]]].tolist())) for v in range(2))
+        seen[outcome] = seen.get(outcome, 0) + 1
+        assert b.weight is not None
+        sums = [sum(WEIGHT[u] for u in r) / s for r in ROWS]
+        assert np.allclose(b.weight, np.repeat(sums, s))
+    law = weighted_law(s)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    assert set(seen) <= set(law)
+    often = {o: k * pr for o, pr in law.items() if k * pr >= 5}
+    statistic = sum((seen.get(o, 0) - e) ** 2 / e for o, e in often.items())
+    rest, rest_seen = k - sum(often.values()), k - sum(seen.get(o, 0) for o in often)
+    if rest > 1:
+        statistic += (rest_seen - rest) ** 2 / rest
+    assert chi2.sf(statistic, len(often) - (rest <= 1)) >= 1e-4
+
+
+def test_weighted_needs_weights_and_rows_of_exact_size():
+    with pytest.raises(InputError, match="no edge weights"):
+        LaborSampler((2,), weighted=True).sample(PAIR, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cpu)
+    with pytest.raises(InputError, match="poisson and weighted are both true"):
+        LaborSampler((2,), True, weighted=True)
+    assert LaborSampler((3,), weighted=True).record()["weighted"] is True
 
 
 def test_the_record_names_what_is_expanded():

@@ -172,6 +172,7 @@ def all_samplers(weighted: bool) -> list[Any]:
         NeighborSampler((-1, 2), replace=True),
         NeighborSampler((65536, 400), edge_ids=True),
         NeighborSampler((4, 100), weighted=True),
+        LaborSampler((4, 3), weighted=True),
         NeighborSampler((4, -1, 3), weighted=True, replace=True, edge_ids=True),
         NeighborSampler((-1, 70), weighted=True, expand="all"),
         *(kind((60, 400), "ratio") for kind in LAYERED),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .....storage.graph import Graph
 from ...runtime.threads import parallel
+from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .labor_rows import sample_labor
@@ -25,6 +26,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
     workspace: Workspace | None = None,
@@ -42,10 +44,11 @@ def labor(
             while True:
                 room = bulk.reserve(expected + slack)
                 walk = (bulk.nodes, begin, hi, s, poisson, keys, bulk.row_ends, bulk.edges, bulk.positions)
-                options = (keep_positions, room, bulk.edge_end, bool(lo.any()))
+                options = (keep_positions, room, bulk.edge_end, bool(lo.any()), weights, log2_table())
                 parallel(sample_labor, [(a, b, graph.indptr, graph.indices, *walk, *options) for a, b in bulk.spans])
                 if (begin == hi).all():
                     break
 
+    weights = np.empty(0, np.float32) if weight is None else weight
     most_row = int(graph.in_degree.max(initial=0)) if poisson else 0
     return sample_hops(Bulk(graph, seeds, workspace, keep_positions), len(fanout), expand, draw)

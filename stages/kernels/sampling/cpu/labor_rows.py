@@ -15,6 +15,7 @@ from ....random import NODE as _NODE
 from ...runtime.intrinsics import LANES, below, ones, prefetch, trailing_zeros
 from ...runtime.jit import njit
 from .draw import BLOCK_ROWS, fetch
+from .exponential_times import exponential
 from .rng import mixed
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -22,6 +23,8 @@ _U = np.uint64
 _HIGHEST = np.uint64(0xFFFFFFFFFFFFFFFF)
 PIECE = 256
 """In-edges whose numbers are computed before any is compared."""
+LEAST = 1.44
+"""Below 1 / ln 2."""
 STREAM = 4
 """If at least one row of so many of the graph is drawn, each range of rows is fetched as a whole, in order."""
 AHEAD = 4
@@ -139,9 +142,35 @@ def _put_below(sources, lo, words, n, limit, edges, positions, keep_positions, e
 
 
 @njit(**_JIT)
+def _race(sources, weight, lo, hi, key, s, words, best, place, log):
+    """place[:n]: the n <= s in-edges of positive weight whose sources' times over their weights are the smallest, in
+    the row's order; of equal ones, the earlier. Returns n."""
+    n = 0
+    for start in range(lo, hi, PIECE):
+        m = min(PIECE, hi - start)
+        _number(sources, start, m, key, words)
+        for i in range(m):
+            w, bits = np.float64(weight[start + i]), words[i] >> _U(32)
+            # -log2(u) is at least (1 - u) / ln 2: most edges need no logarithm.
+            if w == 0.0 or (n == s and np.float64(_U(0xFFFFFFFF) - bits) * LEAST >= best[s - 1] * w):
+                continue
+            time = np.float64(exponential(bits, log)) / w
+            if n == s and time >= best[s - 1]:
+                continue
+            n = min(n + 1, s)
+            j = n - 1
+            while j > 0 and best[j - 1] > time:
+                best[j], place[j] = best[j - 1], place[j - 1]
+                j -= 1
+            best[j], place[j] = time, start + i
+    place[:n].sort()
+    return n
+
+
+@njit(**_JIT)
 def _take(
     indptr, sources, nodes, lo, hi, s, poisson, key, row_ends, edges, positions, keep_positions, room, e, words, found,
-    place
+    place, weight, log, times
 ):  # fmt: skip
     """Sample rows nodes[lo:hi], appending from e on. Stops before a row for which there might not be room.
 
@@ -157,7 +186,10 @@ def _take(
             prefetch(sources, indptr[nodes[f + AHEAD]])
         if e + (d if poisson or s < 0 else min(d, s)) > room:
             return f, e
-        if s < 0 or d <= s:
+        if len(weight) > 0 and s >= 0:
+            for i in range(_race(sources, weight, begin, end, key, s, words, times, place, log)):
+                e = _put(sources, place[i], edges, positions, keep_positions, e)
+        elif s < 0 or d <= s:
             for at in range(begin, end):
                 e = _put(sources, at, edges, positions, keep_positions, e)
         elif poisson:
@@ -193,18 +225,18 @@ def _take(
 @njit(**_JIT)
 def sample_labor(
     first, last, indptr, sources, nodes, begin, end, s, poisson, keys, row_ends, edges, positions, keep_positions, room,
-    edge_end, sorted_rows
+    edge_end, sorted_rows, weight, log
 ):  # fmt: skip
     """Sample rows nodes[q, begin[q]:end[q]] of minibatches first..last-1. begin[q] advances to the first row for which
     there might not be room; `room` is that of each minibatch in `edges`.
 
     With `sorted_rows`, whose ids ascend, all minibatches walk the same range of rows together, so that it is read from
-    memory once.
+    memory once. With a `weight` for each edge, rows race; otherwise it is empty.
     """
     num_rows = len(indptr) - 1
     most = 2 * _wanted(max(s, 1)) + PIECE
     words, found = np.empty(most + LANES, np.uint64), np.empty(most + LANES, np.uint64)
-    place = np.empty(most, np.int64)
+    place, times = np.empty(most, np.int64), np.empty(max(s, 1), np.float64)
     rows = np.int64(0)
     for q in range(first, last):
         rows += end[q] - begin[q]
@@ -221,5 +253,5 @@ def sample_labor(
             if hi > lo:
                 begin[q], edge_end[q] = _take(
                     indptr, sources, nodes[q], lo, hi, s, poisson, keys[q], row_ends[q], edges[q], positions[q],
-                    keep_positions, room, edge_end[q], words, found, place
+                    keep_positions, room, edge_end[q], words, found, place, weight, log, times
                 )  # fmt: skip

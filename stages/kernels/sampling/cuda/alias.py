@@ -21,9 +21,9 @@ BLOCK = TILE
 FULL = 1 << SLOT_BITS
 _FRACTION_BITS, _CELLS = tl.constexpr(FRACTION_BITS), tl.constexpr(1 << TABLE_BITS)
 _REST_BITS, _REST = tl.constexpr(32 - TABLE_BITS), tl.constexpr((1 << (32 - TABLE_BITS)) - 1)
-_NEVER_BITS = 0x7FF0_0000_0000_0000
+NEVER = 0x7FF0_0000_0000_0000
 """The bits of an infinite float64: bits of other positive float64 are ordered as the numbers are."""
-_NEVER = tl.constexpr(_NEVER_BITS)
+_NEVER = tl.constexpr(NEVER)
 _RACE = tl.constexpr(RACE)
 _LOW = tl.constexpr(FULL - 1)
 
@@ -165,7 +165,7 @@ def _draw_rest(
     """Write all `places` of the rows `lacking`, of which the first `found` are there."""
     nodes = rows.nodes[lacking].long()
     start, kept, found = graph.indptr[nodes], kept[lacking], found[lacking].long()
-    row, at = _spread(graph.indptr[nodes + 1] - start)
+    row, at = spread(graph.indptr[nodes + 1] - start)
     weight, finish = table.weight[start[row] + at], torch.empty_like(at)
     log = to_device(log2_table(), graph.device)
     launch(_finish_times, programs(len(row), BLOCK))(
@@ -173,18 +173,18 @@ def _draw_rest(
     )
     # Rows that take all edges of positive weight have them in order.
     everything = (table.positive[nodes] <= fanout)[row]
-    finish = torch.where(everything, torch.where(weight > 0, at, _NEVER_BITS), finish)
+    finish = torch.where(everything, torch.where(weight > 0, at, NEVER), finish)
     first = torch.zeros(len(nodes) + 1, dtype=torch.int64, device=row.device)
     torch.cumsum(graph.indptr[nodes + 1] - start, 0, out=first[1:])
     # What is drawn already comes first, in its order.
-    drawn, i = _spread(found)
+    drawn, i = spread(found)
     finish[first[drawn] + places[ends[lacking][drawn] + i]] = i - (1 << 40)
     order = ranked(finish, row)
-    target, i = _spread(kept)
+    target, i = spread(kept)
     places[ends[lacking][target] + i] = (order[first[target] + i] - first[target]).int()
 
 
-def _spread(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For counts [n] of elements, of each element: its group, and its number in it."""
+def spread(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Group of each element, and its number in it, of groups of `counts` [n] elements. The host waits."""
     group = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     return group, torch.arange(len(group), device=counts.device) - (counts.cumsum(0) - counts)[group]

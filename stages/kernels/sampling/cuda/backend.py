@@ -15,7 +15,7 @@ from .....storage.graph import Graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..alias import AliasTable
-from ..device_graph import DeviceGraph, on_device
+from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import prefix_sums
 from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample
@@ -121,19 +121,29 @@ def labor_pieces(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
+    weights = None if weight is None else number_on_device(graph, "edge_weight")
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
         yield (
             piece,
             labor_cuda.labor(
-                on, flat, counts, streams, fanout, poisson=poisson, again=expand == "all", workspace=space
+                on,
+                flat,
+                counts,
+                streams,
+                fanout,
+                poisson=poisson,
+                weight=weights,
+                again=expand == "all",
+                workspace=space,
             ),
         )
 

@@ -170,3 +170,17 @@ def draw(
         PLACED=fanout >= 0, KEEP=keep, BLOCK=BLOCK,
     )  # fmt: skip
     return Drawn(ends, edges, positions)
+
+
+def take_places(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables) -> Drawn:
+    """The edges at `places` in their rows, int32; the sources are marked in `tables`."""
+    room = len(places)
+    edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
+    positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device)
+    n = len(rows.nodes)
+    if room:
+        launch(_take, programs(room, BLOCK))(
+            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, places, tables.found, edges, positions,
+            n, room, tables.stride, n.bit_length(), PLACED=True, KEEP=True, BLOCK=BLOCK,
+        )  # fmt: skip
+    return Drawn(ends, edges, positions)

@@ -20,6 +20,7 @@ from ...runtime.triton_rng import TILE, launch, node_word, programs
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceSample, Rows
 from .draw import BLOCK, Drawn, cumulated, degrees, draw
+from .labor_race import draw_by_weight
 from .neighbor import expand
 from .renumber import Group
 from .tables import Tables, Workspace
@@ -248,6 +249,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool,
+    weight: Tensor | None,
     again: bool,
     workspace: Workspace,
 ) -> DeviceSample:
@@ -260,11 +262,14 @@ def labor(
         keys: int64 [k], the bits of the streams.
         fanout: L numbers.
         poisson: decide each edge independently.
+        weight: float32 [E], or None; see `reference.labor.labor`.
         again: see `cuda.neighbor.expand`.
         workspace: keeps the tables.
     """
 
     def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        if weight is not None and s >= 0:
+            return draw_by_weight(graph, group.rows, keys, s, weight, tables)
         return _draw(graph, group.rows, keys, s, tables, poisson)
 
     return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from .....storage.graph import Graph
 from ....random import node_words
+from .. import exponential_race
 from ..samples import NeighborSample
 from .neighbor import extract_rows
 from .skeleton import edges_of, select
@@ -24,6 +25,7 @@ def labor(
     fanout: Sequence[int],
     *,
     poisson: bool = False,
+    weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
     workspace: object = None,
@@ -37,6 +39,9 @@ def labor(
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
             degree) edges whose sources have the smallest numbers (of parallel edges, the first).
+        weight: float32 [E], with rows of exact size only: a source's number u becomes the time -log2(u) / weight of each
+            of its edges, and a row keeps its first edges (an exponential race that rows share); never an edge of
+            weight 0.
         expand: see `reference.neighbor.neighbor`.
         keep_positions: see there.
         workspace: buffers to reuse (compiled kernels only).
@@ -57,7 +62,7 @@ def labor(
             for r in range(len(frontier)):
                 positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
                 words = node_words(int(keys[q]), graph.indices[positions])
-                fresh.append(positions[_keep(words, s, poisson)])
+                fresh.append(positions[_keep(words, s, poisson, None if weight is None else weight[positions])])
             rows[q].append(fresh)
             sources = graph.indices[np.concatenate(fresh)] if fresh else np.empty(0, np.int64)
             begin[q] = len(nodes[q]) if expand == "new" else 0
@@ -71,8 +76,13 @@ def labor(
     return samples
 
 
-def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[np.int64]:
+def _keep(
+    words: npt.NDArray[np.uint64], s: int, poisson: bool, weight: npt.NDArray[np.float32] | None
+) -> npt.NDArray[np.int64]:
     degree = len(words)
+    if weight is not None and s >= 0:
+        times = exponential_race.keys(words >> np.uint64(32), weight)
+        return np.sort(np.argsort(times, kind="stable")[: min(s, np.count_nonzero(weight))])
     if s < 0 or degree <= s:
         return np.arange(degree)
     if poisson:

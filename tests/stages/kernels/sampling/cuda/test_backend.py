@@ -76,6 +76,12 @@ def test_in_proportion_to_weights(graph, fanout, replace, expand, k, seed):
 
 
 @FEW
+@given(graphs(weighted=True), fanouts, st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
+def test_labor_by_weights(graph, fanout, expand, k, seed):
+    assert same(graph, LaborSampler(fanout, expand=expand, weighted=True), seed, k)
+
+
+@FEW
 @given(graphs(), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
 def test_labor(graph, fanout, poisson, expand, k, seed):
     assert same(graph, LaborSampler(fanout, poisson, expand), seed, k)
