@@ -74,7 +74,7 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
             command = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if "rank_process" in command:
+        if "cluster.rank_main" in command:
             ranks.append(child)
         elif "spawn_main" in command:
             workers.append(child)

@@ -86,7 +86,7 @@ def load(dataset: mr.Dataset, folder: Path, kind: str, bulks: int) -> dict[str, 
 def name_of(process: psutil.Process) -> str | None:
     """Role of a process in the run; None: not part of it."""
     command = " ".join(process.cmdline())
-    return "rank" if "rank_process" in command else "worker" if "spawn_main" in command else None
+    return "rank" if "cluster.rank_main" in command else "worker" if "spawn_main" in command else None
 
 
 def memory(dataset: mr.Dataset, folder: Path, epochs: int) -> dict[str, Any]:

@@ -26,7 +26,9 @@ settings.load_profile("millrace")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that runs tests too long for every run."""
     parser.addoption(
-        "--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py"
+        "--signal-cells",
+        default="few",
+        help="cells of test_signals.py and test_frozen_scheduler.py: few, all, or those with this word in their names",
     )
 
 

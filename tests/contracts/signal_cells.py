@@ -77,6 +77,8 @@ class Outcome:
     """Outcome of a cell."""
 
     cell: Cell
+    sent: int = 0
+    """Processes that got the signal."""
     code: int | None = None
     seconds: float = 0.0
     """Seconds from the signal to the end, of runs that were asked to end."""
@@ -122,6 +124,7 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
         for victim in _targets(cell.target, family):
             with suppress(psutil.Error):  # it has just ended
                 victim.send_signal(getattr(signal, f"SIG{cell.signal}"))
+                outcome.sent += 1
         try:
             outcome.code = process.wait(120)
         except subprocess.TimeoutExpired:
@@ -147,6 +150,8 @@ def check(outcome: Outcome) -> None:
     """Check the promises for every cell, except the time limit, which holds on an idle machine."""
     cell = outcome.cell
     assert "Traceback" not in outcome.log, outcome.log
+    # Towards the end they may be gone already.
+    assert outcome.sent or cell.moment in ("checkpoint", "evaluation", "end"), f"there is no {cell.target}"
     assert outcome.left == [], outcome.log
     assert outcome.resumed is None, outcome.log
     if cell.stops:
@@ -237,7 +242,7 @@ def _family(pid: int) -> list[psutil.Process]:
 def _targets(target: str, family: list[psutil.Process]) -> list[psutil.Process]:
     if target in ("driver", "tree"):
         return family[: 1 if target == "driver" else None]
-    mark = "rank_process" if target == "rank" else "spawn_main"
+    mark = "cluster.rank_main" if target == "rank" else "spawn_main"
     found = []
     for p in family[1:]:
         try:
