@@ -35,8 +35,8 @@ from typing import Any
 from scipy.stats import t as student
 
 import millrace as mr
-from millrace.pipeline.cluster import supervisor
 from millrace.pipeline.dashboard import plugin, publisher
+from millrace.pipeline.supervision import supervisor
 from millrace.pipeline.telemetry.events import EpochDone, Note
 
 SWITCH = Path(__file__).with_name("telemetry_switch")
@@ -94,7 +94,7 @@ def switched(kind: str, browser: Browser):
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
-    shown, look, tell = supervisor.shown, plugin.MillracePage._look, publisher._Told.tell
+    shown, look, tell = supervisor.show_run, plugin.MillracePage._look, publisher._Told.tell
     browser.on = is_on(0)
 
     @contextmanager
@@ -102,7 +102,7 @@ def switched(kind: str, browser: Browser):
         yield emit
 
     if kind == "off":
-        supervisor.shown = hidden
+        supervisor.show_run = hidden
     plugin.MillracePage._look = lambda self: look(self) if browser.on else None
     publisher._Told.tell = lambda self, **message: tell(self, **message) if browser.on or "about" in message else None
 
@@ -115,7 +115,7 @@ def switched(kind: str, browser: Browser):
     try:
         yield hear
     finally:
-        supervisor.shown, plugin.MillracePage._look, publisher._Told.tell = shown, look, tell
+        supervisor.show_run, plugin.MillracePage._look, publisher._Told.tell = shown, look, tell
         del os.environ["MILLRACE_TELEMETRY"]
         if before is None:
             del os.environ["PYTHONPATH"]

@@ -211,7 +211,7 @@ def _run(
                 message(Note(note))
             try:
                 if job.executor == "dask":
-                    from .cluster.supervisor import run_on_cluster
+                    from .supervision.supervisor import run_on_cluster
 
                     reports = run_on_cluster(prepared, folder, samples, module, message, stop, save)
                 else:

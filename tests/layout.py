@@ -22,7 +22,6 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
         "whole_runs/test_cluster.py",
         "whole_runs/test_partition_task.py",
         "whole_runs/test_rank_faults.py",
-        "whole_runs/test_rank_losses.py",
         "whole_runs/test_signals.py",
     ),
     "pipeline/commands": ("whole_runs/test_cli.py", "pipeline/test_cli_bad_samples.py"),
@@ -35,6 +34,12 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/planning": ("whole_runs/test_plan.py",),
     "pipeline/report": ("whole_runs/test_report.py",),
     "pipeline/setup": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
+    "pipeline/supervision": (
+        "pipeline/supervision/test_generation.py",
+        "whole_runs/test_cluster.py",
+        "whole_runs/test_frozen_scheduler.py",
+        "whole_runs/test_rank_faults.py",
+    ),
     "pipeline/systems": (
         "pipeline/systems/test_fifth_system.py",
         "whole_runs/test_run.py",

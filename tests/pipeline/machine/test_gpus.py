@@ -9,10 +9,11 @@ import torch.distributed as dist
 
 import millrace as mr
 from millrace.pipeline import run
-from millrace.pipeline.cluster import dask_cluster, supervisor
+from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.machine import gpus
 from millrace.pipeline.setup import prepare
+from millrace.pipeline.supervision import rank_tasks
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts import dask_cuda
@@ -338,7 +339,7 @@ def let_through(monkeypatch):
 
 
 def test_a_rank_starts_with_one_gpu_in_its_environment(let_through, tmp_path):
-    let_through.setattr(supervisor, "hold_rank", dask_cuda.tell_gpu)
+    let_through.setattr(rank_tasks, "hold_rank", dask_cuda.tell_gpu)
     with pytest.raises(mr.RunError, match=r"rank (0|1) failed: sees (\d) on a worker of \2,"):
         mr.run(DATASET, out=tmp_path / "run", epochs=1, **TWO)
 

@@ -13,11 +13,12 @@ import pytest
 import torch.distributed as dist
 from distributed.client import FutureCancelledError
 
-from millrace.pipeline.cluster import scheduler_watch, supervisor
+from millrace.pipeline.cluster import scheduler_watch
 from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
-from millrace.pipeline.cluster.supervisor import _Generation
 from millrace.pipeline.cluster.unresponsive import Silence
 from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.supervision import generation
+from millrace.pipeline.supervision.generation import Generation
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.heartbeat import METRIC
 from millrace.stages.comm.survivors import here
@@ -35,29 +36,28 @@ class Driver:
         monkeypatch.setattr(scheduler_watch, "ask", lambda client: self.answer())
         self.workers = {f"worker-{r}" for r in range(RANKS)}
         self.rounds, self.frozen, self.now = 0, set[str](), 0.0
-        monkeypatch.setattr(supervisor, "Silence", lambda note_s, tell: Silence(note_s, tell, self.clock))
+        monkeypatch.setattr(generation, "Silence", lambda note_s, tell: Silence(note_s, tell, self.clock))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
         cluster = Cluster(on_rank_loss=on_rank_loss, silence_limit_s=silence_limit_s)
         client: Any = SimpleNamespace(cancel=self.cancelled.extend, status="running")
         owner = SimpleNamespace(
             ranks=RANKS,
-            store=self.store,
             topic="run",
-            prepared=SimpleNamespace(job=SimpleNamespace(cluster=cluster)),
+            job=SimpleNamespace(cluster=cluster),
             emit=self._hear,
             client=client,
             note=self.notes.append,
             watch=SchedulerWatch(client, cluster, self.notes.append, self.clock),
             messages=queue.SimpleQueue(),
-            silence=supervisor.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
+            silence=generation.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
             frozen=set(),
             stop=lambda: self.stop,
             save=lambda: False,
-            _saved=lambda: "from there it goes on",
+            resume_point=lambda: "from there it goes on",
         )
         self.owner = owner
-        self.generation: Any = _Generation(owner, 4)  # pyright: ignore[reportArgumentType]
+        self.generation: Any = Generation(owner, 4, self.store)  # pyright: ignore[reportArgumentType]
         self.seen: dict[str, int] = {}
         self.generation.addresses = sorted(self.workers)
         self.outcomes: dict[int, Any] = {}
@@ -100,7 +100,7 @@ class Driver:
         for epoch in epochs:
             said = {"event": "EpochDone", **asdict(EpochDone(epoch, 9, 0.1, None, float(rank), False))}
             self.owner.messages.put({"generation": 4, "rank": rank, "said": said})
-            self.generation._hear(None)
+            self.generation.events.hear(self.generation._first(), None)
 
     def _result(self, rank: int) -> Any:
         outcome = self.outcomes[rank]
@@ -118,8 +118,8 @@ class Driver:
     def look(self) -> bool:
         """One round of the driver; whether the generation is to end."""
         for _ in ("question", "answer"):
-            self.generation._look(every_s=0.0)
-        self.generation._go_on()
+            self.generation.look(every_s=0.0)
+        self.generation.adjust_members()
         return bool(self.generation.losses)
 
     def order(self, number: int) -> Any:
@@ -143,7 +143,7 @@ def test_those_that_are_left_are_told_once_for_each_loss(monkeypatch: pytest.Mon
     assert len(driver.cancelled) == 2, "a worker of the same name would bring the rank back"
     driver.kill(2)
     assert driver.look(), "nobody is left"
-    assert driver.generation._end().text == "rank 1 was killed by signal 9"
+    assert driver.generation.cause().text == "rank 1 was killed by signal 9"
 
 
 @pytest.mark.parametrize("on_rank_loss", ["restart", "stop"])
@@ -159,8 +159,10 @@ def test_ranks_whose_tasks_dask_has_forgotten_are_ended(monkeypatch: pytest.Monk
     driver = Driver(monkeypatch, "restart")
     driver.outcomes = {r: FutureCancelledError(f"train-{r}", "scheduler-connection-lost", "lost") for r in range(RANKS)}
     assert driver.look()
-    assert driver.generation._end().text == "the task of rank 0 was lost: the connection to the Dask scheduler was lost"
-    driver.generation._stop_all()
+    assert (
+        driver.generation.cause().text == "the task of rank 0 was lost: the connection to the Dask scheduler was lost"
+    )
+    driver.generation.stop_all()
     assert driver.store.get("4/order") == b"abort"
 
 
@@ -170,11 +172,11 @@ def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.Mon
     assert not driver.look()
     driver.fail(0, PeerLostError)
     assert driver.look()
-    monkeypatch.setattr(supervisor, "CAUSE_S", 60.0)
+    monkeypatch.setattr(generation, "CAUSE_S", 60.0)
     start = time.monotonic()
-    outcome = driver.generation._end()
+    outcome = driver.generation.cause()
     assert (outcome.text, outcome.final) == ("rank 1 was killed by signal 9", False)
-    assert time.monotonic() - start < supervisor.CAUSE_S, "the cause is known already"
+    assert time.monotonic() - start < generation.CAUSE_S, "the cause is known already"
 
 
 def test_a_rank_that_raises_ends_all_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +185,7 @@ def test_a_rank_that_raises_ends_all_for_good(monkeypatch: pytest.MonkeyPatch) -
     assert not driver.look()
     driver.fail(0, ValueError)
     assert driver.look()
-    outcome = driver.generation._end()
+    outcome = driver.generation.cause()
     assert (outcome.text, outcome.final) == ("rank 0 failed: words", True)
 
 
@@ -201,8 +203,8 @@ def test_the_checkpoint_at_the_end_is_waited_for(kind: type, final: bool, monkey
         if next(rounds) == 3:
             driver.fail(0, kind)
 
-    monkeypatch.setattr(supervisor.time, "sleep", sleep)
-    outcome = driver.generation._end()
+    monkeypatch.setattr(generation.time, "sleep", sleep)
+    outcome = driver.generation.cause()
     assert (outcome.text, outcome.final) == ("words", final)
     assert next(rounds) >= 4
 
@@ -218,17 +220,17 @@ def test_a_loss_after_training_is_over_is_no_loss_to_go_on_after(monkeypatch: py
 def test_ranks_that_do_not_come_together_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    monkeypatch.setattr(supervisor, "MEET_S", -1.0)
+    monkeypatch.setattr(generation, "MEET_S", -1.0)
     assert not driver.look()
     driver.store.set(f"4/gloo/{here(1, [0])[0]}", "")
     assert driver.look()
-    assert driver.generation._end().text.startswith("ranks [0, 2] did not come together within")
+    assert driver.generation.cause().text.startswith("ranks [0, 2] did not come together within")
 
 
 def test_ranks_that_have_come_together_may_take_as_long_as_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    monkeypatch.setattr(supervisor, "MEET_S", -1.0)
+    monkeypatch.setattr(generation, "MEET_S", -1.0)
     assert not driver.look()
     for key in here(1, [0, 2]):
         driver.store.set(f"4/gloo/{key}", "")
@@ -285,7 +287,7 @@ def test_beyond_the_limit_who_is_frozen_is_lost(
     assert not driver.look()
     driver.now = 31.0
     assert driver.look()
-    assert driver.generation._end().text == f"{text} not answered for 31 s"
+    assert driver.generation.cause().text == f"{text} not answered for 31 s"
     assert driver.owner.frozen == avoided
 
 
@@ -309,22 +311,22 @@ def test_a_frozen_scheduler_is_named_and_then_given_up(
 def test_a_run_that_is_to_stop_does_not_wait_for_a_frozen_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, "restart")
     assert not driver.look()
-    driver.frozen, driver.stop, driver.now, driver.generation.stepping = {"scheduler"}, True, 2.0, True
-    monkeypatch.setattr(supervisor, "Event", lambda name, client: SimpleNamespace(set=lambda: time.sleep(100.0)))
-    driver.generation._obey()
+    driver.frozen, driver.stop, driver.now, driver.generation.events.stepping = {"scheduler"}, True, 2.0, True
+    monkeypatch.setattr(generation, "Event", lambda name, client: SimpleNamespace(set=lambda: time.sleep(100.0)))
+    driver.generation.obey()
     assert not driver.look()
     driver.now += 60.0
-    driver.generation._obey()
+    driver.generation.obey()
     assert not driver.look(), "ranks have a moment to write a checkpoint"
     driver.generation.stopping_at -= 60.0
-    driver.generation._obey()
+    driver.generation.obey()
     assert driver.look()
-    outcome = driver.generation._end()
+    outcome = driver.generation.cause()
     assert outcome.exit_code == 130
     assert outcome.text == "interrupted while the Dask scheduler does not answer; from there it goes on"
     start = time.monotonic()
-    driver.generation._stop_all()
-    assert time.monotonic() - start < 2 * supervisor.END_UNSEEN_S
+    driver.generation.stop_all()
+    assert time.monotonic() - start < 2 * generation.END_UNSEEN_S
 
 
 @pytest.mark.parametrize("stepping", [False, True])
@@ -332,8 +334,8 @@ def test_ranks_that_start_again_are_not_waited_for_when_the_run_is_to_stop(
     stepping: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(monkeypatch, "restart")
-    driver.generation.stepping, driver.stop = stepping, True
-    driver.generation._obey()
+    driver.generation.events.stepping, driver.stop = stepping, True
+    driver.generation.obey()
     assert driver.store.get("4/order") == b"stop"
     assert [(loss.text, loss.exit_code) for loss in driver.generation.losses] == (
         [] if stepping else [("interrupted; from there it goes on", 130)]

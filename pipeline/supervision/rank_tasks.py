@@ -1,0 +1,87 @@
+"""Dask tasks that hold the ranks of a generation: on which workers they run, and with what they start."""
+
+import os
+from dataclasses import asdict, dataclass
+
+from distributed import Future
+
+from ..cluster.dask_cluster import START_S, gpu_places, places
+from ..cluster.rank_host import hold_rank
+from ..cluster.rank_main import RankSpec
+from ..machine.gpus import VISIBLE, backend
+from ..machine.malloc import allocator
+from ..setup.open_queue import location
+from .cluster_run import ClusterRun
+
+
+@dataclass(frozen=True)
+class Places:
+    """Workers of a generation."""
+
+    addresses: list[str]
+    """The worker that holds each rank."""
+    variables: list[dict[str, str]]
+    """Environment variables of each rank: the GPU that it sees."""
+    sampling: list[str]
+    """Workers that hold no rank."""
+
+
+def place_ranks(run: ClusterRun, generation: int) -> Places:
+    """Choose a worker, and a GPU where the job has them, for each rank."""
+    if run.job.device == "cpu":
+        addresses, sampling = places(run.client, run.ranks, run.frozen)
+        return Places(addresses, [{} for _ in addresses], sampling)
+    # Later generations wait, since a lost worker is being started again.
+    placed, sampling = gpu_places(
+        run.client, run.ranks, shared=backend(run.job) == "gloo", patience_s=START_S if generation else 0.0
+    )
+    return Places([address for address, _ in placed], [{VISIBLE: gpu} for _, gpu in placed], sampling)
+
+
+def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill: str) -> Future:
+    """Submit the task that holds a rank.
+
+    Args:
+        run: what the generations share.
+        generation: number of this one.
+        rank: number of the rank.
+        placed: workers of the ranks.
+        kill: name of the Dask event that makes workers kill their ranks.
+    """
+    job = run.job
+    spec = RankSpec(
+        job=job.model_dump(mode="json"),
+        dataset=str(run.dataset),
+        dataset_name=run.prepared.dataset.name,
+        features=run.features,
+        parts=None if run.parts is None else str(run.parts),
+        outline=asdict(run.prepared.outline),
+        fingerprint=run.prepared.fingerprint,
+        module=run.module,
+        out=str(run.out),
+        queue=location(run.prepared, run.out) if run.uses_queue else None,
+        samples=str(run.samples) if run.samples is not None else None,
+        rank=rank,
+        size=run.ranks,
+        generation=generation,
+        meeting=run.meeting.place(generation),
+        threads=job.threads or max(1, (os.cpu_count() or 1) // run.ranks),
+        environment={
+            # Steps over minibatches free memory and take the same again. A full batch is kept, and would only hold more.
+            **(allocator(job.cluster.keep_freed_bytes) if run.prepared.frees_steps else {}),
+            **placed.variables[rank],
+        },
+    )
+    # Pinned and never tried again by Dask: ranks start together or not at all.
+    return run.client.submit(
+        hold_rank,
+        asdict(spec),
+        run.topic,
+        kill,
+        key=(f"train-{run.name}", generation, rank),
+        workers=[placed.addresses[rank]],
+        allow_other_workers=False,
+        retries=0,
+        pure=False,
+        priority=1 << 40,
+    )
