@@ -130,73 +130,20 @@ def _run(
     options: dict[str, Any],
 ) -> Result:
     clock = Clock()
-    if resume and config is None:
-        config = _started_config(out, dataset)
-    if isinstance(model, Mapping | str) and not isinstance(config, Job):
-        config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
-        model = None
-    model = as_record_or_module(model)
-    if resume and isinstance(config, Mapping) and "executor" not in options:
-        config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
-    job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
-    given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
-    if isinstance(config, Job) and given:
-        raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
-    if isinstance(system, str):
-        system = None  # the job names it
+    job, model = _configured(dataset, system, model, out, resume, config, options)
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    check_available(job)
-    if job.executor == "dask":
-        from .cluster.dask_cluster import check_reachable
-        from .machine.gpus import check_cluster
-
-        # Checked in the driver only: ranks and workers prepare the same job, but may lack the driver's certificate and
-        # see other GPUs.
-        check_cluster(job)
-        check_reachable(job.cluster)
-    else:
-        # On a cluster, ranks check their own processors and machines.
-        check_matmul_precision(job)
-        check_compiler(job)
+    _check_machine(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
     dataset = opened_from_python(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
-    # job.toml must find the data again from any working folder.
     in_memory = dataset if isinstance(dataset, Dataset) else None
-    if isinstance(dataset, Dataset):
-        job = job_for_dataset(job, dataset, folder)
-    else:
-        job = job.model_copy(
-            update={"dataset": absolute_source(dataset or (with_kept_dataset(job, folder) if resume else job).dataset)}
-        )
-    check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
-    if job.start_from is not None:
-        job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
-    if (owners := job.partition.owners) is not None:
-        partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
-        job = job.model_copy(update={"partition": partition})
-    if not isinstance(dataset, Dataset):
-        try:
-            dataset = open_data(job, dataset, emit)
-        except InputError:
-            if resume:
-                check_same_data(folder, job.dataset, None)
-            raise
-    dataset.check()
-    prepared = prepare(job, dataset, system=system, model=model)
-    # Refuse impossible jobs before anything is written.
-    check_samples(prepared, samples)
-    check_owners(prepared)
-    if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
-        cut.check_available()
-    if not prepared.outline.splits["train"]:
-        raise InputError("the train split is empty: there is nothing to train on; choose another split")
-    queue = open_samples(prepared, samples) if samples is not None else None
-    if queue is None and job.queue.kind == "memory" and prepared.has_minibatches:
-        queue = own_queue(prepared, folder)
+    job, dataset = _opened(job, dataset, folder, resume, emit)
+    # A name is in the job.
+    prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model)
+    queue = _checked(prepared, samples, folder, resume)
     with locked(folder), lock_queue_folder(prepared, samples):
         check_run_folder(folder, resume)
         if resume:
@@ -226,6 +173,89 @@ def _run(
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
+
+
+def _configured(
+    dataset: object,
+    system: System | str | None,
+    model: Any,
+    out: str | Path | None,
+    resume: bool,
+    config: Job | Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> tuple[Job, Any]:
+    """The resolved configuration, and a model that it cannot name."""
+    if resume and config is None:
+        config = _started_config(out, dataset)
+    if isinstance(model, Mapping | str) and not isinstance(config, Job):
+        config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
+        model = None
+    model = as_record_or_module(model)
+    if resume and isinstance(config, Mapping) and "executor" not in options:
+        config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
+    job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
+    given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
+    if isinstance(config, Job) and given:
+        raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
+    return job, model
+
+
+def _check_machine(job: Job) -> None:
+    """Check that this machine, or the cluster, has what the job asks for."""
+    check_available(job)
+    if job.executor == "dask":
+        from .cluster.dask_cluster import check_reachable
+        from .machine.gpus import check_cluster
+
+        # Checked in the driver only: ranks and workers prepare the same job, but may lack the driver's certificate and
+        # see other GPUs.
+        check_cluster(job)
+        check_reachable(job.cluster)
+    else:
+        # On a cluster, ranks check their own processors and machines.
+        check_matmul_precision(job)
+        check_compiler(job)
+
+
+def _opened(
+    job: Job, dataset: Dataset | str | Path | None, folder: Path, resume: bool, emit: Emit
+) -> tuple[Job, Dataset]:
+    """The dataset, and the job with paths that are found from any working folder."""
+    if isinstance(dataset, Dataset):
+        job = job_for_dataset(job, dataset, folder)
+    else:
+        job = job.model_copy(
+            update={"dataset": absolute_source(dataset or (with_kept_dataset(job, folder) if resume else job).dataset)}
+        )
+    check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
+    if job.start_from is not None:
+        job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
+    if (owners := job.partition.owners) is not None:
+        partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
+        job = job.model_copy(update={"partition": partition})
+    if not isinstance(dataset, Dataset):
+        try:
+            dataset = open_data(job, dataset, emit)
+        except InputError:
+            if resume:
+                check_same_data(folder, job.dataset, None)
+            raise
+    dataset.check()
+    return job, dataset
+
+
+def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resume: bool) -> MinibatchQueue | None:
+    """Refuse impossible jobs before anything is written. Returns the queue that exists by now, if there is one."""
+    check_samples(prepared, samples)
+    check_owners(prepared)
+    if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
+        cut.check_available()
+    if not prepared.outline.splits["train"]:
+        raise InputError("the train split is empty: there is nothing to train on; choose another split")
+    if samples is not None:
+        return open_samples(prepared, samples)
+    in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
+    return own_queue(prepared, folder) if in_memory else None
 
 
 def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotli
 MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
 BACKENDS = {"cpu", "cuda", "rapids", "reference"}
 """Folders of `stages/kernels` that are chosen by name, or by device, through `stages.kernels`."""
-MOST_LINES, MOST_FILES = 450, 17
+MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES = 450, 17, 80
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -179,6 +179,24 @@ def test_folders_are_small_and_say_what_belongs_there():
 def test_files_are_short():
     lines = {m.as_posix(): (ROOT / m).read_text().count("\n") for m in MODULES}
     assert not {m: n for m, n in lines.items() if n > MOST_LINES}
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_functions_are_short():
+    trees = {m.as_posix(): ast.parse((ROOT / m).read_text()) for m in MODULES}
+    functions = [
+        (f"{module}:{node.lineno} {node.name}", code_lines(node))
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(functions) > 1000
+    assert not {name: lines for name, lines in functions if lines > MOST_FUNCTION_LINES}
 
 
 def backends_reached(module: Path, source: str) -> list[str]:

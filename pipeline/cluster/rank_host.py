@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,82 +35,98 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
 
     Args:
         spec: the fields of `rank_main.RankSpec`.
-        topic: where the rank's messages go as Dask events.
+        topic: topic of the Dask events that carry the rank's messages.
         kill: name of the Dask event that ends the rank.
 
     Returns: ``{"report": ...}`` of a rank that finished, ``{"failed": ...}`` of one that raised, ``{"died": exit
         status, "log": tail}``.
     """
-    worker = get_worker()
     secede()  # a long task must not keep the worker's threads from sampling
-    log = Path(spec["out"]) / "logs" / f"rank-{spec['rank']}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**own_environment(), **spec["environment"]}
-    with log.open("a") as errors:
-        errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        errors.flush()
-        child = subprocess.Popen(
-            [sys.executable, "-m", "millrace.pipeline.cluster.rank_main", worker.ip],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            text=True,
-            # An interrupt at the terminal is for the driver, which lets the ranks write a checkpoint.
-            start_new_session=True,
-        )
-    outcome: dict[str, Any] = {}
+    rank = _RankProcess(get_worker(), spec, topic)
+    try:
+        rank.start()
+        _wait(rank.child, Event(kill, client=get_client()))
+    finally:
+        status = rank.end()
+    if rank.outcome:
+        return rank.outcome
+    return {"died": status, "log": rank.log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
 
-    pulses: dict[str, Any] = {
-        "run": topic,
-        "rank": spec["rank"],
-        "generation": spec["generation"],
-        "beats": 0,
-        "pulse": {},
-        "ended": "",
-    }
 
-    def tell(message: dict[str, Any]) -> None:
+class _RankProcess:
+    """The process of a rank, whose messages the worker passes on."""
+
+    def __init__(self, worker: Any, spec: dict[str, Any], topic: str) -> None:
+        self._worker, self._spec, self._topic = worker, spec, topic
+        self.outcome: dict[str, Any] = {}
+        """The rank's last message: its report, or its error."""
+        self.log = Path(spec["out"]) / "logs" / f"rank-{spec['rank']}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as errors:
+            errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            errors.flush()
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "millrace.pipeline.cluster.rank_main", worker.ip],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**own_environment(), **spec["environment"]},
+                text=True,
+                # An interrupt at the terminal is for the driver, which lets the ranks write a checkpoint.
+                start_new_session=True,
+            )
+        self._state: dict[str, Any] = {
+            "run": topic,
+            "rank": spec["rank"],
+            "generation": spec["generation"],
+            "beats": 0,
+            "pulse": {},
+            "ended": "",
+        }
+        """State of the rank, as the worker's heartbeats carry it."""
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+
+    def start(self) -> None:
+        """Tell the rank what to do, and everybody that it runs."""
+        self._listener.start()
+        assert self.child.stdin is not None
+        # A rank that died at once has an exit status, and a log that says why.
+        with suppress(BrokenPipeError):
+            self.child.stdin.write(json.dumps(self._spec) + "\n")
+            self.child.stdin.flush()
+        self._pass_on({"pid": self.child.pid})
+        _show(self._worker, self._state)
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
         if message.get("event") == "Pulse":
-            pulses["pulse"] = message
+            self._state["pulse"] = message
         # Dask adds fields of its own to an event: the message stays apart.
-        worker.log_event(topic, {"said": message, "rank": spec["rank"], "generation": spec["generation"]})
+        envelope = {"said": message, "rank": self._spec["rank"], "generation": self._spec["generation"]}
+        self._worker.log_event(self._topic, envelope)
 
-    def listen() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
+    def _listen(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
             message = json.loads(line)
             # Only what a rank's own thread says at intervals: before that it may be reading data in silence.
-            pulses["beats"] += "shown" in message or message.get("event") == "Pulse"
+            self._state["beats"] += "shown" in message or message.get("event") == "Pulse"
             if message.keys() & {"report", "failed"}:
-                outcome.update(message)
+                self.outcome.update(message)
             elif "shown" in message:
-                pulses["pulse"] = message["shown"]
+                self._state["pulse"] = message["shown"]
             else:
-                tell(message)
+                self._pass_on(message)
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    try:
-        assert child.stdin is not None
-        try:
-            child.stdin.write(json.dumps(spec) + "\n")
-            child.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died at once: its exit status and its log say why
-        tell({"pid": child.pid})
-        _show(worker, pulses)
-        _wait(child, Event(kill, client=get_client()))
-    finally:
-        stopped = child.poll() is None
+    def end(self) -> int:
+        """Kill the process if it still runs. Returns its exit status."""
+        stopped = self.child.poll() is None
         if stopped:
-            child.kill()
-        status = child.wait()
-        listener.join(timeout=5)
-        pulses["ended"] = _ending(outcome, status, stopped)
-    if outcome:
-        return outcome
-    return {"died": status, "log": log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
+            self.child.kill()
+        status = self.child.wait()
+        if self._listener.is_alive():
+            self._listener.join(timeout=5)
+        self._state["ended"] = _ending(self.outcome, status, stopped)
+        return status
 
 
 def own_environment() -> dict[str, str]:

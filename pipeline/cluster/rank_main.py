@@ -135,15 +135,10 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from ...stages.comm.nccl import Nccl
     from ...stages.comm.survivors import Survivors
     from ...stages.kernels.runtime.threads import set_num_threads
-    from ...storage.errors import RunError
     from ...storage.ledger import Ledger
     from ..config.load import Job
-    from ..interop.user_code import unpickled
     from ..machine.gpus import backend, take
-    from ..setup.model import Outline
     from ..setup.open_queue import ReportingQueue, minibatches_per_epoch, queue_for_rank
-    from ..setup.prepare import prepare, prepare_part
-    from ..setup.shared_dataset import open_shared
     from ..telemetry.heartbeat import Heartbeat
     from ..telemetry.timers import Clock
     from ..training.dynamo import leave_compiler_out
@@ -164,19 +159,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
-    module = unpickled(spec.module)
-    if spec.parts is not None:
-        # The parts were made from what the driver sees, and carry its fingerprint.
-        prepared = prepare_part(
-            job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module
-        )
-    else:
-        prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
-    if prepared.fingerprint != spec.fingerprint:
-        differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
-        raise RunError(
-            f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files"
-        )
+    prepared = _prepared(spec, job)
 
     def meet(store: Any, rank: int, size: int) -> Gloo:
         return kind(
@@ -218,6 +201,27 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             generation=spec.generation,
         )
     return asdict(report)
+
+
+def _prepared(spec: RankSpec, job: Any) -> Any:
+    """The job with the data that this rank opens, which must be what the driver sees."""
+    from ...storage.errors import RunError
+    from ..interop.user_code import unpickled
+    from ..setup.model import Outline
+    from ..setup.prepare import prepare, prepare_part
+    from ..setup.shared_dataset import open_shared
+
+    module = unpickled(spec.module)
+    if spec.parts is not None:
+        # The parts were made from what the driver sees, and carry its fingerprint.
+        return prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
+    prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
+    if prepared.fingerprint != spec.fingerprint:
+        differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
+        raise RunError(
+            f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files"
+        )
+    return prepared
 
 
 class _Teller:

@@ -26,6 +26,7 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
+from ..config.systems import System
 from ..machine.compilers import check_compiler
 from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
@@ -37,8 +38,9 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
 from .context import TrainContext
-from .evaluation import scores
+from .evaluation import Score, scores
 from .loop import train_rank
+from .progress import Progress
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,60 @@ def train_and_evaluate(
         ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
-    job, outline = prepared.job, prepared.outline
-    check_matmul_precision(job)
-    check_compiler(job)
-    device = ready_device(job)
+    check_matmul_precision(prepared.job)
+    check_compiler(prepared.job)
+    device = ready_device(prepared.job)
     model = prepared.build_model()
     if device is not None:
         model = model.to(device)
-    rank_job = RankJob(
+    rank_job = _rank_job(
+        prepared,
+        out,
+        queue,
+        group=group,
+        ledger=ledger,
+        produce=produce,
+        producer_alive=producer_alive,
+        emit=emit,
+        generation=generation,
+        model=model,
+        device=device,
+    )
+    system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
+    if device is not None:
+        system, rank_job = on_device(system, rank_job, prepared.job)
+    score = scores(prepared, system, model, rank_job, out, emit)
+    progress = _train(prepared, system, rank_job, score, model, out, emit=emit, stop=stop, save=save, clock=clock)
+    sha256 = parameters_sha256(model)
+    if progress.best_state:
+        model.load_state_dict(progress.best_state)
+    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
+    before = time.perf_counter()
+    with clock.measure("evaluate"):
+        test = score(model, "test")
+    emit(StageEnded("evaluate", time.perf_counter() - before))
+    if group.rank == 0:
+        save_model(out / MODEL, model)
+    return _report(progress, group.rank, ledger, clock, sha256, test)
+
+
+def _rank_job(
+    prepared: Prepared,
+    out: Path,
+    queue: MinibatchQueue | None,
+    *,
+    group: Group,
+    ledger: Ledger,
+    produce: bool,
+    producer_alive: Callable[[], bool],
+    emit: Emit,
+    generation: int,
+    model: nn.Module,
+    device: torch.device | None,
+) -> RankJob:
+    """Everything that policies may know of the run."""
+    job = prepared.job
+    return RankJob(
         seed=job.seed_of("minibatches"),
         batch_size=job.train.batch_size,
         bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
@@ -146,13 +194,26 @@ def train_and_evaluate(
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         device=device,
     )
-    system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
-    if device is not None:
-        system, rank_job = on_device(system, rank_job, job)
-    score = scores(prepared, system, model, rank_job, out, emit)
+
+
+def _train(
+    prepared: Prepared,
+    system: System,
+    rank_job: RankJob,
+    score: Score,
+    model: nn.Module,
+    out: Path,
+    *,
+    emit: Emit,
+    stop: Callable[[], bool],
+    save: Callable[[], bool],
+    clock: Clock,
+) -> Progress:
+    """Train all phases, and close the queue."""
+    job, outline, queue = prepared.job, prepared.outline, rank_job.queue
     validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
     checkpoints = CheckpointStore(
-        out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0
+        out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=rank_job.group.rank > 0
     )
     context = TrainContext(
         system,
@@ -181,19 +242,13 @@ def train_and_evaluate(
     # The loop's arena is part of a cycle.
     gc.collect()
     give_back()
-    sha256 = parameters_sha256(model)
-    if progress.best_state:
-        model.load_state_dict(progress.best_state)
-    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
-    before = time.perf_counter()
-    with clock.measure("evaluate"):
-        test = score(model, "test")
-    emit(StageEnded("evaluate", time.perf_counter() - before))
-    if group.rank == 0:
-        save_model(out / MODEL, model)
-    pooled = progress.pooled if group.rank == 0 else dict.fromkeys(progress.pooled, 0)
+    return progress
+
+
+def _report(progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256: str, test: float | None) -> RankReport:
+    pooled = progress.pooled if rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
-        rank=group.rank,
+        rank=rank,
         history=progress.history,
         best_accuracy=progress.best_accuracy,
         best_epoch=progress.best_epoch,
