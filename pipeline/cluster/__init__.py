@@ -1,1 +1,1 @@
-"""Processes: the Dask cluster, the ranks and sampling tasks on it, and what happens when one of them dies."""
+"""Processes of a run on a cluster: the Dask cluster, its tasks, the process of a rank, and signals."""

@@ -31,19 +31,19 @@ from .signals import kept_from_children
 from .worker_plugin import IgnoreSignals
 
 ANSWER_S = 10.0
-"""A scheduler takes a connection within this time."""
+"""Longest wait for a scheduler to accept a connection."""
 START_S = 60.0
-"""A cluster and its workers are there within this time, or the run fails."""
+"""Longest wait for a cluster and its first worker."""
 JOINED_S = 0.05
-"""Whether a worker has joined is looked up this often."""
+"""Interval between looks for a worker that has joined."""
 CLOSE_S = 5.0
-"""A client has closed its connections within this time."""
+"""Longest wait for a client to close its connections."""
 CLOSE_CLUSTER_S = 10.0
-"""The same for a cluster that was started here."""
+"""Longest wait for a cluster that was started here to stop."""
 LOOP_S = 2.0
 """An event loop that does nothing for this long hangs."""
 SYNC_S = 60.0
-"""How often a cluster tells its scheduler what it is called."""
+"""Interval at which a cluster reports its name to its scheduler."""
 SETTINGS = {
     # A task that waits for one worker is never better off elsewhere, and stealing moves bulks out of their order.
     "distributed.scheduler.work-stealing": False,
@@ -57,8 +57,8 @@ SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.dashboard.bokeh-application.check_unused_sessions_milliseconds": 5000,
     "distributed.scheduler.dashboard.bokeh-application.keep_alive_milliseconds": 5000,
-    # Pages that only show: Dask's proxy would open connections for whoever asks, and its API, if somebody has
-    # configured it, stops workers.
+    # Only pages that show something: Dask's proxy opens connections for any visitor, and its API, where it is
+    # configured, stops workers.
     "distributed.scheduler.http.routes": [
         f"distributed.http.{name}"
         for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
@@ -67,18 +67,16 @@ SETTINGS = {
     "distributed.admin.system-monitor.interval": "1s",
     "distributed.admin.system-monitor.disk": False,
 }
-"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a
-process beside each of
-them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use. So
-would all that looks several times a second whether something has changed."""
+"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. The process that
+trains is a child of the worker: profiling the worker, and polling several times a second, would take a core from it."""
 
 
 def check_reachable(c: Cluster) -> None:
-    """Refuse, before anything is written, a cluster that cannot be had.
+    """Check, before anything is written, that the cluster can be used.
 
     Raises:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
-            answer; or workers are to be started by a script that they would run again.
+            answer, or a script without a main guard, which the workers would run again.
     """
     scheme, where = "", ("", 0)
     with suppress(ValueError):
@@ -94,11 +92,11 @@ def check_reachable(c: Cluster) -> None:
         return
     try:
         with socket.create_connection(where, timeout=ANSWER_S) as probe:
-            # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one
+            # A scheduler speaks first (except under TLS). Dask would wait forever for one that is silent, such as one
             # that expects TLS.
             if scheme == "tcp" and not probe.recv(1):
                 raise ConnectionError("it closes the connection")
-    except (OSError, ValueError) as e:  # a name that is none raises UnicodeError
+    except (OSError, ValueError) as e:  # an invalid name raises UnicodeError
         raise InputError(
             f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler"
         ) from None
@@ -106,24 +104,24 @@ def check_reachable(c: Cluster) -> None:
 
 @contextmanager
 def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
-    """A client of the cluster that the configuration asks for; what was started here is stopped in the end.
+    """Context with a client of the configured cluster. A cluster that is started here is stopped at the end.
 
     Args:
-        job: its `cluster` section says where.
-        emit: told what goes on.
-        workers: of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU that ranks are to
-            have, and no others.
+        job: has the `cluster` section.
+        emit: called with events.
+        workers: number of workers of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU
+            of the ranks, and no others.
 
     Raises:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
             answer, GPUs that dask-cuda cannot use.
         MissingExtraError: dask-cuda is needed and cannot be imported.
-        RunError: no worker came.
+        RunError: no worker joined.
     """
     c = job.cluster
     security = _security(c)
     if security is None and c.scheduler is None and not uses_ucx(c.cuda):
-        # Whoever reaches a port of Dask's runs code as its user, and every user of this machine reaches those on
+        # Anyone who reaches a port of Dask can run code as its user, and every user of this machine reaches those on
         # loopback.
         security = Security.temporary()
     environment = dict(os.environ)
@@ -188,9 +186,8 @@ def _is_running(cluster: LocalCluster) -> bool:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A folder for what Dask keeps on disk here, which goes with it. Dask's own default stays behind, and belongs to
-    whichever user of the machine was the first to have one: Python imports from there, in workers and in the process of
-    the scheduler."""
+    """Context with a folder for Dask's files. Dask's default folder would stay behind and belong to the first user of
+    the machine who had one, although workers and the scheduler's process import Python modules from it."""
     with (
         tempfile.TemporaryDirectory(prefix="millrace-dask-", ignore_cleanup_errors=True) as folder,
         dask.config.set({"temporary-directory": folder}),
@@ -213,18 +210,17 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
     }
     try:
         if job.device == "cuda":
-            # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused
-            # beside another one.
+            # No protocol unless it is configured: options that need UCX, such as `enable_nvlink`, conflict with others.
             options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda}
             if security is not None:
-                # Over TCP: nothing else that dask-cuda knows has TLS.
+                # TCP is the only protocol of dask-cuda with TLS.
                 options["protocol"] = "tls"
             with kept_from_children():
                 return _on_gpus(options)
         with kept_from_children():
             return LocalCluster(n_workers=workers, processes=True, protocol="tls" if security else "tcp", **options)
     except (OSError, RuntimeError) as e:
-        # Dask wraps what the system says.
+        # Dask wraps errors of the system.
         cause = cause_in_system(e)
         if cause is None:
             raise
@@ -232,13 +228,14 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
 
 
 def _on_gpus(options: dict[str, Any]) -> LocalCluster:
-    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank but for a context of CUDA and
-    what RMM is told to take."""
+    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank, except for a CUDA context and
+    the memory that RMM is configured to take."""
     try:
         from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
     except ImportError as e:
         raise MissingExtraError(
-            f'device is "cuda", but dask-cuda cannot be imported ({e}); {INSTALL}, or train one rank with executor = "inline"'
+            f'device is "cuda", but dask-cuda cannot be imported ({e}); {INSTALL}, '
+            'or train one rank with executor = "inline"'
         ) from None
     try:
         return LocalCUDACluster(**options)
@@ -247,8 +244,8 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
         if isinstance(cause, OSError):
             raise
         raise InputError(
-            f"dask-cuda cannot start workers on this machine's GPUs ({type(cause).__name__}: {cause}); correct cluster.cuda, or see what "
-            "`millrace doctor` says"
+            f"dask-cuda cannot start workers on this machine's GPUs ({type(cause).__name__}: {cause}); "
+            "correct cluster.cuda, or see what `millrace doctor` says"
         ) from e
 
 
@@ -294,14 +291,14 @@ def _security(c: Cluster) -> Security | None:
     for name, address in (("cluster.scheduler", c.scheduler), ("cluster.host", c.host)):
         if address is not None and not c.insecure and not _is_loopback(address):
             raise InputError(
-                f"{name} is {address}, beyond this machine, without TLS: anyone who reaches it could run code here; give cluster.tls_ca,"
-                " tls_cert and tls_key, or set cluster.insecure = true on a network that you trust"
+                f"{name} is {address}, beyond this machine, without TLS: anyone who reaches it could run code here; "
+                "give cluster.tls_ca, tls_cert and tls_key, or set cluster.insecure = true on a network that you trust"
             )
     return None
 
 
 def _check_host(c: Cluster, client: Client) -> None:
-    """Ranks that cannot reach this process would wait, and then only say that it did not answer."""
+    """Check that workers can reach this process. Ranks that cannot would wait in vain for the store."""
     if not _is_here(c.host):
         raise InputError(
             f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host"
@@ -337,10 +334,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def wait_for_worker(client: Client) -> None:
-    """Until some worker is there.
+    """Wait for a first worker.
 
     Raises:
-        RunError: none came within `START_S`, or the scheduler does not answer.
+        RunError: none joined within `START_S`, or the scheduler does not answer.
     """
     until = time.monotonic() + START_S
     while not any(record["status"] == "running" for record in worker_records(client).values()):
@@ -378,11 +375,10 @@ def _spread(client: Client) -> list[str]:
 
 
 def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
-    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for
-    sampling.
+    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of the other workers, for sampling.
 
-    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes. `frozen`
-    workers get nothing as long as there are others.
+    With fewer workers than ranks, some hold several; with none left over, Dask chooses where to sample. `frozen`
+    workers are used only if there are no others.
     """
     known = _spread(client)
     spread = [address for address in known if address not in frozen] or known
@@ -397,8 +393,8 @@ def gpu_places(
     Args:
         client: of the cluster.
         ranks: P.
-        shared: whether ranks may share a GPU.
-        patience_s: how long to wait for workers that may come back.
+        shared: true if ranks may share a GPU.
+        patience_s: longest wait for workers that may come back.
 
     Raises:
         InputError: no worker sees a GPU, or there are too few for ranks that may not share them.

@@ -1,5 +1,5 @@
-"""Partitioning on a cluster: the driver says who owns what, Dask tasks deal the rows to their owners, and one for each
-part writes it."""
+"""Partitioning on a cluster: the driver assigns nodes to parts, Dask tasks deal rows to the parts, and one task for
+each part writes it."""
 
 import time
 import uuid
@@ -27,20 +27,19 @@ from .dask_cluster import opened
 from .scheduler_watch import SchedulerWatch
 
 LOOK_S = 0.02
-"""Whether a task is done is looked up this often."""
+"""Interval between looks at the tasks."""
 RESULT_S = 2.0
-"""The result of a task that is done comes within this time, if it still exists."""
+"""Longest wait for the result of a task that is done, if it still exists."""
 FORGET_S = 5.0
 
 
 def parts_on_cluster(
     job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit
 ) -> Iterator[Any]:
-    """Write `parts` of the partitioning in `out`, whose book is stored, by as many tasks at a time as the job has
-    producers.
+    """Write `parts` of the partitioning in `out`, whose book is stored, with as many workers as the job has producers.
 
     Yields:
-        (part, its `PartCounts`), as they come.
+        (part, its `PartCounts`), as they are written.
 
     Raises:
         RunError: a part could not be written.
@@ -66,8 +65,8 @@ def parts_by(
     emit: Emit,
     watch: SchedulerWatch,
 ) -> Iterator[Any]:
-    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`), while its
-    scheduler answers.
+    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`), while
+    its scheduler answers.
 
     Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
     """
@@ -94,14 +93,15 @@ def parts_by(
 
 
 def _done(watch: SchedulerWatch, futures: Iterable[Future]) -> Iterator[Any]:
-    """What tasks return, as they come. Then nobody holds them: what they have written stays, and a lost worker's need
-    not be done again."""
+    """Results of tasks, as they come. A finished task is released: its files stay, and need not be written again if its
+    worker is lost."""
     for future in _completed(watch, [*futures]):
         try:
             result = _result(watch, future)
         except Exception as e:
             raise RunError(
-                f"partitioning failed: {type(e).__name__}: {e}; fix that and give the command again (a run: with --resume)"
+                f"partitioning failed: {type(e).__name__}: {e}; "
+                "fix that and give the command again (a run: with --resume)"
             ) from e
         yield result
 
@@ -129,7 +129,7 @@ def _completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]
 
 @contextmanager
 def _removed(path: Path, made: bool) -> Iterator[None]:
-    """A store that was made for the workers alone goes when they are done."""
+    """Context after which a store that was made only for the workers is removed."""
     try:
         yield
     finally:
@@ -139,7 +139,7 @@ def _removed(path: Path, made: bool) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _book(out: Path, batch: str) -> Book:
-    """Each worker opens it once for all tasks of a batch, with what is looked up in it."""
+    """The book, which a worker opens once for all tasks of a batch."""
     return open_book(out / "book")
 
 

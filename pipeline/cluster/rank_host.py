@@ -1,8 +1,7 @@
-"""The Dask task that holds one rank: it starts the rank's process, passes its messages on, and never outlives it.
+"""The Dask task that holds one rank: it starts the rank's process, passes its messages on, and ends it.
 
-A rank is a process of its own so that its death, or a collective that hangs, costs no worker, and so that it gets
-threads and an allocator of its own. The process's standard input is its lifeline: when the worker dies, it closes, and
-the process ends itself.
+A rank is a process of its own, with its own threads and allocator, so that its death, or a collective that hangs, costs
+no worker. When the worker dies, the process's standard input closes, and it ends itself.
 """
 
 import json
@@ -22,12 +21,12 @@ from ..telemetry.heartbeat import METRIC
 from .rank_main import ABORTED, ORPHANED
 
 ORDER_S = 5.0
-"""The task waits this long for the scheduler to say that its rank is to be killed, and asks again."""
+"""Time limit of one wait for the scheduler's order to kill the rank."""
 GRACE_S = 2.0
-"""A rank that was told to end has this long before it is killed."""
+"""Time that a rank has to end by itself before it is killed."""
 TRIM = "MALLOC_TRIM_THRESHOLD_"
 LOG_TAIL = 30
-"""Lines of a dead rank's log that are reported."""
+"""Last lines of a dead rank's log that are reported."""
 
 
 def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class _RankProcess:
         assert self.child.stdout is not None
         for line in self.child.stdout:
             message = json.loads(line)
-            # Only what a rank's own thread says at intervals: before that it may be reading data in silence.
+            # Counted from the first heartbeat on: before that, a rank may read data in silence.
             self._state["beats"] += "shown" in message or message.get("event") == "Pulse"
             if message.keys() & {"report", "failed"}:
                 self.outcome.update(message)
@@ -130,10 +129,10 @@ class _RankProcess:
 
 
 def own_environment() -> dict[str, str]:
-    """Of this process, but for the allocator's setting that Dask gives its workers.
+    """Environment of this process without the allocator setting that Dask gives its workers.
 
-    With it every tensor above 128 KiB is mapped anew and given back when it is freed: epochs of a tenth of a second
-    take 1.1 to 1.4 times as long, to save 2 % of a rank's memory. What somebody has set himself stays.
+    With that setting every tensor above 128 KiB is mapped anew and unmapped when it is freed: epochs of a tenth of a
+    second take 1.1 to 1.4 times as long, to save 2 % of a rank's memory. A value set by the user stays.
     """
     environment = dict(os.environ)
     of_dask = dask.config.get("distributed.nanny.pre-spawn-environ", {}).get(TRIM)
@@ -143,8 +142,7 @@ def own_environment() -> dict[str, str]:
 
 
 def _show(worker: Any, pulses: dict[str, Any]) -> None:
-    """Let the worker tell its scheduler, with every heartbeat, what the rank has last said of itself: what the
-    dashboard shows."""
+    """Add the rank's state to the worker's heartbeats, for the driver and the dashboard."""
     vars(worker).setdefault("millrace_ranks", []).append(pulses)
     worker.metrics[METRIC] = _ranks_of
 
@@ -158,7 +156,7 @@ def _ranks_of(worker: Any) -> list[dict[str, Any]]:
 
 
 def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
-    """How a rank ended, in a few words."""
+    """A few words for the way in which a rank ended."""
     if "report" in outcome:
         return "done"
     if "failed" in outcome:
@@ -169,8 +167,8 @@ def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
 
 
 def _wait(child: subprocess.Popen[str], kill: Event) -> None:
-    """Until the process ends; once the event is set it has `GRACE_S` left. Nobody looks in between: the cores are the
-    ranks'.
+    """Wait until the process ends, or for `GRACE_S` once the event is set. Nothing polls, since the cores belong to the
+    ranks.
 
     Raises:
         OSError: the scheduler does not answer any more.

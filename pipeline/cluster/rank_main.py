@@ -1,9 +1,9 @@
 """The process of one rank: ``python -m millrace.pipeline.cluster.rank_main``, started by `rank_host.hold_rank`.
 
 Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its
-`RankSpec`; end of file there means that its worker is gone, and ends it at once: the workers of a cluster that the
-driver started end with the driver. On a cluster that runs already, the loss of the driver's store says that the driver
-is gone. Its messages are lines of JSON on standard output; whatever else is printed goes to its log.
+`RankSpec`. End of file there means that its worker is gone, and ends it at once; workers that the driver started end
+with the driver. On a cluster that runs already, a store that no longer answers means that the driver is gone. Messages
+are lines of JSON on standard output; everything else that is printed goes to the rank's log.
 """
 
 import gc
@@ -22,16 +22,16 @@ from typing import Any, NoReturn
 from .signals import leave_signals_to_driver
 
 ORDER_S = 0.25
-"""How often a rank looks for orders in the driver's store."""
+"""Interval at which a rank looks for orders in the driver's store."""
 STEP_EVENT_S = 0.25
-"""Steps are told at most this often."""
+"""Shortest interval between two events of steps."""
 ORPHANED, ABORTED = 70, 71
-"""Exit statuses: the worker or the driver is gone; the driver said so."""
+"""Exit statuses: the worker or the driver is gone; the driver ordered the end."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Everything that a rank is told, as plain values."""
+    """Arguments of a rank's process, as plain values."""
 
     job: dict[str, Any]
     """The resolved configuration."""
@@ -39,13 +39,13 @@ class RankSpec:
     """Folder of the dataset's store, which every rank can read."""
     dataset_name: str
     features: str
-    """How to open its features."""
+    """Place of its features."""
     parts: str | None
     """Folder of the parts, of which this rank opens its own instead of the dataset."""
     outline: dict[str, Any]
-    """Of the dataset."""
+    """Outline of the dataset."""
     fingerprint: dict[str, str]
-    """What the driver prepared; a rank that sees something else must not train."""
+    """Fingerprint of what the driver prepared; a rank that sees something else must not train."""
     module: str | None
     """A model of the user's own, pickled by its driver, in base64."""
     out: str
@@ -56,13 +56,12 @@ class RankSpec:
     rank: int
     size: int
     generation: int
-    """Counts the gangs of this run: each meets under a prefix of its own in the store."""
+    """Number of the generation: each meets under a prefix of its own in the store."""
     meeting: list[str | int]
-    """Where the driver's store is: see `rendezvous.Meeting.place`."""
+    """Place of the driver's store: see `rendezvous.Meeting.place`."""
     threads: int
     environment: dict[str, str]
-    """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to
-    see."""
+    """Variables that must be set before the process starts: for the allocator, and the one GPU that the rank sees."""
 
 
 def main() -> NoReturn:
@@ -90,8 +89,7 @@ def main() -> NoReturn:
 
 
 def _failure(e: BaseException) -> dict[str, Any]:
-    """What the driver is told of an error; its traceback goes to the log. What is secret in URLs is left out of
-    both."""
+    """The message to the driver about an error. Its traceback goes to the log; secrets in URLs are left out of both."""
     from ...storage.errors import MillraceError
     from ...storage.urls import without_secrets
 
@@ -109,8 +107,8 @@ def _follow_lifeline() -> None:
 
 
 def _follow_orders(store: Any, generation: int, stop: threading.Event, save: threading.Event) -> None:
-    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. A store that does not answer is a
-    driver that is gone."""
+    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. If the store does not answer, the
+    driver is gone."""
     order, done = f"{generation}/order", ""
     while True:
         time.sleep(ORDER_S)
@@ -146,13 +144,13 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .rendezvous import connect
 
     leave_compiler_out()
-    # What is loaded by now stays: no collection need look at it again.
+    # Everything loaded by now stays, so collections need not look at it.
     gc.freeze()
     clock, stop, save, ledger = Clock(), threading.Event(), threading.Event(), Ledger()
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
-    # A connection of its own: a wait for peers holds the other one.
+    # On its own connection, since a wait for peers blocks the other one.
     threading.Thread(
         target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True
     ).start()
@@ -172,7 +170,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             slow_peer_warning_s=job.cluster.slow_peer_warning_s,
         )
 
-    meeting = dist.PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting))  # pyright: ignore[reportPrivateImportUsage]
+    store = connect(spec.meeting)
+    meeting = dist.PrefixStore(f"{spec.generation}/gloo", store)  # pyright: ignore[reportPrivateImportUsage]
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
     reporting, alive = None, lambda: True
@@ -225,8 +224,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
 
 
 class _Teller:
-    """Events as messages; of many steps a second only some, and none that the driver hears from the first rank
-    already."""
+    """Sends events as messages: steps at intervals, and none that the driver hears from the first rank already."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None], steps: bool) -> None:
         self._tell, self._steps = tell, steps

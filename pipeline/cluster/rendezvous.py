@@ -1,8 +1,8 @@
 """The store in which the ranks of a run find each other and read the driver's orders.
 
-Torch's stores ask nobody who they are: whoever reaches one may list, read and change what is in it. So ranks on the
-driver's own machine meet in a file in a folder that only their user can open; only ranks on a cluster that runs
-already, which may be on other machines, meet at a port of the driver's.
+Torch's stores have no authentication: anyone who reaches one may list, read and change its contents. So ranks on the
+driver's own machine meet in a file in a folder that only their user can open. Only ranks on a cluster that runs
+already, which may be on other machines, meet at a port of the driver.
 """
 
 import socket
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class Meeting:
-    """The driver's end: a store for each generation of ranks."""
+    """The stores of a run, in the driver: one for each generation of ranks."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._folder = self._server = None
@@ -29,7 +29,7 @@ class Meeting:
         host = cluster.host
         self._host = host
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
+        # The socket is bound here, since a store that binds by itself listens on every address of the machine.
         self._server = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             host,
             listener.getsockname()[1],
@@ -40,12 +40,12 @@ class Meeting:
         )
 
     def store(self, generation: int) -> Store:
-        """The store of a generation. A file serves one alone: a rank that is killed while it writes may leave half an
-        entry."""
+        """The store of a generation. A file serves only one, since a rank that is killed while it writes may leave half
+        an entry."""
         return connect(self.place(generation)) if self._server is None else self._server
 
     def place(self, generation: int) -> list[str | int]:
-        """What the ranks of a generation `connect` to: a file, or a host and a port."""
+        """The place that ranks of a generation `connect` to: a file, or a host and a port."""
         if self._server is not None:
             return [self._host, self._server.port]
         assert self._folder is not None
@@ -64,4 +64,5 @@ def connect(place: list[str | int]) -> Store:
         store = dist.FileStore(str(place[0]), -1)  # pyright: ignore[reportPrivateImportUsage]
         store.set_timeout(timeout)
         return store
-    return dist.TCPStore(str(place[0]), int(place[1]), is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
+    host, port = str(place[0]), int(place[1])
+    return dist.TCPStore(host, port, is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]

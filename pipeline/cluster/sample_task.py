@@ -1,4 +1,4 @@
-"""The Dask task that samples one bulk into the run's queue. It gives back a receipt, never the bulk."""
+"""The Dask task that samples one bulk into the run's queue. It returns a receipt, never the bulk."""
 
 import sys
 import threading
@@ -11,12 +11,12 @@ from typing import Any
 from ...storage.queue.bulk_codec import packed_bytes
 
 PUT_S = 60.0
-"""A put into a queue without a bound waits for the disk alone."""
+"""Longest wait of a put: the queue has no bound here, so only the disk can delay it."""
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """What a worker must know to sample any bulk of a run; equal orders share what they have opened."""
+    """Arguments of a run's sampling tasks. Tasks with equal orders share the data that a worker has opened."""
 
     job: str
     """The resolved configuration, as JSON."""
@@ -55,7 +55,7 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     }
 
 
-# One run at a time is the rule; a second order displaces the first, and its memory goes with it.
+# Runs usually follow each other: a second order replaces the first, and frees its memory.
 _opening = threading.Lock()
 
 
@@ -78,8 +78,8 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     job = Job.model_validate_json(order.job)
     prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
     assert isinstance(prepared.system.sample, Sampled)
-    # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be
-    # asked for again.
+    # The driver counts for all producers. This end keeps no record of its puts, since a bulk that was dropped may be
+    # requested again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
     plan = seed_plan(job, prepared.dataset)

@@ -1,8 +1,7 @@
-"""The driver's account of sampling: which bulks are asked of the workers, which wait, which are done with.
+"""Sampling by Dask tasks: the driver requests bulks in order and tracks which are sampled, waiting, or released.
 
-Bulks are asked for in order, a few at a time, while the bytes that wait for the ranks stay within the queue's bound. As
-many as one step can need together are asked for whatever the bound, so that one that is too small is slow and never
-stuck.
+A few bulks are requested at a time, while the bytes that wait for ranks stay within the queue's bound. As many as one
+step can need are requested whatever the bound, so that a bound that is too small makes a run slow but never stuck.
 """
 
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from .sample_task import SampleOrder, sample_bulk
 from .scheduler_watch import cancel, lost_scheduler
 
 RECEIPT_S = 1.0
-"""The receipt of a task that is done comes within this time while its worker lives."""
+"""Longest wait for the receipt of a task that is done, while its worker lives."""
 PER_PRODUCER = 2
-"""Tasks under way for each producer: one that samples, and one that waits for it, so that it never waits for the
+"""Tasks submitted for each producer: one that samples, and one that waits, so that a producer never waits for the
 driver."""
 
 
@@ -26,10 +25,10 @@ class BulkFlow:
 
     Args:
         client: of the cluster.
-        order: what to sample.
-        queue: the driver's own end of the queue, which counts bytes and drops what every rank has released.
-        run: a word that tells this run's keys from another's.
-        generation: of the ranks.
+        order: arguments of all sampling tasks.
+        queue: the driver's end of the queue, which counts bytes and drops bulks that every rank has released.
+        run: a word that makes this run's task keys unique.
+        generation: number of the generation of ranks.
         first: (epoch, bulk) to begin with.
         last_epoch: exclusive.
         num_bulks: in an epoch.
@@ -63,9 +62,9 @@ class BulkFlow:
         self._running: dict[tuple[int, int], Future] = {}
         self._mean_bytes = 0.0
         self.bulks = 0
-        """Sampled so far."""
+        """Bulks sampled so far."""
         self.seconds = 0.0
-        """Of sampling, over all workers."""
+        """Seconds of sampling, over all workers."""
 
     def _missing(self, first: tuple[int, int], last_epoch: int, num_bulks: int) -> Iterator[tuple[int, int]]:
         for epoch in range(first[0], last_epoch):
@@ -76,7 +75,7 @@ class BulkFlow:
 
     @property
     def done(self) -> bool:
-        """Whether every bulk is in the queue."""
+        """True if every bulk is in the queue."""
         return self._next is None and not self._running
 
     @property
@@ -85,7 +84,7 @@ class BulkFlow:
         return {**self._queue.level, "sampled": self.bulks, "seconds": self.seconds}
 
     def advance(self) -> None:
-        """Take in what has been sampled, and ask for more where there is room. Does not wait.
+        """Account for sampled bulks, and request more if there is room. Does not wait for sampling.
 
         Raises:
             RunError: a bulk could not be sampled or stored.
@@ -116,7 +115,7 @@ class BulkFlow:
         return self._queue.held_bytes + (running + 1) * self._mean_bytes <= self._queue.max_bytes
 
     def _take_in(self, future: Future) -> bool:
-        """Account for a bulk. False: its receipt went with the worker that had it, and the task is done again."""
+        """Account for a bulk. False if its receipt was lost with its worker; Dask then runs the task again."""
         try:
             receipt = future.result(timeout=RECEIPT_S)
         except TimeoutError as e:
@@ -134,11 +133,11 @@ class BulkFlow:
         return True
 
     def release(self, rank: int, epoch: int, index: int) -> None:
-        """A rank needs nothing up to and including this minibatch any more."""
+        """Note that a rank no longer needs this minibatch or any before it."""
         self._queue.release(epoch, index, rank)
 
     def close(self) -> None:
-        """Ask for no more, and let go of what is under way: a bulk that is committed all the same does no harm."""
+        """Request no more bulks and cancel running tasks. A bulk that is committed all the same does no harm."""
         self._next = None
         cancel(self._client, list(self._running.values()))
         self._running.clear()

@@ -1,4 +1,4 @@
-"""What signals ask of a command: to stop, and when; or to write a checkpoint."""
+"""Signals to a command: requests to stop it, or to write a checkpoint."""
 
 import os
 import signal
@@ -11,36 +11,36 @@ from typing import Any, NoReturn
 from ..telemetry.events import Event, StageStarted, StepDone
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C; what systemd, Slurm and Kubernetes send; the terminal is gone."""
+"""Sent by Ctrl-C; by systemd, Slurm and Kubernetes; by a terminal that closes."""
 SAVING = getattr(signal, "SIGUSR1", None)
-"""What ``sbatch --signal=USR1@60`` sends before a job's time is over."""
+"""Sent by ``sbatch --signal=USR1@60`` before a job's time is over."""
 
 
 class Requests:
-    """What a run has been asked to do so far.
+    """Requests to a run.
 
-    A run that is taking steps is stopped at the next one, with a checkpoint. At any other time (opening, partitioning,
-    starting ranks, the last evaluation) there is nothing to save that is not saved already, and it ends on the spot. It
-    is called with the run's events to know which time it is.
+    A run that is taking steps stops at the next one, with a checkpoint. At any other time (opening, partitioning,
+    starting ranks, the last evaluation) everything worth saving is saved already, and it ends at once. Call it with the
+    run's events, which tell the two apart.
     """
 
     def __init__(self) -> None:
         self.stopping = False
         self.steps = False
-        """Whether steps are being taken now."""
+        """True while steps are being taken."""
         self._saves = 0
 
     def stop(self) -> bool:
-        """Whether the run is to stop."""
+        """True if the run is to stop."""
         return self.stopping
 
     def save(self) -> bool:
-        """Whether a checkpoint was asked for since the last call."""
+        """True if a checkpoint was requested since the last call."""
         asked, self._saves = self._saves, 0
         return asked > 0
 
     def ask_to_save(self) -> None:
-        """Let the next call of `save` say so."""
+        """Request a checkpoint: the next call of `save` returns true."""
         self._saves += 1
 
     def __call__(self, event: Event) -> None:
@@ -54,19 +54,18 @@ _interrupted = threading.Event()
 
 
 def was_interrupted() -> bool:
-    """Whether a signal has ended what runs under `ended_by_signals`: whatever error follows is a consequence of
-    that."""
+    """True if a signal has ended the block of `ended_by_signals`; errors that follow are its consequences."""
     return _interrupted.is_set()
 
 
 def end_on_the_spot(number: int, frame: FrameType | None) -> NoReturn:
-    """Handler: end the command as Ctrl-C does, by an exception that lets everything be cleaned up."""
+    """Signal handler that ends the command as Ctrl-C does, by an exception, so that everything is cleaned up."""
     if _is_importing(frame):
-        # Modules that are half imported cannot be relied on, not even to clean up.
+        # Half-imported modules cannot clean up.
         _end_at_once(number, frame)
     _interrupted.set()
     for s in STOPPING:
-        # Cleaning up takes a moment, and whoever is impatient asks again.
+        # Cleaning up takes a moment; a second signal ends it.
         signal.signal(s, _end_at_once)
     raise KeyboardInterrupt
 
@@ -86,7 +85,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let every signal of `STOPPING` end what runs here as Ctrl-C does; but for SIGHUP where it is ignored, as under
+    """Context in which each signal of `STOPPING` acts like Ctrl-C, except SIGHUP where it is ignored, as under
     ``nohup``."""
     _interrupted.clear()
     with _handled(dict.fromkeys(STOPPING, end_on_the_spot)):
@@ -95,10 +94,10 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def heeded(say: Callable[[str], None]) -> Iterator[Requests]:
-    """Let signals ask a run to stop or to save; the second request to stop ends it on the spot.
+    """Context in which signals ask a run to stop or to save; the second request to stop ends it at once.
 
     Args:
-        say: told what a signal leads to.
+        say: called with the consequence of a signal, for the user.
     """
     requests = Requests()
 
@@ -136,10 +135,10 @@ def _is_under_nohup(s: Any) -> bool:
 
 
 def leave_signals_to_driver() -> None:
-    """In a worker or a rank: do nothing on signals that reach a whole tree of processes.
+    """Ignore signals in a worker or a rank, since they may reach a whole tree of processes.
 
-    The driver has them too. It tells the others what to do, and they have to last until a checkpoint is written. They
-    end with it: each has a lifeline.
+    The driver gets them too and gives orders; the others must last until a checkpoint is written. They end with the
+    driver.
     """
     _ignore_signals()
 
@@ -151,8 +150,8 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes and threads that never see the signals of `STOPPING` and `SAVING`; those that come meanwhile are
-    dealt with after."""
+    """Context in which new processes and threads block the signals of `STOPPING` and `SAVING`. This thread handles
+    those that arrive after the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING + ((SAVING,) if SAVING is not None else ()))
     try:
         yield
@@ -161,20 +160,20 @@ def kept_from_children() -> Iterator[None]:
 
 
 def quiet_start() -> None:
-    """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt; let
-    `SAVING` pass."""
+    """Handle signals until a command has installed its own handlers: end without a traceback, with the exit code of an
+    interrupt; ignore `SAVING`."""
     for s in STOPPING:
         if not _is_under_nohup(s):
             signal.signal(s, _end_at_once)
     if SAVING is not None:
-        # There is nothing to save yet, and the signal's own default would end the command.
+        # There is nothing to save yet, and the default action would end the command.
         signal.signal(SAVING, lambda number, frame: None)
 
 
 def quiet_end() -> None:
-    """Ignore signals from here on: the command is done, and its exit code says how it went.
+    """Ignore signals from here on: the command is done, and its exit code is decided.
 
-    While the interpreter shuts down it gives signals with Python handlers their defaults back, and those kill. Ignored
-    ones stay ignored.
+    While the interpreter shuts down, signals with Python handlers get their default action back, which kills. Ignored
+    signals stay ignored.
     """
     _ignore_signals()

@@ -1,5 +1,4 @@
-"""Who has stopped answering: ranks, workers and the scheduler that are frozen, or whose machine hangs, rather than
-dead."""
+"""Detection of ranks, workers and schedulers that are not dead but have stopped answering."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -7,16 +6,16 @@ from typing import Any
 
 
 class Silence:
-    """Names everyone whose sign of life has not changed for a while: once, and again when it has lasted twice as long.
+    """Notes each process whose sign of life has not changed for a while, and again when that has lasted twice as long.
 
-    A sign of life is any value that its owner keeps changing. It is compared with the one before, never with a clock:
-    those of several machines differ.
+    A sign of life is any value that its process keeps changing. It is compared with its previous value, never with a
+    clock, since clocks of several machines differ.
     """
 
     def __init__(self, note_s: float, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            note_s: seconds of silence that are worth a note.
+            note_s: seconds of silence before a note.
             tell: called with a sentence.
             clock: in seconds.
         """
@@ -25,11 +24,10 @@ class Silence:
         self._due: dict[str, float] = {}
 
     def look(self, signs: Mapping[str, Hashable]) -> dict[str, float]:
-        """Take in the signs of life of all that should have one, by name; who is left out is no longer expected to have
-        any.
+        """Take in current signs of life by name; a name that is left out is no longer watched.
 
         Returns:
-            Seconds of silence of each that has been silent for `note_s`.
+            Seconds of silence by name, of those that have been silent for `note_s`.
         """
         now = self._clock()
         for gone in self._signs.keys() - signs.keys():
@@ -49,14 +47,13 @@ class Silence:
 
 
 def beats(records: Mapping[str, Mapping[str, Any]], metric: str, run: str, generation: int) -> dict[int, int]:
-    """How many signs of life each rank of a generation has given, as its worker counts them: by rank, those that have
-    given one.
+    """Number of signs of life of each rank of a generation, as its worker counts them; ranks without one are left out.
 
     Args:
         records: of the workers, by address, as `Scheduler.identity` gives them.
-        metric: under which workers tell of their ranks.
-        run: whose ranks.
-        generation: of the ranks.
+        metric: name of the metric in which workers report their ranks.
+        run: topic of the run.
+        generation: number of the generation.
     """
     message = (message for record in records.values() for message in (record.get("metrics") or {}).get(metric) or [])
     return {

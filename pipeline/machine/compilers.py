@@ -1,5 +1,4 @@
-"""The compilers of C and C++ that torch's and Triton's own compilers call, and what is missing where a job needs
-one."""
+"""The C and C++ compilers that torch.compile and Triton call."""
 
 import os
 import shutil
@@ -12,39 +11,39 @@ from ..config.load import Job
 
 
 def cxx_compiler() -> str | None:
-    """The path of what `torch.compile` calls for kernels of a CPU: ``$CXX``, or g++ (clang++ on macOS); None: it is not
-    there."""
+    """Path of the compiler that `torch.compile` calls for CPU kernels: ``$CXX``, or g++ (clang++ on macOS); None if
+    there is none."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 
 def c_compiler() -> str | None:
-    """The path of what Triton calls for its launchers: ``$CC``, or gcc, or clang; None: it is not there."""
+    """Path of the compiler that Triton calls for its launchers: ``$CC``, or gcc, or clang; None if there is none."""
     given = os.environ.get("CC")
     return shutil.which(given) if given is not None else shutil.which("gcc") or shutil.which("clang")
 
 
 def python_headers() -> Path:
-    """Where the header of Python's C interface is, or would be."""
+    """Path of the header of Python's C interface, which may not exist."""
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
 def check_compiler(job: Job) -> None:
-    """Refuse to compile a model in this process without what that calls. Sampling and evaluating do not need it.
+    """Check that a model can be compiled in this process, if the job compiles it. Only training does.
 
     Raises:
-        InputError: the job wants that, and there is none.
+        InputError: the compiler or Python's headers are missing.
     """
     if not job.train.compile:
         return
     kind, variable, found = ("C++", "CXX", cxx_compiler()) if job.device == "cpu" else ("C", "CC", c_compiler())
     if not (headers := python_headers()).exists():
         raise InputError(
-            f"train.compile is true, but {headers} was not found, which all that torch.compile makes includes; install Python's headers, "
-            "such as python3-dev, or leave train.compile out"
+            f"train.compile is true, but {headers} was not found, which all code of torch.compile includes; "
+            "install Python's headers, such as python3-dev, or leave train.compile out"
         )
     if found is None:
         named = f" (${variable} is {os.environ[variable]!r})" if variable in os.environ else ""
         raise InputError(
-            f"train.compile is true, but no {kind} compiler was found{named}, which torch.compile calls; install one, such as GCC, name it "
-            f"in ${variable}, or leave train.compile out"
+            f"train.compile is true, but no {kind} compiler was found{named}, which torch.compile calls; "
+            f"install one, such as GCC, name it in ${variable}, or leave train.compile out"
         )

@@ -1,6 +1,6 @@
-"""Which GPU each rank has, and what is missing where ranks are to have one.
+"""GPUs of ranks: checks, and the assignment of GPUs to ranks.
 
-Nothing is imported that a worker does not need: workers are asked for their GPUs by a function of this file.
+Workers run a function of this module to report their GPUs, so it imports nothing that they do not need.
 """
 
 import os
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 INSTALL = "pip install 'millrace-gnn[gpu]'"
 BY_UCX = ("enable_tcp_over_ucx", "enable_nvlink", "enable_infiniband", "enable_rdmacm")
-"""Options of dask-cuda with which it chooses UCX."""
+"""Options that make dask-cuda use UCX."""
 SET_HERE = ("CUDA_VISIBLE_DEVICES", "n_workers", "threads_per_worker", "memory_limit", "local_directory")
 """Options of dask-cuda that follow from the job."""
 
 
 def backend(job: Job) -> Literal["nccl", "gloo"]:
-    """What the ranks of a job talk over.
+    """The communication backend of a job's ranks.
 
-    Ranks that are to go on when one is lost must see which sum it broke, and NCCL does not say.
+    Ranks that go on when one is lost must know which sum it broke, and NCCL does not report that.
     """
     on_gpus = job.device == "cuda" and job.cluster.on_rank_loss != "continue"
     return job.cluster.backend or ("nccl" if on_gpus else "gloo")
 
 
 def own_device() -> "torch.device":
-    """What ``device = "cuda"`` is in this process: its first GPU, or, in Triton's interpreter, the host.
+    """The device for ``device = "cuda"`` in this process: its first GPU, or the host under Triton's interpreter.
 
     Raises:
         MissingExtraError: Triton is not installed.
@@ -53,16 +53,18 @@ def own_device() -> "torch.device":
             return torch.device("cpu")
     if not torch.backends.cuda.is_built():
         raise InputError(
-            f'{message} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"'
+            f"{message} this torch ({torch.__version__}) is built without CUDA; "
+            'install one with it, or use device = "cpu"'
         )
     if not torch.cuda.is_available():
         raise InputError(
-            f"{message} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: run on a machine with a GPU and its "
-            'driver, or use device = "cpu"'
+            f"{message} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: "
+            'run on a machine with a GPU and its driver, or use device = "cpu"'
         )
     if not has_triton:
         raise MissingExtraError(
-            f'{message} Triton is not installed, which its kernels are written in; install triton, or use device = "cpu"'
+            f"{message} Triton is not installed, which its kernels are written in; "
+            'install triton, or use device = "cpu"'
         )
     return torch.device("cuda", 0)
 
@@ -78,7 +80,7 @@ def _why_none() -> str:
 
 
 def check_gpus(job: Job) -> None:
-    """Refuse a job for GPUs where its ranks cannot have any. Ranks of a cluster that runs elsewhere look for themselves
+    """Check that the ranks of a job can have GPUs. On a cluster that runs already, ranks check for themselves
     (`take`).
 
     Raises:
@@ -91,7 +93,8 @@ def check_gpus(job: Job) -> None:
     own_device()
     if on_cluster and find_spec("dask_cuda") is None:
         raise MissingExtraError(
-            'device is "cuda" and executor is "dask", but dask-cuda is not installed, which starts a worker for each GPU; '
+            'device is "cuda" and executor is "dask", but dask-cuda is not installed, '
+            "which starts a worker for each GPU; "
             f'{INSTALL}, or train one rank with executor = "inline"'
         )
     if on_cluster and backend(job) == "nccl":
@@ -101,22 +104,24 @@ def check_gpus(job: Job) -> None:
 
 
 def check_cluster(job: Job) -> None:
-    """Refuse, before anything is written, options of a cluster that do not fit the device of its ranks, or each other.
+    """Check, before anything is written, that the options of a cluster fit the device of its ranks and each other.
 
     Raises:
-        InputError: they do not, or there are fewer GPUs here than ranks that want one each.
+        InputError: they do not fit, or there are fewer GPUs here than ranks that need one each.
         MissingExtraError: RMM or UCX is asked for and not installed.
     """
     c, options = job.cluster, job.cluster.cuda
     given = ", ".join(f"cluster.cuda.{name}" for name in options)
     if c.backend == "nccl" and job.device != "cuda":
         raise InputError(
-            f'cluster.backend is "nccl", but device is "{job.device}", whose ranks talk over gloo; leave cluster.backend out'
+            f'cluster.backend is "nccl", but device is "{job.device}", whose ranks talk over gloo; '
+            "leave cluster.backend out"
         )
     if c.backend == "nccl" and c.on_rank_loss == "continue":
         raise InputError(
-            'cluster.backend is "nccl" and cluster.on_rank_loss is "continue", but ranks that go on without another must see which sum it '
-            'broke, and NCCL does not say; use cluster.backend = "gloo" or on_rank_loss = "restart"'
+            'cluster.backend is "nccl" and cluster.on_rank_loss is "continue", but ranks that go on without another '
+            "must see which sum it broke, and NCCL does not say; "
+            'use cluster.backend = "gloo" or on_rank_loss = "restart"'
         )
     if options and job.device != "cuda":
         raise InputError(f'{given} is given, but device is "{job.device}"; leave it out, or use device = "cuda"')
@@ -134,8 +139,8 @@ def check_cluster(job: Job) -> None:
         )
     if wants_ucx and not c.insecure:
         raise InputError(
-            "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; leave it out, or set "
-            "cluster.insecure = true where you trust them all"
+            "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; "
+            "leave it out, or set cluster.insecure = true where you trust them all"
         )
     wants_rmm = any(value for name, value in options.items() if name.startswith("rmm_"))
     for asked, module, what in ((wants_ucx, "distributed_ucxx", "UCX"), (wants_rmm, "rmm", "RMM")):
@@ -149,7 +154,7 @@ def check_cluster(job: Job) -> None:
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    """Refuse options that dask-cuda does not have, where it is installed, and those that follow from the job."""
+    """Check that dask-cuda, if it is installed, has these options, and that none of them follows from the job."""
     try:
         from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -158,28 +163,28 @@ def _check_names(options: Mapping[str, Any]) -> None:
     known = [p.name for p in of_dask_cuda if p.kind is not Parameter.VAR_KEYWORD and p.name not in SET_HERE]
     if unknown := next((name for name in options if name not in known), None):
         raise InputError(
-            f"cluster.cuda.{unknown} is given, but is no option of dask-cuda that can be set{nearest(unknown, known)}; expected "
-            f"{', '.join(known)}"
+            f"cluster.cuda.{unknown} is given, but is no option of dask-cuda that can be set{nearest(unknown, known)}; "
+            f"expected {', '.join(known)}"
         )
 
 
 def uses_ucx(options: Mapping[str, Any]) -> bool:
-    """True where Dask's own messages are to travel by UCX."""
+    """True if Dask's own messages use UCX."""
     return str(options.get("protocol")).startswith("ucx") or any(options.get(name) for name in BY_UCX)
 
 
 def _too_many(ranks: int, gpus: int, where: str) -> str:
     return (
-        f"{ranks} ranks want a GPU each under NCCL, but {where} has {gpus}; use ranks = {gpus}, or more GPUs, or let ranks share them with "
-        'cluster.backend = "gloo"'
+        f"{ranks} ranks want a GPU each under NCCL, but {where} has {gpus}; use ranks = {gpus}, or more GPUs, "
+        'or let ranks share them with cluster.backend = "gloo"'
     )
 
 
 def visible() -> list[str]:
-    """The GPUs that a process started here would see, in its order: what `VISIBLE` says, or numbers of all."""
+    """The GPUs that a process started here would see, in its order: those in `VISIBLE`, or the numbers of all."""
     given = os.environ.get(VISIBLE)
     if given is not None:
-        # What comes after a GPU that is none does not count.
+        # CUDA ignores everything after an invalid entry.
         return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, given.split(","))))
     import torch
 
@@ -187,16 +192,15 @@ def visible() -> list[str]:
 
 
 def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
-    """The worker of each rank, and its GPU as `VISIBLE` is to name it.
+    """The worker of each rank, and its GPU as `VISIBLE` names it.
 
-    Workers take turns. A rank gets, of those GPUs that its worker sees, the first that fewest ranks of its host have: a
-    worker of dask-cuda names its own GPU first and then all others; workers that were started without it may all see
-    all.
+    Workers take turns. Of the GPUs that its worker sees, a rank gets the first one that has the fewest ranks on its
+    host: a worker of dask-cuda names its own GPU first and then all others; workers started without it may all see all.
 
     Args:
         ranks: P.
-        seen: what `visible` says on each worker, by address, in the order of turns.
-        shared: whether ranks may share a GPU.
+        seen: result of `visible` on each worker, by address, in the order of turns.
+        shared: true if ranks may share a GPU.
 
     Raises:
         InputError: no worker sees a GPU, or there are too few for ranks that may not share them.
@@ -218,8 +222,8 @@ def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> 
                 continue
             if not places:
                 raise InputError(
-                    f'device is "cuda", but none of the {len(seen)} workers sees a GPU; start them by dask-cuda (`dask cuda worker`) where '
-                    f'there are GPUs, or use device = "cpu"'
+                    f'device is "cuda", but none of the {len(seen)} workers sees a GPU; start them by dask-cuda '
+                    '(`dask cuda worker`) where there are GPUs, or use device = "cpu"'
                 )
             raise InputError(
                 _too_many(ranks, len(places), f"the cluster (by host, what its workers name in {VISIBLE})")
@@ -228,8 +232,8 @@ def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> 
 
 
 def take() -> "torch.device":
-    """Make this process's first GPU, the only one that a rank sees, torch's own, and return it. Raises what
-    `own_device` raises."""
+    """Make this process's first GPU, the only one that a rank sees, torch's current device. Raises like
+    `own_device`."""
     import torch
 
     device = own_device()

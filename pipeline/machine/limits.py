@@ -1,4 +1,4 @@
-"""What a run needs of the system before it starts processes, and what to do where there is too little of it."""
+"""Limits of the system: checks before processes start, and errors for resources that run out."""
 
 import errno
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 from ...storage.errors import InputError
 
 FILES = 128
-"""Open files of a driver: modules, sockets, the run's own."""
+"""Open files of a driver: modules, sockets, files of the run."""
 FILES_PER_PROCESS = 16
-"""More of them for each worker and rank: pipes and connections."""
+"""Additional open files for each worker and rank: pipes and connections."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_open_files(processes: int) -> None:
-    """Raise this process's limit of open files as far as it may, where it is too low for so many children.
+    """Raise this process's limit of open files if it is too low for that many children.
 
     Raises:
-        InputError: it may not be raised far enough.
+        InputError: the hard limit is too low.
     """
     try:
         import resource
-    except ImportError:  # no such limit there
+    except ImportError:  # Windows has no such limit
         return
     needed = FILES + FILES_PER_PROCESS * processes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -28,13 +28,14 @@ def check_open_files(processes: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
-            f"a process may open {hard} files here, but {processes} workers and ranks need {needed}; raise the limit (ulimit -n)"
+            f"a process may open {hard} files here, but {processes} workers and ranks need {needed}; "
+            "raise the limit (ulimit -n)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def cause_in_system(error: BaseException | None) -> OSError | None:
-    """The first error of the system's in a chain of errors."""
+    """The first error of the operating system in a chain of errors."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

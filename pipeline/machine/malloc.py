@@ -1,14 +1,14 @@
-"""Settings of the allocator that a rank's process starts with."""
+"""Allocator settings of a rank's process."""
 
 import os
 
 
 def allocator(keep_bytes: int) -> dict[str, str]:
-    """Settings that let a rank use its freed memory again: fresh pages for the tensors of every step cost up to half of
-    its time.
+    """Environment variables that let a rank reuse freed memory: fresh pages for the tensors of every step cost up to
+    half of its time.
 
-    Large blocks then come from the heap, in huge pages, and the heap shrinks only by what is free beyond `keep_bytes`
-    at its end.
+    Large blocks then come from the heap, in huge pages, and the heap shrinks only by free memory beyond `keep_bytes` at
+    its end.
     """
     if not keep_bytes or "GLIBC_TUNABLES" in os.environ:
         return {}

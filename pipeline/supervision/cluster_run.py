@@ -87,7 +87,8 @@ class ClusterRun:
         if found is None:
             return "no checkpoint was written yet: the same command with --resume begins anew"
         cursor = found[0]
-        return f"the last checkpoint is of phase {cursor.phase}, step {cursor.step}: run the same command with --resume to go on"
+        where = f"phase {cursor.phase}, step {cursor.step}"
+        return f"the last checkpoint is of {where}: run the same command with --resume to go on"
 
     def _cut(self) -> Path | None:
         """Write the parts that are not there yet."""

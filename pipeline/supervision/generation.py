@@ -1,8 +1,9 @@
 """One generation: a try of all ranks, from their start to their end.
 
-Each rank is the child of a Dask task (`rank_host`). Ranks meet in a store of the driver (`rendezvous`) under a prefix of
-the generation, so that nothing of a dead generation reaches the next. When a rank is lost, the others are ended; or, if
-they can do without it for a while and are to, are told who is left (`stages.comm.survivors`) and end with their phase.
+Each rank is the child of a Dask task (`rank_host`). Ranks meet in a store of the driver (`rendezvous`) under a prefix
+of the generation, so that nothing of a dead generation reaches the next. When a rank is lost, the others are ended; or,
+if they can do without it for a while and are to, are told who is left (`stages.comm.survivors`) and end with their
+phase.
 """
 
 import json

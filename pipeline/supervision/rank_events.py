@@ -11,8 +11,8 @@ from ..telemetry.events import Emit
 class RankEvents:
     """Passes on the events of the first rank that is left, and the notes and heartbeats of all.
 
-    Each epoch is emitted once, whichever rank is lost: the first rank may have finished an epoch and died before it said
-    so, and the next one told it at its own time.
+    Each epoch is emitted once, whichever rank is lost: the first rank may have finished an epoch and died before it
+    said so, and the next one told it at its own time.
 
     Args:
         messages: of all ranks and generations, as `rank_host` sends them.

@@ -67,7 +67,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill
         meeting=run.meeting.place(generation),
         threads=job.threads or max(1, (os.cpu_count() or 1) // run.ranks),
         environment={
-            # Steps over minibatches free memory and take the same again. A full batch is kept, and would only hold more.
+            # Steps over minibatches free memory and take it again; full batches keep theirs, and would only hold more.
             **(allocator(job.cluster.keep_freed_bytes) if run.prepared.frees_steps else {}),
             **placed.variables[rank],
         },

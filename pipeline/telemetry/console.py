@@ -22,14 +22,14 @@ from rich.progress import (
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 
 QUIET_S = 2.0
-"""Plain output says something about work that has gone on for this long, and not more often."""
+"""Shortest interval between two lines of progress in plain output."""
 LATE_S = 2.0
-"""Plain output names a stage that has gone on for this long."""
+"""Time after which plain output names a stage."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # Rich ends the process here, but a run is worth more than the log that nobody reads any more.
+        # Rich would end the process, but a run is worth more than a log that nobody reads any more.
         self.quiet = True
 
 
@@ -38,7 +38,7 @@ class Terminal:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or _Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        # FORCE_COLOR makes rich take a log file for a terminal, where a live bar would be garbage.
+        # With FORCE_COLOR rich takes a log file for a terminal; a live bar would fill it with garbage.
         self._live = self.console.is_terminal and not self.console.is_dumb_terminal and self.console.file.isatty()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -88,7 +88,7 @@ class Terminal:
                 elif stage == "train":
                     self._print(text)
                 else:
-                    # A stage that is over soon is not worth a line; one that goes on is.
+                    # Stages that end soon get no line.
                     self._settle()
                     self._late = threading.Timer(LATE_S, self._print, [text])
                     self._late.daemon = True
@@ -118,10 +118,9 @@ class Terminal:
 
 @contextmanager
 def heard(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
-    """Who listens to a call from Python: `emit`, and nobody else, where there is one; otherwise a `Terminal`, unless
-    that is to be quiet.
+    """The listener of a call from Python: `emit` if given, else a `Terminal` if `verbose`.
 
-    A notebook has plain lines, on standard output: it shows standard error as if something were wrong.
+    A notebook gets plain lines on standard output, since it shows standard error like an error message.
     """
     if emit is not None or not verbose:
         yield emit or silent

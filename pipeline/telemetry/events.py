@@ -1,4 +1,4 @@
-"""What the core says while it runs. It prints nothing itself: callbacks do (progress, metrics file, dashboard)."""
+"""Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Note:
-    """Something the user should know, in a sentence."""
+    """A sentence that the user should know."""
 
     text: str
 
@@ -50,7 +50,7 @@ class StepDone:
     edges: int = 0
     """Sampled edges that this rank has trained on in this step."""
     hot: dict[str, int] = field(default_factory=dict)
-    """See `Result.hot_rows`; so far."""
+    """See `Result.hot_rows`; counts so far."""
 
 
 @dataclass(frozen=True)
@@ -69,49 +69,49 @@ class EpochDone:
 
 @dataclass(frozen=True)
 class Pulse:
-    """Where a rank stands and what it has used so far, told at intervals; the last one is told at its end.
+    """Position and resource use of a rank so far. Emitted at intervals, and once more at its end.
 
-    `seconds` and `bytes` go on through a resume or a restart; all other counts are of this life of the rank.
+    `seconds` and `bytes` go on through a resume or a restart; all other counts begin with the process.
     """
 
     rank: int
     stage: str
-    """What the rank is in the middle of: a name of `seconds`, or nothing."""
+    """The stage that the rank is in: a name of `seconds`, or empty."""
     epoch: int
-    """Of the last step; -1 before the first, likewise `step`."""
+    """Epoch of the last step; -1 before the first, like `step`."""
     step: int
     loss: float | None
-    """Of this rank's seeds in the last step."""
+    """Loss of this rank's seeds in the last step."""
     steps: int
     edges: int
     """Sampled edges that were trained on."""
     seconds: dict[str, float]
-    """By stage, work under way included; those of `Result.seconds`, of this rank alone. ``train`` holds others."""
+    """Seconds of this rank by stage, as in `Result.seconds`, including work in progress. ``train`` contains others."""
     bytes: dict[str, dict[str, int]]
-    """By channel and kind, as in `Result.bytes`; kinds of which there were none are left out."""
+    """Bytes by channel and kind, as in `Result.bytes`; zeros are left out."""
     sent_to: dict[str, dict[str, list[int]]]
-    """Bytes of messages to one rank, by channel and kind, for each rank; kinds that went to none are left out. What all
-    ranks sum up goes round a ring and is not among them."""
+    """Bytes sent to each rank, by channel and kind; zeros are left out. All-reduces go round a ring and are not
+    included."""
     rss_bytes: int
     queue: dict[str, int]
-    """What waits in the queue that this rank fills: ``bulks`` and ``bytes``, and the ``bound`` in bytes; nothing where
-    others fill it."""
+    """Contents of the queue that this rank fills: ``bulks``, ``bytes`` and their ``bound``; empty where others fill
+    it."""
     hot: dict[str, int]
     """See `Result.hot_rows`."""
 
 
 @dataclass(frozen=True)
 class QueueLevel:
-    """What waits in the queue that sampling tasks fill."""
+    """Contents of the queue that sampling tasks fill."""
 
     bulks: int
     bytes: int
     bound: int
-    """Of `bytes`."""
+    """Upper bound of `bytes`."""
     sampled: int
-    """Bulks so far, in this life of the run."""
+    """Bulks sampled since the run began or was resumed."""
     seconds: float
-    """Of sampling them, over all workers."""
+    """Seconds of sampling them, over all workers."""
 
 
 Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone | Pulse | QueueLevel
@@ -119,11 +119,11 @@ Emit = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
-    """Listen to nothing."""
+    """Ignore an event."""
 
 
 def both(*listeners: Emit) -> Emit:
-    """One listener that hands every event to each of these."""
+    """A listener that passes every event to each of several."""
 
     def emit(event: Event) -> None:
         for listener in listeners:

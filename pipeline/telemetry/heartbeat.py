@@ -1,4 +1,4 @@
-"""A rank's pulse: what it is doing and has used, told at intervals from a thread of its own."""
+"""Heartbeat of a rank: a thread emits the rank's position and resource use at intervals."""
 
 import math
 import threading
@@ -14,16 +14,16 @@ from .events import Emit, Event, Pulse, StepDone
 from .timers import Clock
 
 FIRST_S = 0.25
-"""Between the first beats."""
+"""Interval between the first beats."""
 STEADY_BEATS = 80
-"""After so many beats the interval doubles: short runs are told in detail, and the record of a long one stays small."""
+"""Beats after which the interval doubles: short runs are recorded in detail, long ones take little room."""
 SHOWN_S = 1.0
-"""Between the beats of a pulse that somebody watches, at most."""
+"""Longest interval between the beats that a dashboard shows."""
 
 
 class Heartbeat:
-    """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes
-    on."""
+    """Context manager that emits a `Pulse` at intervals, and once more at the end. Call it with the rank's events; it
+    passes them on."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class Heartbeat:
     ) -> None:
         """
         Args:
-            rank: whose pulse it is.
-            clock: the rank's.
-            ledger: the rank's.
-            queue: that the rank fills itself, if it does.
-            emit: called from the thread too.
-            show: called, once the interval is longer than `SHOWN_S`, with the beats in between, which need not be kept.
+            rank: number of the rank.
+            clock: counts the rank's seconds.
+            ledger: counts the rank's bytes.
+            queue: the queue that the rank fills, if it does.
+            emit: called with events, also from the thread.
+            show: called every `SHOWN_S`, once the interval is longer, with pulses that are not recorded.
             first_s: seconds between the first beats.
         """
         self._rank, self._clock, self._ledger, self._emit = rank, clock, ledger, emit
@@ -106,8 +106,8 @@ class Heartbeat:
 
 
 METRIC = "millrace"
-"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, how many
-``beats`` its pulse had, the last ``pulse``, and how it ``ended``.
+"""Name of the Dask worker metric: a record for each rank that the worker holds, with ``run``, ``rank``, ``generation``,
+its number of ``beats``, the last ``pulse``, and how it ``ended``.
 
-A rank that has ended is told of once more, so that its last pulse is not lost.
+A rank that has ended is reported once more, so that its last pulse is not lost.
 """

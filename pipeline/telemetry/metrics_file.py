@@ -1,4 +1,4 @@
-"""The record of a run's events, a line of JSON each: what the report is made of."""
+"""The record of a run's events, a line of JSON each, from which reports are made."""
 
 import json
 import math
@@ -14,21 +14,21 @@ from ...storage.urls import without_secrets
 from .events import Emit, Event, Pulse, QueueLevel, StepDone
 
 KEPT = 100_000
-"""Events of a kind that are all written down; of the next so many every second one, then every fourth, and so on."""
+"""Number of events of a kind that are all written; then every second one of as many, every fourth, and so on."""
 OFTEN = (StepDone, Pulse, QueueLevel)
-"""Events that go on as long as a run does, several a second. All others are few."""
+"""Kinds of events that come several times a second for the whole run. All others are few."""
 
 
 @contextmanager
 def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
-    """Write events to a file, and pass on those that are for people: pulses come from threads, several a second.
+    """Write events to a file, and pass on those that are for people.
 
     The file grows with the logarithm of a run's length, once it has had `KEPT` events of a kind.
 
     Args:
         path: the file.
-        emit: called with all but pulses and levels of the queue.
-        resume: add to what is there.
+        emit: called with all events but pulses and queue levels.
+        resume: append to the file.
     """
     lock = threading.Lock()
     seen: Counter[type] = Counter()
@@ -51,11 +51,11 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
 
 
 def is_kept(number: int) -> bool:
-    """Whether the event of this number, from 0 on, is written down: all of the first `KEPT`, then `KEPT` / 2 of each
-    next doubling."""
+    """True if the event of this number, from 0 on, is written: all of the first `KEPT`, then `KEPT` / 2 of each
+    doubling."""
     return number % (1 << (number // KEPT).bit_length()) == 0
 
 
 def finite(value: Any) -> Any:
-    """The value, or None where JSON has no word for it: NaN and infinity."""
+    """The value, or None for NaN and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

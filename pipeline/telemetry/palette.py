@@ -1,7 +1,7 @@
-"""How what a run tells looks to people: one colour for a stage, and one for a kind of bytes, in every picture of it.
+"""Colour palette shared by dashboard and report: one colour for each stage, and one for each kind of bytes.
 
-The colours are Okabe and Ito's, which people with any kind of colour vision tell apart, with a grey and a brown beside
-them. They read on white and on black.
+The colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart, with a grey and a
+brown. They read on white and on black.
 """
 
 STAGES = {
@@ -15,14 +15,14 @@ STAGES = {
     "sample": "#8c510a",
     "other": "#bbbbbb",
 }
-"""Of the stages that a rank's clock counts, and of the time that it counts to none."""
+"""Colours of the stages that a rank's clock counts, and of the time outside them."""
 
 STAGE_MEANINGS = {
     "forward_backward": "the model's own arithmetic, and the optimiser",
     "fetch": "gathering feature rows and building neighbourhoods; waiting for rows that other ranks send ahead of time",
     "exchange": "layers waiting for rows of other ranks",
     "queue_wait": "waiting for sampled minibatches",
-    "reduce": "adding up gradients over ranks; whoever is early waits here for the others",
+    "reduce": "adding up gradients over ranks; early ranks wait here for the others",
     "evaluate": "validation and test over full neighbourhoods, and waiting for others in it",
     "partition": "laying out what a rank sees",
     "sample": "drawing minibatches, in threads or tasks beside the ranks",
@@ -38,7 +38,7 @@ KINDS = {
     "control": STAGES["other"],
     "step": STAGES["forward_backward"],
 }
-"""Of bytes, by kind: each has the colour of the stage that moves it. ``step`` is the memory of a training step."""
+"""Colours of bytes by kind, each that of the stage that moves it. ``step`` is the memory of a training step."""
 
 KIND_MEANINGS = {
     "graph": "ids and edges",
@@ -50,4 +50,4 @@ KIND_MEANINGS = {
 }
 
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
-"""Of ranks, or of runs, in this order; after the last, from the first again with other dashes."""
+"""Colours of ranks or runs, in this order; after the last, from the first again with other dashes."""

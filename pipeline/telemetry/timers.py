@@ -1,4 +1,4 @@
-"""Seconds by stage."""
+"""Wall-clock seconds by stage."""
 
 import threading
 import time
@@ -7,23 +7,23 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Accumulates wall-clock seconds by name; parts that overlap need not add up. One thread measures; any may look."""
+    """Accumulates wall-clock seconds by name. Blocks may overlap. One thread measures; any thread may read."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds: dict[str, float] = dict(seconds or {})
         self._start = time.perf_counter()
         self._running: dict[str, float] = {}
-        """When each block under way began, the outermost first."""
+        """Start of each block in progress, the outermost first."""
         self._followed: dict[str, Callable[[], float]] = {}
         self._lock = threading.Lock()
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds so far; ``total`` is the life of this clock on top of the lives before it."""
+        """Seconds so far; ``total`` includes the clocks that this one continues."""
         with self._lock:
             return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
 
     def look(self) -> tuple[dict[str, float], str]:
-        """`snapshot` with what is under way, and the innermost block of it."""
+        """`snapshot` including blocks in progress, and the name of the innermost one."""
         with self._lock:
             now = time.perf_counter()
             seconds = {**self.seconds, "total": self.seconds.get("total", 0.0) + now - self._start}
@@ -39,7 +39,8 @@ class Clock:
 
     @contextmanager
     def following(self, **counts: Callable[[], float]) -> Iterator[None]:
-        """Count seconds that others measure; each says how many it has had since the block began, from any thread."""
+        """Count seconds that are measured elsewhere; each function returns those since the block began, in any
+        thread."""
         with self._lock:
             self._followed |= counts
         try:
@@ -52,7 +53,7 @@ class Clock:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count the time the block takes. A block within one of the same name counts with that one."""
+        """Count the time of the block. A block within one of the same name is part of that one."""
         if name in self._running:
             yield
             return

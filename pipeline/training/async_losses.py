@@ -1,4 +1,4 @@
-"""What steps say about themselves, told once the device has said it: the loop goes on meanwhile."""
+"""Losses of steps that are read from the device later, while the loop goes on."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 MOST = 64
-"""Steps whose losses may be on their way: further ahead of the device the host does not run."""
+"""Most steps that the host runs ahead of the device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +19,13 @@ class _Waiting:
 
 
 class StepLosses:
-    """Sums of losses on their way from the device, in the order of the steps."""
+    """Sums of losses that are being copied from the device, in the order of the steps."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, loss: float | Tensor, then: Callable[[float], None]) -> None:
-        """Call ``then(loss)``: at once where the number is known, else when it has come and somebody looks."""
+        """Call ``then(loss)``: at once for a number, or in a later `look` once the tensor has been copied."""
         if not isinstance(loss, Tensor):
             then(loss)
             return
@@ -36,11 +36,11 @@ class StepLosses:
         self._waiting.append(_Waiting(here, arrived, then))
 
     def look(self) -> None:
-        """Tell of what has come, and wait while too much is on its way."""
+        """Report the losses that have arrived, and wait while too many are on their way."""
         self._tell(lambda x: len(self._waiting) > MOST or x.arrived.query())
 
     def wait(self) -> None:
-        """Tell of everything."""
+        """Wait for all losses and report them."""
         self._tell(lambda _: True)
 
     def _tell(self, while_: Callable[[_Waiting], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Keep torch's compiler out of the processes that Millrace starts, as long as they compile nothing."""
+"""Keeps torch's compiler out of processes that compile nothing."""
 
 import functools
 import sys
@@ -10,11 +10,11 @@ OF_OPTIMIZERS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad"
 def leave_compiler_out() -> None:
     """Let torch's optimisers work without loading `torch._dynamo`.
 
-    As torch 2.13 has it, the first optimiser of a process loads it only to have it look away from these methods, and
-    the first step only to tell it where its graph would break: as much processor time as importing torch itself, in
-    every rank. The methods ask once and keep what they are handed; here they find themselves. A model can still be
-    compiled (`compiled`), which loads it. Not for processes of a user's, who may compile an optimiser too. Where torch
-    does it otherwise, nothing changes.
+    In torch 2.13 the first optimiser of a process imports it only to exempt these methods from compilation, and the
+    first step only to mark graph breaks. That takes as much processor time as importing torch, in every rank. The
+    methods look up their exempted version once and keep it; here they find themselves. A model can still be compiled
+    (`compiled`), which imports it. Not for a user's own process, where an optimiser may be compiled too. With a torch
+    that does this otherwise, nothing changes.
     """
     import torch
 
@@ -31,7 +31,7 @@ def leave_compiler_out() -> None:
 
 
 def _uncompiled(step: Any) -> Any:
-    """As `torch.optim.optimizer._use_grad_for_differentiable` has it, but for the breaks in the graph."""
+    """`torch.optim.optimizer._use_grad_for_differentiable` without its graph breaks."""
     import torch
 
     @functools.wraps(step)

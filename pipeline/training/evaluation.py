@@ -1,4 +1,4 @@
-"""How the ranks of a run evaluate a model: validation after epochs, and the test split in the end."""
+"""Evaluation of a model by the ranks of a run: validation after epochs, and the test split in the end."""
 
 import time
 from collections.abc import Callable
@@ -34,24 +34,24 @@ from .evaluate_together import evaluate_together
 from .hosts import machine_number, ranks_by_host, threads_of
 
 TOGETHER_BYTES = 1 << 30
-"""Ranks that have all data evaluate together as long as a rank's piece takes no more; beyond, the first one does it in
+"""Largest piece of a rank with which ranks that have all data evaluate together. With larger ones, leaders evaluate in
 bounded memory."""
 EVALUATION_EVENT_S = 2.0
-"""A long evaluation tells how far it is this often."""
+"""Interval between progress events of a long evaluation."""
 
 Score = Callable[[nn.Module, str], float | None]
-"""Accuracy on a split, None if it is empty. All ranks ask at the same time and get the same answer."""
+"""Accuracy on a split, None if it is empty. Collective: all ranks call it at once and get the same answer."""
 
 
 def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, emit: Emit) -> Score:
-    """How a run's ranks evaluate: together, each its own rows, where they hold parts; else the first rank of each
-    machine with the threads of all, or the first rank alone.
+    """Choose how ranks evaluate: together, each its own rows, if they hold parts; else the first rank of each machine
+    with the threads of all its ranks, or the first rank alone.
 
     Args:
         prepared: the run.
-        system: whose partition policy lays out each phase once (`trainer.PlacedOnce`), as this rank trains it.
-        model: what will be evaluated.
-        job: of this rank.
+        system: as this rank trains it; its partition policy places each phase once (`trainer.PlacedOnce`).
+        model: the model that will be evaluated.
+        job: facts of this rank.
         out: the run's folder, for temporary files.
         emit: called with this rank's events.
     """
@@ -59,13 +59,13 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     if isinstance(data, Part):
         trains_on_it = system.partition.evaluates_on_shares
         if prepared.system.replication > 1:
-            # Each grid column has all rows, and finds the same.
+            # Each grid column has all rows, and gets the same result.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
         return _together(
             prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job
         )
-    # Modules of the user's own may know blocks only; and rows that ranks tell each other lie on the host.
+    # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     in_parts = on_host and isinstance(model, Stack) and model.has_parts
     if (
@@ -86,7 +86,7 @@ class Leaders:
     ranks: list[int]
     """Ascending, the first among them."""
     waiting: int
-    """Ranks of this machine, whose threads are free for this one."""
+    """Number of ranks on this machine, whose threads are free for the leader."""
     group: Group | None
     """These ranks, if there are several."""
 
@@ -108,7 +108,7 @@ def _leaders(prepared: Prepared, model: nn.Module, group: Group, in_parts: bool)
 def _by_leaders(
     prepared: Prepared, policy: FetchPolicy, model: nn.Module, job: RankJob, in_parts: bool, out: Path, emit: Emit
 ) -> Score:
-    """Some ranks evaluate the whole data, in bounded memory; the others wait and are told. Rows that `policy` keeps on
+    """Leaders evaluate the whole data in bounded memory; the others wait for the result. Rows that `policy` keeps on
     the device are read there."""
     dataset, group = prepared.dataset, job.group
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
@@ -139,7 +139,7 @@ def _by_leaders(
 
 
 def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> Score:
-    """Every rank evaluates its own rows."""
+    """Each rank evaluates its own rows."""
 
     @cache
     def visits() -> tuple[Share, Visits]:
@@ -162,7 +162,7 @@ def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Sha
 
 
 def _all_of(part: Part, system: System, job: RankJob) -> Share:
-    """The rank's own part, or all parts that were made for it, where it trains on something else."""
+    """The rank's own part, or all parts made for it, where it trains on something else."""
     with job.group.counting("evaluation"):
         first, last = (system.parts_before(r) for r in (job.group.rank, job.group.rank + 1))
         if last - first > 1:
@@ -193,7 +193,7 @@ def _piece_of(prepared: Prepared, job: RankJob) -> Share:
 
 
 def _fits(prepared: Prepared, model: nn.Module, ranks: int) -> bool:
-    """Whether a rank's rows can be in memory for evaluation, with two layers' results and what is under way."""
+    """True if a rank's rows fit in memory for evaluation, with the results of two layers and temporary ones."""
     widest = max(p.shape[0] for p in model.parameters() if p.ndim > 1)
     width = prepared.outline.num_features + 4 * widest
     graph = prepared.placement.graph

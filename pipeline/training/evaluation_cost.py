@@ -73,6 +73,7 @@ def validation_note(
         return None
     edges, often = sum(n.num_edges for n in layers), "each epoch" if every == 1 else f"every {every} epochs"
     return (
-        f"a validation aggregates over {edges:,} edges, about {100 * cost / epoch:.0f} % of the work of an epoch, after {often}; "
+        f"a validation aggregates over {edges:,} edges, about {100 * cost / epoch:.0f} % of the work of an epoch, "
+        f"after {often}; "
         "set train.evaluate_every to validate less often"
     )

@@ -1,4 +1,4 @@
-"""A run that was asked to end early, as its last checkpoint has it."""
+"""Reports of a run that was stopped early, from its last checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from .trainer import RankReport, parameters_sha256, save_model
 
 
 def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
-    """What each rank would have reported at the checkpoint that it wrote when it was stopped. Nothing is evaluated, and
-    what only the processes knew, their memory, is left out. The best parameters so far become the run's model.
+    """Report of each rank at the checkpoint that was written when the run was stopped. Nothing is evaluated, and the
+    memory of the processes is unknown. The best parameters so far become the run's model.
 
     Raises:
         Interrupted: there is no checkpoint.

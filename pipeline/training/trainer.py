@@ -45,7 +45,7 @@ from .progress import Progress
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank says when it is done: plain values, so that it can come from another process."""
+    """Report of a rank that is done. Its values are plain, since they may come from another process."""
 
     rank: int
     history: list[dict[str, float]]
@@ -75,7 +75,7 @@ class RankReport:
 
 
 def parameters_sha256(module: nn.Module) -> str:
-    """Over every parameter and buffer, in the order of the module's state."""
+    """Digest of all parameters and buffers, in the order of the module's state."""
     digest = hashlib.sha256()
     for name, value in module.state_dict().items():
         digest.update(name.encode())
@@ -269,7 +269,7 @@ def _report(progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256:
 
 
 class PlacedOnce:
-    """A partition policy that lays out each phase's data once, for whoever asks."""
+    """A partition policy that places the data of each phase once, for training and evaluation."""
 
     def __init__(self, policy: PartitionPolicy) -> None:
         self._policy = policy

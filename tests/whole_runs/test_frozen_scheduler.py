@@ -23,8 +23,8 @@ SYSTEMS = {
     "sar": ("--epochs", "100"),
 }
 FLAGS = (
-    "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--ranks", "2",
-    "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_steps=15", "--json",
+    "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3",
+    "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_steps=15", "--json",
     "--set=cluster.slow_peer_warning_s=1",
 )  # fmt: skip
 LIMIT_S, GONE_S, PATIENCE_S = 3.0, 20.0, 120.0
@@ -157,8 +157,9 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
         assert code == (3 if cell.signal is None else 130), said
         assert "Traceback" not in said
         assert not psutil.wait_procs(left, timeout=GONE_S)[1], "processes outlive the command"
+    elsewhere = () if cell.is_own else ("--scheduler", other)
     again = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", *words, "--resume", *(() if cell.is_own else ("--scheduler", other))],
+        [sys.executable, "-m", "millrace.pipeline", *words, "--resume", *elsewhere],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
@@ -192,8 +193,9 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
 
 def parameters_of(system: str, out: Path) -> str:
     """Of a run to which nothing happens."""
+    words = ["run", "--system", system, *SYSTEMS[system], *FLAGS, "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", "run", "--system", system, *SYSTEMS[system], *FLAGS, "--out", str(out)],
+        [sys.executable, "-m", "millrace.pipeline", *words],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
