@@ -133,7 +133,7 @@ def train(row: Row, path: Path, seed: int, threads: int, sampler: dict[str, Any]
     """One run, by neighbour sampling unless told. Accuracies in percent; seconds of wall clock, with reading and
     evaluating."""
     start = time.perf_counter()
-    dataset = mr.open_dataset(path, options=mr.ReadOptions(**row.read), split=row.split, seed=seed)  # pyright: ignore[reportArgumentType]
+    dataset = mr.open_dataset(path, options=mr.ReadOptions(**row.read), split=row.split, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         result = mr.run(
@@ -190,7 +190,8 @@ def save(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
 def reproduce(rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the table of published figures."""
     print(
-        f"{'dataset':<18}{'model':<6}{'mean':>6}{'std':>6}{'val':>6}{'linked':>8}{'reference':>11}{'gap':>6}{'met':>5}{'s/run':>7}"
+        f"{'dataset':<18}{'model':<6}{'mean':>6}{'std':>6}{'val':>6}{'linked':>8}{'reference':>11}{'gap':>6}"
+        f"{'met':>5}{'s/run':>7}"
     )
     records = []
     for row in rows:
@@ -244,7 +245,8 @@ def compare_all(rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any
             numbers = ",".join(map(str, r["sampler"].get("fanout") or r["sampler"].get("sizes")))
             name = "every neighbour" if r["sampler"] is FULL else f"{r['sampler']['name']} {numbers}"
             print(
-                f"{row.dataset:<18}{name:<22}{r['val']:>6.1f}{r['val_gap']:>+6.1f}{r['test']:>7.1f}{r['gap']:>+6.1f}{r['gap_error']:>6.1f}"
+                f"{row.dataset:<18}{name:<22}{r['val']:>6.1f}{r['val_gap']:>+6.1f}{r['test']:>7.1f}"
+                f"{r['gap']:>+6.1f}{r['gap_error']:>6.1f}"
                 f"{'yes' if r['met'] else 'no':>5}{r['seconds']:>7.1f}",
                 flush=True,
             )

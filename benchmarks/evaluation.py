@@ -1,12 +1,13 @@
 """Exact evaluation of all nodes in comparison with DGL: time and memory, one process at a time.
 
-    python benchmarks/evaluation.py --graph products --model sage,gat --engines ours,dgl,dgl-batches --json evaluation.json
+    python benchmarks/evaluation.py --graph products --model sage,gat --engines ours,dgl,dgl-batches \
+        --json evaluation.json
 
-Three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 100 random features, 47 classes, float32.
-``dgl`` computes each layer over the whole graph at once, ``dgl-batches`` in batches of 1024 nodes with all in-neighbours.
-All engines have the same parameters, and their logits must agree. Engines take turns; every other round runs backwards.
-"peak" is the most that was resident from the moment when all was loaded, mapped pages counted. Where other work shares
-the processors, compare seconds of processors.
+Three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 100 random features, 47 classes,
+float32. ``dgl`` computes each layer over the whole graph at once, ``dgl-batches`` in batches of 1024 nodes with all
+in-neighbours. All engines have the same parameters, and their logits must agree. Engines take turns; every other round
+runs backwards. "peak" is the most that was resident from the moment when all was loaded, mapped pages counted. Where
+other work shares the processors, compare seconds of processors.
 """
 
 import argparse

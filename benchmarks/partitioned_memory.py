@@ -187,8 +187,10 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
             for key in ("c0", "beside", "predicted", "none_returned", "measured", "all", "c1_share")
         }
         print(
-            f"{p:>3}{law['rows']:>10,}{law['edges']:>13,}{mib['c0']:>7}{cells[0]:>7}{cells[1]:>10}{cells[2]:>12}{mib['c1_share']:>8}"
-            f"{mib['beside']:>13}{mib['predicted']:>11}{mib['none_returned']:>15}{mib['measured']:>10}{ratios[0]:>7.2f}{ratios[1]:>7.2f}{mib['all']:>11}",
+            f"{p:>3}{law['rows']:>10,}{law['edges']:>13,}{mib['c0']:>7}{cells[0]:>7}{cells[1]:>10}{cells[2]:>12}"
+            f"{mib['c1_share']:>8}"
+            f"{mib['beside']:>13}{mib['predicted']:>11}{mib['none_returned']:>15}{mib['measured']:>10}"
+            f"{ratios[0]:>7.2f}{ratios[1]:>7.2f}{mib['all']:>11}",
             flush=True,
         )
         report["memory"].append({**row, "seconds": record["seconds"], "memory_bytes": record["memory_bytes"]})

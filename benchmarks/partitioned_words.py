@@ -321,7 +321,8 @@ def show(args: argparse.Namespace, graph: Graph, hops: list[dict[str, Any]], lad
             messages, waits = (max(s[key] for s in r["seen"]) for key in ("messages", "waits"))
             ratio, times = r["words"] / r["formula"], r["row_words"] / r["words"]
             print(
-                f"{r['p']:>3}{r['c']:>4}{r['hop']:>5}{r['rows']:>9,}{r['words']:>9,.0f}{r['formula']:>9,.0f}{ratio:>7.2f}{r['busiest']:>9,.0f}"
+                f"{r['p']:>3}{r['c']:>4}{r['hop']:>5}{r['rows']:>9,}{r['words']:>9,.0f}{r['formula']:>9,.0f}"
+                f"{ratio:>7.2f}{r['busiest']:>9,.0f}"
                 f"{'yes' if r['exact'] else 'NO':>7}{messages:>10}{waits:>7}{r['row_words']:>13,.0f}{times:>7.1f}"
             )
     print(f"\nLADIES, {','.join(map(str, args.sizes))} nodes; all hops together")
@@ -329,6 +330,7 @@ def show(args: argparse.Namespace, graph: Graph, hops: list[dict[str, Any]], lad
     for r in ladies:
         if r["c"] < r["p"]:
             print(
-                f"{r['p']:>3}{r['c']:>4}{r['rows']:>9,}{r['words']:>9,.0f}{r['messages']:>10}{r['waits']:>7}{r['row_words']:>13,.0f}"
+                f"{r['p']:>3}{r['c']:>4}{r['rows']:>9,}{r['words']:>9,.0f}{r['messages']:>10}{r['waits']:>7}"
+                f"{r['row_words']:>13,.0f}"
                 f"{r['row_words'] / r['words']:>7.1f}"
             )

@@ -148,7 +148,8 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     for n, f in enumerate(found):
         mb = {kind: values[n] / 1e6 for kind, values in told.items()}
         print(
-            f"{f['name']:<34}{mb['features']:>10,.1f}{mb['activations']:>13,.1f}{mb['gradients']:>11,.1f}{mb['graph']:>8,.1f}"
+            f"{f['name']:<34}{mb['features']:>10,.1f}{mb['activations']:>13,.1f}{mb['gradients']:>11,.1f}"
+            f"{mb['graph']:>8,.1f}"
             f"{mb['control']:>9,.2f}  {f['how']}"
         )
     print(f"{'formula, standard':<34}{b * B * F / 1e6:>10,.1f}{b * B * 2 * rounds * hidden / 1e6:>13,.1f}")
@@ -186,7 +187,8 @@ def measure_exact(args: argparse.Namespace, report: dict[str, Any]) -> None:
     F, hidden, layers = dataset.features.num_features, 24, 3
     print(f"\nEXACT: {dataset.name}, {layers} layers of {hidden}")
     print(
-        f"{'parts':<7}{'rounding':<10}{'rows':>8}{'features':>13}{'activations':>13}{'formula':>25}{'exchanges':>11}{'equal':>7}"
+        f"{'parts':<7}{'rounding':<10}{'rows':>8}{'features':>13}{'activations':>13}{'formula':>25}"
+        f"{'exchanges':>11}{'equal':>7}"
     )
     for parts in (2, 4) if args.quick else (2, 4, 8):
         for rounding, row in {"full": lambda d: FLOAT_BYTES * d, "int8": lambda d: d + FLOAT_BYTES}.items():

@@ -304,7 +304,8 @@ def table(summaries: list[dict[str, Any]]) -> str:
         met = {True: "yes", False: "no"}.get(s.get("met"), "")  # pyright: ignore[reportArgumentType, reportCallIssue]
         auc = "" if s["auc"] is None else f"{s['auc']:.1f}"
         lines.append(
-            f"{s['dataset']:<18}{s['model']:<6}{s['variant']:<11}{s['lr']:>6}{s['dropout']:>5}{s['test']:>7.1f}{s['std']:>5.1f}{gaps}{met:>5}"
+            f"{s['dataset']:<18}{s['model']:<6}{s['variant']:<11}{s['lr']:>6}{s['dropout']:>5}{s['test']:>7.1f}"
+            f"{s['std']:>5.1f}{gaps}{met:>5}"
             f"{'*' if s.get('chosen') else '':>2}{s['val']:>6.1f}{auc:>6}{s['best_epoch']:>6.0f}{s['cpu_s']:>7.1f}"
             f"  {' '.join(f'{v:.1f}' for v in s['val_by_phase'])}"
         )

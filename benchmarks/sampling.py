@@ -8,8 +8,8 @@ relabelled blocks; the consumer drops each minibatch at once.
 
 Semantics differ. "new": only newly found nodes are expanded (PyG; Millrace's default). "all": the whole frontier is
 expanded again at each hop (DGL, GraphBolt), 14 to 20 % more edges a minibatch. Millrace is measured both ways, and
-multiples are given in minibatches and in edges a second. In `labor` the hops of a minibatch share random numbers here, and
-only the rows of a hop in GraphBolt 2.1. `weighted` draws without replacement.
+multiples are given in minibatches and in edges a second. In `labor` the hops of a minibatch share random numbers here,
+and only the rows of a hop in GraphBolt 2.1. `weighted` draws without replacement.
 """
 
 import argparse

@@ -309,7 +309,8 @@ def show(report: dict[str, Any]) -> None:
     for what, r in io["rates"].items():
         spread = {who: f"{r[who + '_range'][0]:.0f} - {r[who + '_range'][1]:.0f}" for who in ("store", "plain")}
         print(
-            f"{what:28}{r['store_mb_per_s']:>8.0f}{spread['store']:>16}{r['plain_mb_per_s']:>8.0f}{spread['plain']:>16}{r['fraction']:>13.2f}"
+            f"{what:28}{r['store_mb_per_s']:>8.0f}{spread['store']:>16}{r['plain_mb_per_s']:>8.0f}"
+            f"{spread['plain']:>16}{r['fraction']:>13.2f}"
         )
     print(f"\n{'an epoch, one thread':28}{'seconds':>9}{'min - max':>16}{'cpu s':>8}  of it")
     for p in ("one core", "all cores"):

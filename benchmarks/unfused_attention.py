@@ -45,7 +45,7 @@ class Unfused(nn.Module):
 
     def _attend(self, neighbourhood: HaloNeighbourhood, z: Tensor, conv: GATConv) -> Tensor:
         """[num_src + B, H, D] -> [num_dst, H, D]."""
-        lists, by_source = self._with_loops(neighbourhood._halo.neighbourhood.lists)  # pyright: ignore[reportPrivateUsage]
+        lists, by_source = self._with_loops(neighbourhood._halo.neighbourhood.lists)
         n = lists.num_dst
         src, dst = torch.from_numpy(lists.indices), torch.from_numpy(lists.rows)
         of_src = (z * conv.a_src).sum(-1)
@@ -56,7 +56,7 @@ class Unfused(nn.Module):
         )
         weight = (logit - most.index_select(0, dst)).exp()
         total = weight.new_zeros(n, conv.heads).index_add(0, dst, weight)
-        return _Weighted.apply(z, weight / total.index_select(0, dst), lists, by_source)  # pyright: ignore[reportReturnType]
+        return _Weighted.apply(z, weight / total.index_select(0, dst), lists, by_source)
 
     def _with_loops(self, lists: InLists) -> tuple[InLists, InLists]:
         """The lists with each row's own edge, and by source the place of each edge in them; made once."""

@@ -1,5 +1,5 @@
-"""Interface of the evaluation benchmark's engines to the driver: a process that computes the logits of all nodes, prints
-one line of JSON, and ends.
+"""Interface of the evaluation benchmark's engines to the driver: a process that computes the logits of all nodes,
+prints one line of JSON, and ends.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 """

@@ -199,7 +199,8 @@ class Cluster(Section):
         if scheduler is not None and ":" not in scheduler:
             raise PydanticCustomError(
                 "address",
-                "expected the address of a Dask scheduler, such as tcp://host:8786 (for learning rates: train.schedule)",
+                "expected the address of a Dask scheduler, such as tcp://host:8786 (for learning rates: "
+                "train.schedule)",
             )
         return scheduler
 

@@ -119,8 +119,8 @@ def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Par
 
 
 def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
-    """Memory of minibatches and rows that wait because sampling and fetching are faster than training, beyond those that
-    waited in the trial.
+    """Memory of minibatches and rows that wait because sampling and fetching are faster than training, beyond those
+    that waited in the trial.
 
     Of N minibatches that take s seconds to prepare and t to train on, N (1 - s / t) are ready when the last one is.
     Validation takes time from training, but not from preparation.

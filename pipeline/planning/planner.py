@@ -1,7 +1,7 @@
 """Plans: memory, bytes and time of each system for a job, and the system to choose.
 
-Every system has a trial of a few steps on this machine (`trial_setup`, `trial`). Formulas extrapolate from it to a whole
-run on the cluster (`traffic`, `forecast`).
+Every system has a trial of a few steps on this machine (`trial_setup`, `trial`). Formulas extrapolate from it to a
+whole run on the cluster (`traffic`, `forecast`).
 """
 
 import tempfile

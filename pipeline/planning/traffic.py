@@ -225,8 +225,8 @@ def tried_minibatches(s: Candidate, seen: TrialResult) -> float:
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
     """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows.
 
-    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`); the trial has counted
-    the rows that this leaves.
+    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`); the trial has
+    counted the rows that this leaves.
 
     Args:
         s: the run.

@@ -112,8 +112,8 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
     for key in ("clip_norm", "ema", "schedule"):
         if getattr(train, key) != Train.model_fields[key].get_default():
             raise InputError(
-                f"train.{key} is set, but clients under system '{system.name}' step with optimisers of their own, which "
-                "are made anew in every round; leave it out"
+                f"train.{key} is set, but clients under system '{system.name}' step with optimisers of their own, "
+                "which are made anew in every round; leave it out"
             )
 
 

@@ -1,9 +1,9 @@
 """Exact evaluation of stacks of convolutions in parts: no row is gathered, and no hidden row is kept that nobody reads.
 
 The rows that a layer aggregates are read where the layer before has left them. A block of destinations goes through its
-aggregate, the rest of its layer and the product that comes before the next aggregate, while it is in the cache: only the
-result of that product is written. Threads work on blocks side by side; where blocks begin depends on the graph alone, so
-any number of threads gives the same bits.
+aggregate, the rest of its layer and the product that comes before the next aggregate, while it is in the cache: only
+the result of that product is written. Threads work on blocks side by side; where blocks begin depends on the graph
+alone, so any number of threads gives the same bits.
 """
 
 import threading

@@ -93,18 +93,19 @@ class Exchange(Gather):
     def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> "Units[Any]":
         """See `FetchesAhead.ahead`."""
         assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
-        job, policy, placement = self._job, self._policy, self._placement
+        job, policy = self._job, self._policy
+        placement: Any = self._placement
         if policy.cache_fraction and self._owned.group.size > 1:
             count = int(policy.cache_fraction * self._owned.book.num_nodes)
 
             def previewed() -> Iterator[npt.NDArray[np.integer]]:
                 # The samples of any epoch are known before it begins.
-                return (m.nodes for m in sample.preview(placement, job, first[0]))  # pyright: ignore[reportArgumentType]
+                return (m.nodes for m in sample.preview(placement, job, first[0]))
 
             self._owned.keep(
                 choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed)
             )
-        total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
+        total = sample.num_minibatches(placement, job)
         self._ahead = self._begun(feed, Plan(job.steps(total), phase.last_epoch, first), policy.prefetch_bytes)
         return self._ahead
 

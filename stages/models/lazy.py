@@ -7,7 +7,7 @@ are an ordinary `Model`: evaluated, saved and fine-tuned like any other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -193,7 +193,8 @@ class Phase(nn.Module):
     def _from_inner(self, h: Tensor, neighbourhood: Neighbourhood | None) -> Tensor:
         names = None if neighbourhood is None or neighbourhood.names is None else neighbourhood.names[: len(h)]
         h = dropout(h, self.model.dropout, self.training, names)
-        return linear(h, self.inner.weight, self.inner.bias, self.model.activation)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+        inner: Any = self.inner
+        return linear(h, inner.weight, inner.bias, self.model.activation)
 
     def _convolved(self, still: FrozenInputs, activation: str) -> Tensor:
         assert self.conv is not None

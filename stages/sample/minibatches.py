@@ -37,8 +37,8 @@ def sample_minibatches(
     """Sample one epoch of minibatches, bulk after bulk, in the caller's thread.
 
     The minibatches are those of a run with the same sampler, seeds, batch size, seed and epoch. They depend neither on
-    `bulk_size`, nor on `threads`, nor on `kernel`. The memory of minibatches that are dropped is used for the next ones,
-    and buffers are kept for the next epoch as long as the graph is.
+    `bulk_size`, nor on `threads`, nor on `kernel`. The memory of minibatches that are dropped is used for the next
+    ones, and buffers are kept for the next epoch as long as the graph is.
 
     Args:
         graph: in-neighbour lists, or a dataset that has them.

@@ -12,8 +12,9 @@ A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, 
 import os
 import uuid
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +242,6 @@ def _file(folder: Path, k: int) -> Path:
     return folder / f"range-{k:08d}"
 
 
-def _fill(file: BinaryIO, out: npt.NDArray[Any]) -> None:
-    if out.size and file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
+def _fill(file: BufferedReader, out: npt.NDArray[Any]) -> None:
+    if out.size and file.readinto(out.reshape(-1).view(np.uint8).data) != out.nbytes:
         raise StoreError(f"{file.name} is incomplete; partition the dataset again")

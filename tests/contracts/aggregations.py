@@ -177,7 +177,7 @@ def _message(
     def dense(graph: Graph, x: Tensors) -> Tensor:
         return per_edge(graph, reduce, lambda s, d, w: make(s, d, w, x["p"]), x["h"])
 
-    return Aggregation(call, dense, **{"rows": {"h": (D,)}, "params": {"p": (D,)}, "again": True, **kwargs})  # type: ignore[arg-type]
+    return Aggregation(call, dense, **{"rows": {"h": (D,)}, "params": {"p": (D,)}, "again": True, **kwargs})
 
 
 class Edgewise(nn.Module):

@@ -81,7 +81,7 @@ def placed(
 ) -> Isolated:
     """The placement of a rank of the case."""
     peers = peers or CasePeers(case)
-    of = replace(job(Seat(rank, case.parts // policy.per_rank), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
+    of = replace(job(Seat(rank, case.parts // policy.per_rank), 1), epochs=EPOCHS)
     return policy.place(peers.own(rank * policy.per_rank), Phase(super_epoch, super_epoch, super_epoch + 1), of, before)
 
 

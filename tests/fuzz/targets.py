@@ -501,7 +501,8 @@ def _owners(bench: Bench, rng: random.Random) -> Callable[[], None]:
 
 
 ADDRESSES = [
-    "tcp://127.0.0.1:1", "tcp://[::1", "tls://", "tcp://" + "a" * 300 + ":1", "tcp://a..b:1", "tcp://127.0.0.1:99999", "tcp://\u2100:1",
+    "tcp://127.0.0.1:1", "tcp://[::1", "tls://", "tcp://" + "a" * 300 + ":1", "tcp://a..b:1", "tcp://127.0.0.1:99999",
+    "tcp://\u2100:1",
     "::",
     "tcp://\0:1", "tcp://[v1.x]:1", "inproc://x", "tcp://user@localhost:1", "", " ", "tcp://localhost:abc",
     "localhost:1", "http://[", "tcp://[::1]:1",

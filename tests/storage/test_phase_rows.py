@@ -121,7 +121,7 @@ def test_rows_of_other_parameters_are_refused(run: tuple[Path, Lazy]) -> None:
     folder, model = run
     changed = other(model)
     with torch.no_grad():
-        changed.convs[0].bias[0] += 1e-15 + changed.convs[0].bias[0].abs() * 1e-15  # type: ignore[union-attr, operator, index]
+        changed.convs[0].bias[0] += 1e-15 + changed.convs[0].bias[0].abs() * 1e-15
     assert not torch.equal(changed.convs[0].bias, model.convs[0].bias)  # type: ignore[union-attr, arg-type]
     for phase in (1, 2):
         with pytest.raises(StoreError, match=rf"phase-{phase}/rank-0000.*parameters \(store"):

@@ -1,4 +1,5 @@
-"""The contract of every training system, over the registry: a system that is added is held to it without being named."""
+"""The contract of every training system, over the registry: a system that is added is held to it without being
+named."""
 
 import json
 from itertools import product

@@ -113,7 +113,7 @@ def test_a_word_of_another_library_is_told_what_to_set(table, phrase):
 def test_a_flag_that_is_named_instead_exists():
     import typer
 
-    flags = {p.name for p in typer.main.get_command(cli.app).commands["run"].params}  # pyright: ignore[reportAttributeAccessIssue]
+    flags = {p.name for p in typer.main.get_command(cli.app).commands["run"].params}
     assert set(FLAGS) <= flags and {word for word in SHORTHANDS if word in flags} <= set(FLAGS)
     assert instead_of_flag("--num-epochs") == "no such option: --num-epochs; give --epochs"
     assert instead_of_flag("--xyzzy") is None

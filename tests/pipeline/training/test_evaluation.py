@@ -43,7 +43,7 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     def rank(group: ThreadGroup) -> float | None:
         job: Any = SimpleNamespace(group=group, ledger=Ledger())
         monkeypatch.setattr(evaluation, "ranks_by_host", lambda g, number: by_host(g, machines[g.rank]))
-        score = evaluation._by_leaders(prepared, object(), net, job, True, Path("unused"), lambda e: None)  # pyright: ignore
+        score = evaluation._by_leaders(prepared, object(), net, job, True, Path("unused"), lambda e: None)
         return score(net, "val")
 
     by_host, real = evaluation.ranks_by_host, evaluation.evaluate

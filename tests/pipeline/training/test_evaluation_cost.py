@@ -74,8 +74,8 @@ def test_a_run_tells_it_once(monkeypatch, tmp_path):
     torch.manual_seed(0)
     events = []
     mr.run(
-        "sbm:nodes=300,classes=3,degree=20,features=5,train=0.1", out=tmp_path / "run", epochs=3, hidden=8, fanout=[2, 2],
-        batch_size=16, emit=events.append,
+        "sbm:nodes=300,classes=3,degree=20,features=5,train=0.1", out=tmp_path / "run", epochs=3, hidden=8,
+        fanout=[2, 2], batch_size=16, emit=events.append,
     )  # fmt: skip
     notes = [e.text for e in events if isinstance(e, Note) and "a validation aggregates" in e.text]
     assert len(notes) == 1

@@ -109,7 +109,7 @@ def fetch_stood_in(group: Gloo) -> Any:
     got = owned.collect(ids)
     assert got.degree is not None
     right = torch.equal(got.rows[got.place], x[ids]) and torch.equal(got.degree, x[ids, 0])
-    return right, network(made), column._on_gpus.asked, made._on_gpus.asked  # pyright: ignore[reportAttributeAccessIssue]
+    return right, network(made), column._on_gpus.asked, made._on_gpus.asked
 
 
 def test_a_group_of_the_same_thread_goes_over_nccl_too() -> None:

@@ -542,10 +542,10 @@ class Trainer:
         self.fetcher = policy.fetcher(place, self.job)
         assert isinstance(self.fetcher, FetchesAhead)
         first = way.first[0], way.first[1] * self.m
-        self.inner: Any = sample.feed(place, Phase(0, 0, way.epochs), self.job, first)  # pyright: ignore[reportArgumentType]
+        self.inner: Any = sample.feed(place, Phase(0, 0, way.epochs), self.job, first)
         # Rows of which blocks are held are counted when they are read: nothing later.
         self.read = sent(self.ledger, "store")["features"]
-        self.feed = self.fetcher.ahead(self.inner, sample, Phase(0, 0, way.epochs), first)  # pyright: ignore[reportArgumentType]
+        self.feed = self.fetcher.ahead(self.inner, sample, Phase(0, 0, way.epochs), first)
         self.trained = 0
         """Minibatches."""
         self.where = ""

@@ -70,7 +70,7 @@ def test_by_samples_they_are_what_this_rank_names_most(
     parts = [np.array(s, [np.int32, np.int64][i % 2]) for i, s in enumerate(samples)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feature_cache, "AT_ONCE", at_once)
-        found = choose("samples", count, graph, book, Seat(rank, 3), lambda: iter(parts))  # pyright: ignore[reportArgumentType]
+        found = choose("samples", count, graph, book, Seat(rank, 3), lambda: iter(parts))
     assert check_ids(found) == most_named(Counter(v for s in samples for v in s), book, rank, count)
 
 
@@ -117,8 +117,8 @@ def test_by_degree_they_are_in_the_most_lists_however_the_graph_is_held(
         block = rows_of(graph, book, group.rank)
         for count in (0, 1, 3, 10, v):
             due = most_named(listed, book, group.rank, count)
-            assert check_ids(choose("degree", count, graph, book, group, unused)) == due  # pyright: ignore[reportArgumentType]
-            assert check_ids(choose("degree", count, block, book, group, unused)) == due, count  # pyright: ignore[reportArgumentType]
+            assert check_ids(choose("degree", count, graph, book, group, unused)) == due
+            assert check_ids(choose("degree", count, block, book, group, unused)) == due, count
             # What travels is bounded by what is chosen from: the rank's own best, told to all.
         before = group.ledger.get("network", "graph")
         choose("degree", 2, block, book, group, unused)  # pyright: ignore[reportArgumentType]

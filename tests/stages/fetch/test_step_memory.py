@@ -93,7 +93,7 @@ def chosen(group: Gloo) -> list[tuple[Mode, ...]]:
     module = model("gat")
 
     def modes(memory_bytes: int, *asked: str) -> tuple[Mode, ...]:
-        return plan(share, asked, VisitFetch(memory_bytes=memory_bytes, prefetch_bytes=0), group, module)[0]  # pyright: ignore[reportArgumentType]
+        return plan(share, asked, VisitFetch(memory_bytes=memory_bytes, prefetch_bytes=0), group, module)[0]
 
     most = plan(share, ("halo",) * 3, VisitFetch(), group, module)[1] + share.graph.nbytes + share.x.nbytes
     # Ranks are not alike; a budget that one of them exceeds moves all.

@@ -239,7 +239,7 @@ MISTAKES = {
     "attention dropout": lambda: neighbourhood().attend(
         torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0
     ),
-    "cannot reduce": lambda: neighbourhood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
+    "cannot reduce": lambda: neighbourhood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),
     "the message's result": lambda: neighbourhood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
     "did you mean 'reference'": lambda: aggregation_backend("refrence"),
 }

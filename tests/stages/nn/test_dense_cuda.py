@@ -125,7 +125,7 @@ def test_bfloat16_is_rounded_operands_and_nothing_else(n: int, activation: str) 
             assert a.dtype == torch.float32
             # A ReLU near zero may open in one and not in the other.
             assert float((a - e).norm()) <= 0.1 * float(e.norm())
-    (dw,) = torch.autograd.grad(Linear.apply(x, w, b, activation, True).sum(), w)  # pyright: ignore[reportAttributeAccessIssue]
+    (dw,) = torch.autograd.grad(Linear.apply(x, w, b, activation, True).sum(), w)
     assert dw.dtype == torch.float32 and dw.shape == w.shape and (n > 0 or not dw.any())
 
 

@@ -333,7 +333,7 @@ def test_feature_rows_are_read_by_bounded_slices(tmp_path, monkeypatch):
             largest.append(len(ids))
             return super().gather(ids, out)
 
-    watched = Dataset("toy", dataset.graph, Watched(dataset.features.rows), dataset.labels, dataset.split, 4)  # pyright: ignore
+    watched = Dataset("toy", dataset.graph, Watched(dataset.features.rows), dataset.labels, dataset.split, 4)
     monkeypatch.setattr(stage, "dataset_fingerprint", lambda d: {"graph": "g"})
     partition_dataset(watched, Contiguous("nodes"), 2, tmp_path / "out")
     assert sum(largest) == 60

@@ -50,7 +50,7 @@ def test_traffic_is_that_of_an_enumeration(case: Case, seed: int, kind: str, at_
 @settings(deadline=None, max_examples=25)
 def test_clients_that_are_ranks_send_what_ranks_send(case: Case) -> None:
     def counted(group: object) -> int:
-        share = WithBoundary().place(case.part(group.rank), Phase(0, 0, 1), job(group, 1))  # type: ignore[arg-type, attr-defined]
+        share = WithBoundary().place(case.part(group.rank), Phase(0, 0, 1), job(group, 1))
         return sum(share.boundary.counts), sum(len(w) for w in share.graph.whole.wanted)  # type: ignore[return-value]
 
     traffic = client_traffic(case.graph, case.part_of, case.parts)

@@ -44,7 +44,7 @@ def seen(place: Isolated, fanout: tuple[int, ...], seeds: Any) -> Fetched:
     """The minibatch of these seeds with all neighbours that are there."""
     request = BulkRequest(0, 0, 0, 0, (np.asarray(seeds, np.int64),))
     work = NeighborSampler(fanout).sample(place.graph, request, reference).minibatches[0]
-    return CoverageFetch("none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
+    return CoverageFetch("none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)
 
 
 def gradients(model: nn.Module, place: Isolated, seeds: Any) -> np.ndarray:

@@ -250,7 +250,7 @@ def watch_darts() -> dict[str, int]:
         seen[f"{under_way[0]} chose"] += int(chose)
         return complete(key, s, found, count, total, candidates, mass)
 
-    draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete  # pyright: ignore[reportFunctionMemberAccess]
+    draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete
     kind.draw, kind._round, darts.complete = draw, one_round, counted  # pyright: ignore[reportAttributeAccessIssue]
     return seen
 

@@ -1,8 +1,8 @@
 """Compiled aggregation of a block of destinations from the rows of a whole layer, read where they lie. Forward only.
 
-Exact evaluation reads each row once for every out-edge of its node, from a matrix far larger than any cache: its time is
-that of these reads. So no row is copied, and rows are prefetched across the ends of lists. One call computes one block
-of destinations in one thread; `stages.evaluate` runs blocks side by side.
+Exact evaluation reads each row once for every out-edge of its node, from a matrix far larger than any cache: its time
+is that of these reads. So no row is copied, and rows are prefetched across the ends of lists. One call computes one
+block of destinations in one thread; `stages.evaluate` runs blocks side by side.
 
 Rows are contiguous float32 or float64 matrices, or bfloat16 as uint16, which are summed in float32. `lists` is the
 flattened form of the block's in-edges (`Flat`): n destinations, e edges.

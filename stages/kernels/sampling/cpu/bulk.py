@@ -1,4 +1,5 @@
-"""Minibatches of a bulk hop by hop, for compiled node-wise kernels: buffers, the numbering of new nodes, and the results.
+"""Minibatches of a bulk hop by hop, for compiled node-wise kernels: buffers, the numbering of new nodes, and the
+results.
 
 A bitmap per minibatch gives the new nodes in ascending order, so that the next hop's rows can be processed together.
 Parallel over minibatches. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.

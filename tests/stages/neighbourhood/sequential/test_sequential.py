@@ -360,7 +360,7 @@ MISTAKES: dict[str, Callable[[SequentialNeighbourhood], object]] = {
     "attention dropout is 1": lambda at: at.attend(
         ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 1), dropout=1.0
     ),
-    "cannot reduce by 'min'": lambda at: at.apply(lambda s, d, w: s, ones(at, 1), reduce="min"),  # type: ignore[arg-type]
+    "cannot reduce by 'min'": lambda at: at.apply(lambda s, d, w: s, ones(at, 1), reduce="min"),
     "the message's result has shape": lambda at: at.apply(lambda s, d, w: s[:1], ones(at, 1)),
 }
 

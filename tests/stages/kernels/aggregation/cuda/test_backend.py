@@ -30,7 +30,13 @@ from millrace.storage.errors import InputError  # noqa: E402
 from millrace.storage.graph import Graph  # noqa: E402
 from millrace.tests.contracts.aggregate_kernels import random_lists, results  # noqa: E402
 from millrace.tests.contracts.aggregations import CALLS  # noqa: E402
-from millrace.tests.stages.kernels.aggregation.cpu.test_shards import HEADS, attention, make_case, maxima, sums  # noqa: E402
+from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (  # noqa: E402
+    HEADS,
+    attention,
+    make_case,
+    maxima,
+    sums,
+)
 
 CUDA: Any = aggregation_backend("cuda")
 CASE = make_case(7, 26, 2, 1)

@@ -1,4 +1,5 @@
-"""Rows of LABOR-0 by bounds and bisection: the same edges as by sorting, in rows of every length and of equal numbers."""
+"""Rows of LABOR-0 by bounds and bisection: the same edges as by sorting, in rows of every length and of equal
+numbers."""
 
 import numpy as np
 import pytest
