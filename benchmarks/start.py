@@ -1,5 +1,5 @@
-"""Seconds from giving a command to its first step, and to its end: the demo and two ranks, with nothing compiled and with
-everything compiled; `--help`; `millrace warm`.
+"""Seconds from giving a command to its first step, and to its end: the demo and two ranks, with nothing compiled and
+with everything compiled; `--help`; `millrace warm`.
 
     python benchmarks/start.py --rounds 3 --json start.json
     python benchmarks/start.py --tree before=/path/to/older/checkout --tree after=. --rounds 5
