@@ -39,8 +39,8 @@ def labor(
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
             degree) edges whose sources have the smallest numbers (of parallel edges, the first).
-        weight: float32 [E], with rows of exact size only: a source's number u becomes the time -log2(u) / weight of each
-            of its edges, and a row keeps its first edges (an exponential race that rows share); never an edge of
+        weight: float32 [E], with rows of exact size only: a source's number u becomes the time -log2(u) / weight of
+            each of its edges, and a row keeps its first edges (an exponential race that rows share); never an edge of
             weight 0.
         expand: see `reference.neighbor.neighbor`.
         keep_positions: see there.
