@@ -55,8 +55,8 @@ def is_of_use(table: Mapping[str, Any]) -> bool:
 
 
 def start() -> list[subprocess.Popen[bytes]]:
-    """Start the processes, unless everything is compiled or there is but one core. They end by themselves, or soon
-    after this process."""
+    """Start the processes, one for each core but this process's own, unless everything is compiled. They end by
+    themselves, or soon after this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         if cores < 2 or marker().exists():
@@ -68,7 +68,7 @@ def start() -> list[subprocess.Popen[bytes]]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            for _ in range(min(MOST, cores))
+            for _ in range(min(MOST, cores - 1))
         ]
     except OSError:
         return []  # the kernels are compiled when they are first called
