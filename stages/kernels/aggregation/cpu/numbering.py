@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from ...runtime.jit import njit
 
 AnyArray = npt.NDArray[Any]
 _JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
