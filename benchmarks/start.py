@@ -49,7 +49,7 @@ def installed(tree: Path, target: Path) -> Path:
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a run."""
+    """Events of a run."""
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 

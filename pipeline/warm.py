@@ -21,7 +21,7 @@ class Trial:
     name: str
     config: dict[str, Any]
     weighted: bool = False
-    """Whether its graph has edge weights."""
+    """True if its graph has edge weights."""
 
 
 @dataclass(frozen=True)

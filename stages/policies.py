@@ -56,7 +56,7 @@ class PartitionPolicy(Protocol):
         ...
 
     evaluates_on_shares: ClassVar[bool]
-    """Whether `place` gives a `placement.sharded.Share` of the whole graph, on which ranks evaluate together."""
+    """True if `place` gives a `placement.sharded.Share` of the whole graph, on which ranks evaluate together."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
         """This rank's view of the data in this phase; `before` is the view of the previous phase."""
@@ -72,9 +72,9 @@ class SamplePolicy(Protocol):
         ...
 
     uses_queue: ClassVar[bool]
-    """Whether minibatches of the whole graph come from a queue, which others may fill (`RankJob.queue`)."""
+    """True if minibatches of the whole graph come from a queue, which others may fill (`RankJob.queue`)."""
     is_isolated: ClassVar[bool]
-    """Whether each rank draws from what it holds alone: others may be lost, and one may have nothing in a step."""
+    """True if each rank draws only from its own data: others may be lost, and one may have nothing in a step."""
 
     @property
     def num_layers(self) -> int | None:
@@ -194,12 +194,12 @@ class ReducePolicy(Protocol):
     """Combines losses and gradients of one step over minibatches and ranks."""
 
     counts_seeds_alike: ClassVar[bool]
-    """Whether `contribute` is forward and backward with the same weight for every seed, so that a recorded step
+    """True if `contribute` is forward and backward with the same weight for every seed, so that a recorded step
     (`RecordsSteps`) does the same."""
     shares_batch_norm: ClassVar[bool]
-    """Whether `statistics` keeps batch normalisation right over all ranks."""
+    """True if `statistics` keeps batch normalisation right over all ranks."""
     has_local_optimizers: ClassVar[bool]
-    """Whether `contribute` trains with optimisers of its own, whose changes `optimizer` only averages."""
+    """True if `contribute` trains with optimisers of its own, whose changes `optimizer` only averages."""
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """Optimiser that takes a step along the gradient of `reduce`."""
@@ -246,7 +246,7 @@ class SchedulePolicy(Protocol):
     """Order in which parts of the model are trained."""
 
     takes_modules: ClassVar[bool]
-    """Whether it trains any module as it is, the user's own too; else `build` makes the model of a record."""
+    """True if it trains any module as it is, including the user's own; else `build` makes the model of a record."""
 
     def record(self, epochs: int) -> dict[str, Any]:
         """Everything that decides parameters, except the length of the last phase, as plain values for fingerprints."""

@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 class Schedule(Section):
-    """How the learning rate changes while a run trains. It multiplies `train.lr`, and that of each parameter group."""
+    """Change of the learning rate while a run trains. It multiplies `train.lr`, and that of each parameter group."""
 
     name: Literal["constant", "cosine", "linear", "step", "plateau"] = "constant"
     """``cosine`` and ``linear`` fall from the whole rate to `final` of it over the run's epochs; ``step`` multiplies by
@@ -35,17 +35,17 @@ class Schedule(Section):
     warmup: float = Field(default=0.0, ge=0)
     """Epochs in which the rate first rises in equal steps; a fraction is fine."""
     final: float = Field(default=0.0, ge=0, le=1)
-    """What ``cosine`` and ``linear`` end at, as a share of the rate."""
+    """Share of the rate at which ``cosine`` and ``linear`` end."""
     every: int = Field(default=10, ge=1)
     """Epochs between the steps of ``step``."""
     factor: float = Field(default=0.1, gt=0, lt=1)
-    """Of ``step`` and ``plateau``."""
+    """Factor of ``step`` and ``plateau``."""
     patience: int = Field(default=5, ge=0)
     """Validations without a better one that ``plateau`` bears."""
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether the number of epochs decides the rate of each."""
+        """True if the number of epochs decides the rate of each."""
         return self.name in ("cosine", "linear")
 
 
@@ -65,11 +65,11 @@ class Seeds(Section):
     """Seeds of their own for parts of a run; by default all are the job's `seed`."""
 
     split: int | None = Field(default=None, ge=0, lt=2**63)
-    """Of a split that is drawn."""
+    """Seed of a split that is drawn."""
     initial: int | None = Field(default=None, ge=0, lt=2**63)
-    """Of the initial parameters. Runs that differ in it alone can share one store of samples."""
+    """Seed of the initial parameters. Runs that differ only in it can share one store of samples."""
     minibatches: int | None = Field(default=None, ge=0, lt=2**63)
-    """Of minibatches, partitions and dropout."""
+    """Seed of minibatches, partitions and dropout."""
 
 
 class Train(Section):
@@ -85,7 +85,7 @@ class Train(Section):
     optimizer_options: dict[str, Any] = Field(default_factory=dict)
     """More options of the optimiser, by torch's names: ``{momentum = 0.9, nesterov = true}``."""
     schedule: Schedule = Schedule()
-    """How the learning rate changes; a plain name is its `name`."""
+    """Change of the learning rate; a plain name is its `name`."""
     groups: list[ParameterGroup] = Field(default_factory=list)
     """Parameters with a learning rate or weight decay of their own."""
     clip_norm: float | None = Field(default=None, gt=0)

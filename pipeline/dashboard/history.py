@@ -73,7 +73,7 @@ class RankState:
     pulse: dict[str, Any] = field(default_factory=dict)
     """Fields of `events.Pulse`; empty before the first."""
     ended: str = ""
-    """How it ended; empty while it runs."""
+    """Reason of its end; empty while it runs."""
     recent: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
     """(time, seconds of its pulse)."""
     memory: Curve = field(default_factory=lambda: Curve(POINTS // 3))
@@ -112,7 +112,7 @@ class RunState:
     """(train loss, validation accuracy) of each epoch."""
     notes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=NOTES))
     ended: str = ""
-    """How it ended; empty while it runs."""
+    """Reason of its end; empty while it runs."""
     ended_at: float | None = None
     before: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Steps and edges of each rank in earlier generations."""

@@ -12,7 +12,7 @@ from ...storage.checkpoint import Cursor
 POOLED = ("loss_sum", "loss_seeds", "minibatches", "sampled_edges")
 """Fields of `Progress` that each rank counts by itself. A checkpoint holds their sums over ranks."""
 COUNTED = ("minibatches", "sampled_edges")
-"""Those of `POOLED` that count over the whole run. The others belong to the current epoch: a checkpoint hands their
+"""Fields in `POOLED` that count over the whole run. The others belong to the current epoch: a checkpoint hands their
 sums to the leader."""
 
 

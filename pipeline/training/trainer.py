@@ -52,7 +52,7 @@ class RankReport:
     best_accuracy: float
     best_epoch: int
     minibatches: int
-    """Of this rank since the last checkpoint; those of all ranks up to it are the first rank's."""
+    """Minibatches of this rank since the last checkpoint; those of all ranks up to it are the first rank's."""
     sampled_edges: int
     seconds: dict[str, float]
     bytes: dict[str, dict[str, int]]
@@ -67,7 +67,7 @@ class RankReport:
     parameters_sha256: str
     """After the last step; the same on every rank."""
     test_accuracy: float | None
-    """Of the best parameters."""
+    """Test accuracy of the best parameters."""
     phases: list[dict[str, Any]]
     """See `loop.Progress.phases`."""
     lost: list[dict[str, int]]

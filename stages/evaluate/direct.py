@@ -46,7 +46,7 @@ class Limits:
     """Memory and scratch space of one evaluation."""
 
     max_bytes: int
-    """Of blocks under way, in all threads."""
+    """Bytes of blocks under way, in all threads."""
     scratch: Path | None
     """Folder for rows that are larger than `max_bytes` and do not fit in memory; None: they stay in memory."""
     half: bool = False

@@ -40,7 +40,7 @@ class ConvParts:
 
 
 _TOGETHER = ("parts", "forward", "aggregate", "combine", "weight")
-"""Whoever changes one of the others changes the first."""
+"""Names that belong together: a change of one of the others is also a change of the first."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What the command line imports before it knows what is asked for."""
+"""Imports of the command line before it knows the command."""
 
 import subprocess
 import sys

@@ -192,7 +192,7 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
 
 
 def parameters_of(system: str, out: Path) -> str:
-    """Of a run to which nothing happens."""
+    """Parameters of a run that is not disturbed."""
     words = ["run", "--system", system, *SYSTEMS[system], *FLAGS, "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "millrace.pipeline", *words],

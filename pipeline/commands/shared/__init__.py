@@ -1,1 +1,1 @@
-"""What commands share: flags, the table of a job, paths and printing."""
+"""Shared parts of commands: flags, the table of a job, paths and printing."""

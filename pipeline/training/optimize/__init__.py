@@ -1,1 +1,1 @@
-"""What follows a step's gradient: learning-rate schedules, the optimiser step, and the average of parameters."""
+"""Optimisation: learning-rate schedules, the optimiser step, and the average of parameters."""

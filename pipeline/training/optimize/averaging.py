@@ -47,7 +47,7 @@ class ParameterAverage:
             p.data, self._values[k] = self._values[k], p.data
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """What `load_state_dict` takes; tensors are not copied."""
+        """State for `load_state_dict`; tensors are not copied."""
         return {"updates": self._updates, **dict(zip(self._parameters, self._values))}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int]) -> None:

@@ -42,7 +42,7 @@ def lr_factor(
 
 
 def _plateaus(schedule: Schedule, validations: Iterable[float]) -> int:
-    """How often validation has stopped to get better."""
+    """Number of times that validation has stopped improving."""
     best, since, found = -math.inf, 0, 0
     for accuracy in validations:
         if accuracy > best * (1 + THRESHOLD):

@@ -1,4 +1,4 @@
-"""What follows a step's gradient: clip it, set the learning rate, step, average the parameters."""
+"""Update of parameters by a step's gradient: clip it, set the learning rate, step, average the parameters."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -66,7 +66,7 @@ class Update:
             self.average.update()
 
     def factor(self, epoch: int, step: int, history: list[dict[str, float]]) -> float:
-        """What the schedule multiplies learning rates by at a step; see `step`."""
+        """Factor of the schedule on learning rates at a step; see `step`."""
         seen = (r["val_accuracy"] for r in history if r["epoch"] >= self._first and "val_accuracy" in r)
         return lr_factor(self._schedule, epoch - self._first, step, self._steps, self._epochs, seen)
 
@@ -75,7 +75,7 @@ class Update:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds, and what the next phase goes on with."""
+        """State for a checkpoint and for the next phase."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         return state if self.average is None else {**state, "average": self.average.state_dict()}
 

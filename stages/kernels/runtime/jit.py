@@ -23,7 +23,7 @@ except ImportError:  # no such locks on this system
     fcntl = None
 
 WAIT_S, POLL_S = 120.0, 0.005
-"""How long a process waits for another one that compiles the same function, and how often it looks."""
+"""Longest wait of a process for another one that compiles the same function, and the time between its checks."""
 
 
 def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -56,7 +56,7 @@ class SharedCache(FunctionCache):
         self._locked: int | None = None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What is kept of the specialisation `sig`, or None: the caller then compiles and calls `save_overload`."""
+        """The stored specialisation `sig`, or None: the caller then compiles and calls `save_overload`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled:
             self._lock()
@@ -73,7 +73,7 @@ class SharedCache(FunctionCache):
             self._unlock()
 
     def is_being_compiled(self) -> bool:
-        """Whether another process holds the function's lock now."""
+        """True while another process holds the function's lock."""
         try:
             handle = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

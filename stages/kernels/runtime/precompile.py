@@ -43,7 +43,7 @@ in the order in which it needs them, but the longest first."""
 
 
 def is_of_use(table: Mapping[str, Any]) -> bool:
-    """Whether a job with these keys, not yet checked, needs about these kernels."""
+    """True if a job with these keys, not yet checked, needs about these kernels."""
     model = table.get("model")
     name = model.get("name") if isinstance(model, Mapping) else model
     expected = {

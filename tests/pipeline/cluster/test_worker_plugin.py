@@ -1,4 +1,4 @@
-"""What a Dask worker of a run imports."""
+"""Imports of a run's Dask worker."""
 
 import signal
 import subprocess

@@ -33,7 +33,7 @@ OPTIONS = {
     "gin": {},
 }
 WIDTHS = [3, 8, 50]
-"""Of features, where hidden rows are 8 wide: aggregates come first, or products."""
+"""Widths of features, where hidden rows are 8 wide: aggregates come first, or products."""
 
 
 def build(name: str, width: int, norm: str = "none", classes: int = C) -> Stack:

@@ -1,4 +1,4 @@
-"""What is compiled beside a first run is what that run needs, and is compiled without torch."""
+"""Kernels compiled beside a first run are those that the run needs, and are compiled without torch."""
 
 import json
 import os

@@ -44,7 +44,7 @@ def graph_of(rows: list[list[float]]) -> Graph:
 
 
 def masses_in(slots: np.ndarray) -> list[int]:
-    """What each edge of a row has in all slots together."""
+    """Mass of each edge of a row in all slots together."""
     found = [0] * len(slots)
     for i, slot in enumerate(slots.tolist()):
         found[i] += slot & FULL - 1
