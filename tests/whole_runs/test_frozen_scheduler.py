@@ -27,9 +27,9 @@ FLAGS = (
     "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_steps=15", "--json",
     "--set=cluster.slow_peer_warning_s=1",
 )  # fmt: skip
-LIMIT_S, GONE_S, PATIENCE_S = 3.0, 20.0, 120.0
-"""`cluster.silence_limit_s`; what lives on after the command is gone soon; no command takes longer, however busy the
-machine is."""
+LIMIT_S, GONE_S, PATIENCE_S = 10.0, 20.0, 180.0
+"""`cluster.silence_limit_s`, longer than a scheduler on a busy machine is silent; time after which nothing of a command
+is left; longest wait for a command."""
 STUCK = """
 import pathlib, sys, threading, time
 from millrace.pipeline.__main__ import main
@@ -141,6 +141,7 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
             process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, start_new_session=True)
             stack.callback(end, process)
             until(lambda: steps_taken(out) > 2 or process.poll() is not None, "no step")
+            assert process.poll() is None, log.read_text()
             left = [*psutil.Process(process.pid).children(recursive=True), *ranks_of(out)]
             if cell.is_own:
                 sign.touch()
@@ -188,7 +189,7 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
                 )
                 assert re.search(ended, said)
             if everything:
-                assert seconds < 10.0
+                assert seconds < 10.0 + (LIMIT_S if cell.signal is None else 0.0)
 
 
 def parameters_of(system: str, out: Path) -> str:
