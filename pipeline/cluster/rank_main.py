@@ -127,7 +127,7 @@ def _follow_orders(store: Any, generation: int, stop: threading.Event, save: thr
 
 def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
     from ...stages.comm.gloo import Gloo
     from ...stages.comm.nccl import Nccl
@@ -171,7 +171,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         )
 
     store = connect(spec.meeting)
-    meeting = dist.PrefixStore(f"{spec.generation}/gloo", store)  # pyright: ignore[reportPrivateImportUsage]
+    meeting = PrefixStore(f"{spec.generation}/gloo", store)
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
     reporting, alive = None, lambda: True

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch.distributed as dist
+from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import Store
 
 from ..config.schema import Cluster
@@ -30,7 +30,7 @@ class Meeting:
         self._host = host
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # The socket is bound here, since a store that binds by itself listens on every address of the machine.
-        self._server = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        self._server = TCPStore(
             host,
             listener.getsockname()[1],
             is_master=True,
@@ -61,8 +61,8 @@ def connect(place: list[str | int]) -> Store:
     """A connection to the store at a `Meeting.place`."""
     timeout = timedelta(seconds=TIMEOUT_S)
     if len(place) == 1:
-        store = dist.FileStore(str(place[0]), -1)  # pyright: ignore[reportPrivateImportUsage]
+        store = FileStore(str(place[0]), -1)
         store.set_timeout(timeout)
         return store
     host, port = str(place[0]), int(place[1])
-    return dist.TCPStore(host, port, is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
+    return TCPStore(host, port, is_master=False, timeout=timeout)

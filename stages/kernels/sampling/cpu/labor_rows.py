@@ -142,7 +142,7 @@ def _put_below(sources, lo, words, n, limit, edges, positions, keep_positions, e
 
 
 @njit(**_JIT)
-def _race(sources, weight, lo, hi, key, s, words, best, place, log):
+def _exponential_race(sources, weight, lo, hi, key, s, words, best, place, log):
     """place[:n]: the n <= s in-edges of positive weight whose sources' times over their weights are the smallest, in
     the row's order; of equal ones, the earlier. Returns n."""
     n = 0
@@ -187,7 +187,7 @@ def _take(
         if e + (d if poisson or s < 0 else min(d, s)) > room:
             return f, e
         if len(weight) > 0 and s >= 0:
-            for i in range(_race(sources, weight, begin, end, key, s, words, times, place, log)):
+            for i in range(_exponential_race(sources, weight, begin, end, key, s, words, times, place, log)):
                 e = _put(sources, place[i], edges, positions, keep_positions, e)
         elif s < 0 or d <= s:
             for at in range(begin, end):
