@@ -81,9 +81,9 @@ def infer(
         on_progress: called with (rows done, rows in all), over all layers.
         base: [V, F], the features, if they lie on the model's device already; `features` is then not read.
         room: device and memory for the computation; by default those of the parameters' device.
-        rows: ``bfloat16`` keeps rows between layers in 16 bits, for half of their memory and about two thirds of the
-            time; they are summed in float32, and logits agree to two or three digits. For Millrace's own models in
-            float32, on the CPU; others keep them in full.
+        rows: ``bfloat16`` keeps rows between layers in 16 bits, which halves their memory; they are summed in float32,
+            and logits agree to two or three digits. For Millrace's own models in float32, on the CPU; others keep them
+            in full.
 
     Returns:
         [n, C], in the order of `nodes`, on the device of the model.

@@ -8,7 +8,7 @@ call                          backward                                          
 ============================  =================================================  =======================================
 sum, mean, mean_beside, max   gradients are sent back; no row is needed again    B D forward, B D back
 attend, apply                 rows are fetched again, coefficients and messages  B D forward, 2 B D back
-                              computed again; or kept (``keep``)                 (B D back)
+                              computed again; ``keep`` keeps the rows            (B D back)
 ============================  =================================================  =======================================
 
 If the input needs no gradient, nothing is sent back.
