@@ -55,9 +55,11 @@ def draw(lab: Lab, name: str, request: Request, workspace: Workspace) -> Any:
         )  # fmt: skip
     on = on_device(lab.graph)
     if name == "labor":
-        return labor_cuda.labor(on, *common, request.streams[0], FANOUT, poisson=False, workspace=workspace)
+        return labor_cuda.labor(
+            on, *common, request.streams[0], FANOUT, poisson=False, weight=None, again=False, workspace=workspace
+        )
     return sample_cuda.neighbor(
-        on, *common, request.streams, FANOUT, replace=False, weights=None, again=False, keep=False, workspace=workspace
+        on, *common, request.streams, FANOUT, replace=False, table=None, again=False, keep=False, workspace=workspace
     )  # fmt: skip
 
 

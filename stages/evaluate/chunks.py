@@ -48,25 +48,28 @@ class Source(Protocol):
 class HostRows:
     """Rows in a store on the host."""
 
-    def __init__(self, store: FeatureStore, ids: IdArray | None, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, store: FeatureStore, ids: IdArray | None, device: torch.device, dtype: torch.dtype, lazy: bool
+    ) -> None:
         """
         Args:
             store: the rows.
             ids: whose rows these are, ascending; None: those of all nodes.
             device: see `Source`.
             dtype: see `Source`.
+            lazy: name rows of one array in memory instead of copying them, for kernels that read them in place.
         """
         self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
         self.device, self.dtype = device, dtype
-        self._store, self._ids = store, ids
+        self._store, self._ids, self._lazy = store, ids, lazy
         self._real = torch.empty(0, dtype=dtype).numpy().dtype
         # One buffer for all chunks of a layer: fresh pages would cost as much as copying the rows.
         self._buffer = np.empty((0, self.width), store.dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """See `Source.gather`. Rows of one array in memory are named, not copied."""
+        """See `Source.gather`."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
-        if self.device.type == "cpu" and self._store.dtype == self._real:
+        if self._lazy and self._store.dtype == self._real:
             base = in_place(self._store, at)
             if base is not None:
                 return LazyRows(base, at)
@@ -137,7 +140,7 @@ class Chunks:
             kernels: see `BlockNeighbourhood`.
         """
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
-        self._device, self._kernels = device, kernels
+        self._device, self._kernels, self.on_host = device, kernels, kernels is None
         self._table = numbering_on_host().new_table(graph.num_nodes)
 
     def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:

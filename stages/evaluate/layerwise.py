@@ -172,7 +172,9 @@ def outputs(
         if layers is not None:
             logits = _in_blocks(model, layers, layers.rows(features if base is None else base, dtype), on_progress)
         else:
-            source = HostRows(features, None, device, dtype) if base is None else DeviceRows(base, None, dtype)
+            source = (
+                HostRows(features, None, device, dtype, room is None) if base is None else DeviceRows(base, None, dtype)
+            )
             needed = needed_rows(graph, wanted, num_layers)
             resident = room is not None and rows_fit(needed, max(features.num_features, widest) * dtype.itemsize, room)
             if room is not None and resident:
@@ -242,7 +244,7 @@ def _in_chunks(
         if isinstance(result, Tensor):
             source = DeviceRows(result, ids, source.dtype)
         else:
-            source = HostRows(MemoryFeatures(result), ids, source.device, source.dtype)
+            source = HostRows(MemoryFeatures(result), ids, source.device, source.dtype, chunks.on_host)
     raise AssertionError("a model has a layer")
 
 

@@ -32,7 +32,7 @@ KERNELS = [
     (draw_cuda._take, {"PLACED": False, "KEEP": False, "BLOCK": 1024}),
     (alias_cuda._independent, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._successive, {"ROWS": 64, "WIDTH": 16}),
-    (alias_cuda._race, {"BLOCK": 1024}),
+    (alias_cuda._finish_times, {"BLOCK": 1024}),
     (number_cuda._count, {"BLOCK": 4096}),
     (number_cuda._name, {"BLOCK": 4096}),
     (number_cuda._place, {"BLOCK": 1024}),
@@ -48,11 +48,11 @@ KERNELS = [
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": True, "WEIGHTED": True, "BLOCK": 1}),
-    (layerwise_cuda._look, {"BLOCK": 1024}),
+    (layerwise_cuda._flag_edges, {"BLOCK": 1024}),
     (layerwise_cuda._add_in_order, {"ROWS": 128}),
 ]
-# By kernels, and not launched; but `_look` of layerwise_cuda is.
-CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_look"}
+# By kernels, and not launched.
+CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_read_edges"}
 for module in (alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
     for name, kernel in vars(module).items():
         if isinstance(kernel, triton.JITFunction) and name not in CALLED:
@@ -64,7 +64,7 @@ for kernel, given in KERNELS:
             return "constexpr"
         if kernel is layerwise_cuda._add_in_order and name in ("values", "out"):
             return "*fp64"
-        if kernel in (alias_cuda._race, race_cuda._times) and name == "weight":
+        if kernel in (alias_cuda._finish_times, race_cuda._times) and name == "weight":
             return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
@@ -73,7 +73,7 @@ for kernel, given in KERNELS:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
     assert made["cubin"]
     # The race's division must be IEEE's.
-    assert ("div.rn.f64" in made["ptx"]) == (kernel in (alias_cuda._race, race_cuda._times)), kernel
+    assert ("div.rn.f64" in made["ptx"]) == (kernel in (alias_cuda._finish_times, race_cuda._times)), kernel
     # Fused operations would round sums of weights otherwise than other kernels do.
     assert kernel is not layerwise_cuda._add_in_order or ("add.f64" in made["ptx"] and "fma" not in made["ptx"])
 print(len(KERNELS))
