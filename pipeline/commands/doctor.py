@@ -37,7 +37,7 @@ SMI_S = 20.0
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Report what is installed, what this machine has, and what is missing."""
+    """Report what is installed, and what is missing."""
     record = examine()
     if as_json:
         say(json.dumps(record))

@@ -23,7 +23,7 @@ def init(
     ranks: RanksFlag = None,
     overrides: SetFlag = None,
 ) -> None:
-    """Write a job file: every key with its meaning and its default, and those that you choose."""
+    """Write a job file with every key and its meaning."""
     from ..config.template import job_template
 
     flags = {"dataset": dataset, "system": system, "model": model, "fanout": fanout, "ranks": ranks}

@@ -27,7 +27,7 @@ def partition(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cut a dataset into partitions; print their cut, balance and halo."""
+    """Cut a dataset into partitions, and print their quality."""
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
     from ...stages.partition.registry import partitioner

@@ -57,7 +57,7 @@ def plan(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predict each system's memory, bytes and time, and recommend one."""
+    """Predict each system's memory, bytes and time."""
     from ..planning.inputs import Cluster, Numbers
     from ..planning.network import Link, link_named
     from ..planning.planner import plan as make_plan

@@ -20,7 +20,7 @@ def report(
         bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")
     ] = False,
 ) -> None:
-    """Write a page that shows where a run's time, bytes and memory went."""
+    """Write a page of a run's time, bytes and memory."""
     from ..report.write import report as write
 
     written = write([expanded(run) for run in runs], output_folder(out) if out is not None else None)

@@ -181,25 +181,21 @@ def test_the_folder_tells_about_the_run(two):
     assert any(isinstance(e, Note) and e.text.startswith("dashboard: http") for e in two.events)
 
 
-class Known:
-    """A client that knows these workers."""
-
-    def __init__(self, *addresses):
-        self.scheduler = SimpleNamespace(identity=None)
-        self.sync = lambda fn, **options: {"workers": dict.fromkeys(addresses)}
+def placed(monkeypatch, ranks, *addresses):
+    """Places of ranks on a cluster of these workers."""
+    monkeypatch.setattr(dask_cluster, "worker_addresses", lambda client: list(addresses))
+    return dask_cluster.places(None, ranks)  # pyright: ignore[reportArgumentType]
 
 
-def test_ranks_spread_over_hosts():
+def test_ranks_spread_over_hosts(monkeypatch):
     a, b, c = ([f"tcp://{host}:{port}" for port in (1, 2, 3)] for host in ("a", "b", "c"))
-    client = Known(*c[:1], *a, *b[:2])
-    ranks, sampling = dask_cluster.places(client, 4)
-    assert ranks == [a[0], b[0], c[0], a[1]]
-    assert sampling == [b[1], a[2]]
-    assert dask_cluster.places(client, 6) == ([a[0], b[0], c[0], a[1], b[1], a[2]], [])
+    workers = (*c[:1], *a, *b[:2])
+    assert placed(monkeypatch, 4, *workers) == ([a[0], b[0], c[0], a[1]], [b[1], a[2]])
+    assert placed(monkeypatch, 6, *workers) == ([a[0], b[0], c[0], a[1], b[1], a[2]], [])
 
 
-def test_fewer_workers_than_ranks_hold_several():
-    assert dask_cluster.places(Known("tcp://a:1", "tcp://b:1"), 5) == ([f"tcp://{h}:1" for h in "ababa"], [])
+def test_fewer_workers_than_ranks_hold_several(monkeypatch):
+    assert placed(monkeypatch, 5, "tcp://a:1", "tcp://b:1") == ([f"tcp://{h}:1" for h in "ababa"], [])
 
 
 TLS = ("tls_ca", "tls_cert", "tls_key")

@@ -425,7 +425,7 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
     precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     shutil.rmtree(tmp_path / "samples" / "complete")
     asked = iter([True, True, True])
-    monkeypatch.setattr(open_queue, "is_held", lambda folder: next(asked, False))
+    monkeypatch.setattr(open_queue, "is_locked", lambda folder: next(asked, False))
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="whoever was sampling has ended"):
         mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run")
