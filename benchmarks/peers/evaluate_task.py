@@ -30,13 +30,10 @@ class Evaluation:
     """Options of a single engine."""
 
     def graph(self, loops: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each
-        list."""
-        indptr, indices = np.load(self.folder / "indptr.npy"), np.load(self.folder / "indices.npy")
-        if not loops:
-            return indptr, indices
-        nodes = np.arange(len(indptr) - 1, dtype=indices.dtype)
-        return indptr + np.arange(len(indptr)), np.insert(indices, indptr[1:], nodes)
+        """See `train_task.in_lists`."""
+        from train_task import in_lists
+
+        return in_lists(self.folder, loops)
 
     def features(self, mapped: bool = False) -> np.ndarray:
         """float32 [V, F]."""

@@ -33,13 +33,10 @@ class FullBatch:
     """Options of a single engine."""
 
     def graph(self, loops: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each
-        list."""
-        indptr, indices = np.load(self.folder / "indptr.npy"), np.load(self.folder / "indices.npy")
-        if not loops:
-            return indptr, indices
-        nodes = np.arange(len(indptr) - 1, dtype=indices.dtype)
-        return indptr + np.arange(len(indptr)), np.insert(indices, indptr[1:], nodes)
+        """See `train_task.in_lists`."""
+        from train_task import in_lists
+
+        return in_lists(self.folder, loops)
 
     def array(self, name: str) -> np.ndarray:
         """features float32 [V, F], labels int64 [V] or train int64 [n], ascending."""

@@ -24,6 +24,16 @@ WARM_UP = 4
 """Minibatches of a peer before the clock starts."""
 
 
+def in_lists(folder: Path, loops: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each
+    list."""
+    indptr, indices = np.load(folder / "indptr.npy"), np.load(folder / "indices.npy")
+    if not loops:
+        return indptr, indices
+    nodes = np.arange(len(indptr) - 1, dtype=indices.dtype)
+    return indptr + np.arange(len(indptr)), np.insert(indices, indptr[1:], nodes)
+
+
 @dataclass(frozen=True)
 class Task:
     """The driver's request. Arrays are loaded when they are first used, so that each engine holds only what it
@@ -44,8 +54,8 @@ class Task:
     """Options of a single engine."""
 
     def graph(self) -> tuple[np.ndarray, np.ndarray]:
-        """In-neighbour lists: indptr int64 [V+1], indices int32 [E]."""
-        return np.load(self.folder / "indptr.npy"), np.load(self.folder / "indices.npy")
+        """See `in_lists`."""
+        return in_lists(self.folder)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Features float32 [V, F] and labels int64 [V]."""

@@ -23,7 +23,7 @@ from ..neighbourhood.block import BlockNeighbourhood
 IdArray = npt.NDArray[np.int64]
 MAX_BYTES = 256 << 20
 EDGE_BYTES = 48
-"""Memory for building a block, per edge: position, source and stamp in 64 bits each, twice."""
+"""Most memory for building a block, per edge: its position, its source and its coefficient, and copies of them."""
 
 
 class Source(Protocol):

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
 from ..comm.base import Group
-from ..kernels.runtime.threads import in_this_thread, parallel
+from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack
 from ..models.parts import ConvParts, LayerCounts
@@ -202,7 +202,8 @@ class _Layer:
             wave = own[begin : begin + step]
             low, high = wave[0][0], wave[-1][1]
             into = [sink.reserve(high - low) for sink in sinks]
-            parallel(self._into, [(a, b, low, into) for a, b in wave])
+            with at_most(self._blocks_at_once()):
+                side_by_side(self._into, [(a, b, low, into) for a, b in wave])
             for sink in sinks:
                 sink.commit()
             yield high - low
@@ -225,12 +226,21 @@ class _Layer:
         logits = self.logits.finish() if has_logits else None
         return LayerRows(as_bfloat16(self.sink.finish()), self.run.place(self.nodes), logits)
 
-    def _cuts(self) -> list[tuple[int, int]]:
-        """Blocks as ranges of the layer's rows; an empty one if there are none."""
+    def _block_size(self) -> tuple[int, int, int]:
+        """Most rows of a block, most edges, and their bytes. Whatever the number of threads, which changes no bit."""
         share = max(1, self.run.limits.max_bytes // 8)
         row = 4 * max(self.rows.matrix.shape[1], self.run.widest) * self.run.dtype.itemsize
         most_rows = max(1, min(BLOCK_ROWS, share // row))
         most_edges = max(1, min(BLOCK_EDGES, share // EDGE_BYTES))
+        return most_rows, most_edges, most_rows * row + most_edges * EDGE_BYTES
+
+    def _blocks_at_once(self) -> int:
+        """Threads that stay below the limit together."""
+        return max(1, self.run.limits.max_bytes // self._block_size()[2])
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Blocks as ranges of the layer's rows; an empty one if there are none."""
+        most_rows, most_edges, _ = self._block_size()
         before = np.concatenate([[0], np.cumsum(self.run.graph.in_degree[self.nodes])])
         cuts, start = [], 0
         while start < len(self.nodes):
@@ -241,7 +251,7 @@ class _Layer:
         return cuts or [(0, 0)]
 
     def _into(self, a: int, b: int, low: int, into: Sequence[npt.NDArray[Any]]) -> None:
-        with in_this_thread(), torch.no_grad(), reusing(self.run.arena()):
+        with torch.no_grad(), reusing(self.run.arena()):
             for target, rows in zip(into, self._block(a, b)):
                 assert rows is not None
                 target[a - low : b - low] = rows.numpy()

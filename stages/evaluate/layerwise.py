@@ -161,6 +161,8 @@ def outputs(
     device = parameters[0].device if parameters else torch.device("cpu")
     if room is None and device.type == "cuda":
         room = Room.on(device)
+    if device.type == "cpu" and dtype not in (torch.float32, torch.float64):
+        raise InputError(f"the model is {dtype} on the CPU; expected float32 or float64: call model.float()")
     if room is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
         limits = Limits(max_bytes, scratch, rows == "bfloat16" and dtype == torch.float32, group)
         logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)

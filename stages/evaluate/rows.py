@@ -78,7 +78,7 @@ class HostSink:
             self._begin(rows.numpy(force=True))
 
     def reserve(self, n: int) -> npt.NDArray[Any]:
-        """Memory for the next n rows, to be filled before `commit`. The first rows must have been appended."""
+        """Memory for the next n rows, to be filled before `commit`. `begin` or `append` must have been called."""
         self._pending = n
         if self.array is not None:
             return self.array[self.filled : self.filled + n]

@@ -189,21 +189,23 @@ class Stack(Model):
 
     def _left(self, i: int, neighbourhood: Neighbourhood, entered: Entered) -> Tensor:
         """Computation after `enter`."""
-        last, by = i == self.num_layers - 1, entered.by
+        by = entered.by
+        if by is not None:
+            return self._finished(i, lambda activation: by.combine(entered.rows, activation))
+        return self._finished(i, lambda activation: self.convolve(i, neighbourhood, entered.rows, activation))
+
+    def _finished(self, i: int, convolution: Callable[[str], Tensor]) -> Tensor:
+        """Output of layer i, whose `convolution` takes the activation that it is to apply itself."""
+        last = i == self.num_layers - 1
         plain = last or not isinstance(self.norms[i], nn.Identity)
-        activation = "none" if plain else self.activation
-        z = (
-            self.convolve(i, neighbourhood, entered.rows, activation)
-            if by is None
-            else by.combine(entered.rows, activation)
-        )
+        z = convolution("none" if plain else self.activation)
         return z if last or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
 
     @property
     def has_parts(self) -> bool:
         """True if the model can be evaluated in parts: it and its convolutions are as they are defined here, and no
         hook watches their calls."""
-        own = ("layer", "enter", "convolve", "_left")
+        own = ("layer", "enter", "convolve", "_left", "_finished")
         changed = any(getattr(type(self), name) is not getattr(Stack, name) or name in vars(self) for name in own)
         return not changed and not has_hooks(self) and all(map(can_be_taken_apart, self.convs))
 
@@ -218,9 +220,7 @@ class Stack(Model):
 
     def combined(self, i: int, parts: ConvParts, aggregated: Tensor) -> Tensor:
         """Output of layer i from the aggregate of its convolution, [n, A] -> [n, width_out]."""
-        plain = i == self.num_layers - 1 or not isinstance(self.norms[i], nn.Identity)
-        z = parts.combine(aggregated, "none" if plain else self.activation)
-        return z if i == self.num_layers - 1 or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
+        return self._finished(i, lambda activation: parts.combine(aggregated, activation))
 
 
 @dataclass(frozen=True)

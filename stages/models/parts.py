@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all
 
 from ..neighbourhood.base import EdgeCounts
 from ..neighbourhood.destinations import Destinations
@@ -62,10 +63,12 @@ def can_be_taken_apart(conv: nn.Module) -> bool:
     if not isinstance(conv, InParts):
         return False
     definitions = [vars(conv), *(vars(c) for c in type(conv).__mro__)]
-    first = {name: [name in d for d in definitions].index(True) for name in _TOGETHER if hasattr(conv, name)}
-    return all(first["parts"] <= place for place in first.values())
+    places = {name: [place for place, d in enumerate(definitions) if name in d] for name in _TOGETHER}
+    return all(places["parts"][0] <= found[0] for found in places.values() if found)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """True if calls of the module, or of one below it, are watched or changed by hooks."""
+    if of_all._global_forward_hooks or of_all._global_forward_pre_hooks:
+        return True
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())

@@ -40,11 +40,12 @@ class EdgeCounts(Protocol):
 
     @property
     def spans_ranks(self) -> bool:
-        """See `Neighbourhood.spans_ranks`."""
+        """True if rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
+        same width, whatever rows they have. The same on every rank."""
         ...
 
 
-class Neighbourhood(Protocol):
+class Neighbourhood(EdgeCounts, Protocol):
     """Aggregation over in-neighbours, differentiable in every floating-point argument.
 
     `sum`, `mean` and `apply(reduce="sum" | "mean")` estimate the value over the *full* neighbourhood of the graph,
@@ -52,27 +53,6 @@ class Neighbourhood(Protocol):
     `Block.weight` if that is given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max`
     too).
     """
-
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        ...
-
-    @property
-    def num_src(self) -> int:
-        """Rows of `h`."""
-        ...
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present."""
-        ...
-
-    @property
-    def spans_ranks(self) -> bool:
-        """True if rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
-        same width, whatever rows they have. The same on every rank."""
-        ...
 
     @property
     def degree(self) -> Tensor:

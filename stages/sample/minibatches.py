@@ -90,9 +90,12 @@ def _minibatches(
         with at_most(threads):
             minibatches = list(sampler.sample(graph, plan.request(epoch, number), backend, workspace).minibatches)
         minibatches.reverse()
-        while minibatches:
-            # Held by the caller only, so that a dropped minibatch frees its memory for the next bulk.
-            yield minibatches.pop()
+        try:
+            while minibatches:
+                # Held by the caller only, so that a dropped minibatch frees its memory for the next bulk.
+                yield minibatches.pop()
+        except GeneratorExit:
+            break
     idle.append(workspace)
 
 

@@ -40,7 +40,17 @@ def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callab
         compiler: Any = numba.njit
         dispatcher = compiler(inline=inline, no_cfunc_wrapper=True, **options)(function)
         if cache and inline == "never":
-            dispatcher._cache = SharedCache(function)
+            dispatcher._cache = shared = SharedCache(function)
+            compiled = dispatcher.compile
+
+            def compile_and_unlock(signature: Any) -> Any:
+                # What cannot be compiled is never saved, and others must not wait for it.
+                try:
+                    return compiled(signature)
+                finally:
+                    shared._unlock()
+
+            dispatcher.compile = compile_and_unlock
         return dispatcher
 
     return decorate

@@ -44,15 +44,20 @@ in the order in which it needs them, but the longest first."""
 
 
 def is_of_use(table: Mapping[str, Any]) -> bool:
-    """True if a job with these keys, not yet checked, needs about these kernels."""
-    model = table.get("model")
-    name = model.get("name") if isinstance(model, Mapping) else model
+    """True if a job with these keys, not yet checked, trains `sage` on sampled neighbours with these kernels, as far as
+    model, sampler, device and dtype tell."""
+
+    def name_of(section: str) -> Any:
+        value = table.get(section)
+        return value.get("name") if isinstance(value, Mapping) else value
+
     expected = {
         "device": (None, "cpu"),
         "dtype": (None, "float32"),
         "kernel": (None, "cpu"),
     }
-    return name in (None, "sage") and all(table.get(key) in values for key, values in expected.items())
+    named = name_of("model") in (None, "sage") and name_of("sampler") in (None, "neighbor")
+    return named and all(table.get(key) in values for key, values in expected.items())
 
 
 def start() -> list[subprocess.Popen[bytes]]:
@@ -64,7 +69,7 @@ def start() -> list[subprocess.Popen[bytes]]:
             return []
         return [
             subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.precompile", str(os.getpid())],
+                [sys.executable, "-P", "-m", f"{__package__}.precompile", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -110,10 +115,8 @@ def compile_all(parent: int | None = None) -> None:
 
     from numba.core import sigutils
 
-    assert __package__ is not None
-    package = __package__.rpartition(".")[0]
     waiting = [
-        (getattr(import_module(f"{package}.{module}"), name), sigutils.normalize_signature(f"({', '.join(types)},)")[0])
+        (getattr(import_module(f"{PACKAGE}.{module}"), name), sigutils.normalize_signature(f"({', '.join(types)},)")[0])
         for module, name, types in KERNELS
     ]
     for patient in (False, True):

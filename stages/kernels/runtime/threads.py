@@ -90,6 +90,23 @@ def in_this_thread() -> Iterator[None]:
         torch.set_num_threads(torchs)
 
 
+def side_by_side(run: Callable[..., None], parts: Sequence[tuple[Any, ...]]) -> None:
+    """`parallel`, with each call alone in its thread: see `in_this_thread`."""
+    import torch
+
+    torchs = torch.get_num_threads()
+
+    def alone(*part: Any) -> None:
+        with in_this_thread():
+            run(*part)
+
+    try:
+        parallel(alone, parts)
+    finally:
+        # The last thread to set it decides how many threads torch takes in those that start later.
+        torch.set_num_threads(torchs)
+
+
 def stand_back() -> None:
     """Lower the priority of this thread, and of those that help it in `parallel`, below the others of the process.
 

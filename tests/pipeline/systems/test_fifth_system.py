@@ -41,6 +41,7 @@ class AveragedParameters(SeedWeightedMean):
 
     counts_seeds_alike: ClassVar[bool] = False
     shares_batch_norm: ClassVar[bool] = False
+    has_local_optimizers: ClassVar[bool] = True
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         object.__setattr__(self, "start", None)

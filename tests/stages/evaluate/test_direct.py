@@ -1,5 +1,6 @@
 """Evaluation in parts against a dense forward, whatever comes first in a layer, and when it is not used."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,9 +115,10 @@ def test_threads_do_not_change_a_bit_and_hubs_fit(name, nodes):
     torch.testing.assert_close(found[0], infer(model, graph, x, nodes=nodes), rtol=1e-10, atol=1e-10)
 
 
-def test_degrees_may_be_those_of_a_larger_graph():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_degrees_may_be_those_of_a_larger_graph(weighted):
     """Sums are then scaled up, as over a sampled block."""
-    graph, x = hub_graph(), rows_of(40, 8)
+    graph, x = hub_graph(weighted), rows_of(40, 8)
     degree = degree_of(graph) * 2 + 1
     for name in ("gcn", "gin"):
         model = build(name, 8)
@@ -128,6 +130,68 @@ def test_degrees_may_be_those_of_a_larger_graph():
 class Untouched(MemoryFeatures):
     def gather(self, ids, out=None):
         raise AssertionError("rows were gathered")
+
+
+def test_later_threads_have_as_many_threads_as_before():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        infer(build("sage", 8), hub_graph(), rows_of(40, 8))
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert seen == [3] == [torch.get_num_threads()]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_dtype_without_kernels_is_refused(dtype):
+    with pytest.raises(InputError, match=r"on the CPU; expected float32 or float64: call model\.float\(\)"):
+        infer(build("sage", 8).to(dtype), hub_graph(), rows_of(40, 8).astype(np.float32))
+
+
+class Weighted(nn.Module):
+    """A convolution of a user's own with parts, and a parameter of a name that ours have for a method."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.conv, self.weight = SAGEConv(width_in, width_out), nn.Parameter(torch.ones(1))
+
+    def forward(self, neighbourhood, h, activation):
+        return self.conv(neighbourhood, h, activation)
+
+    def parts(self, counts, degree):
+        return self.conv.parts(counts, degree)
+
+
+def test_a_parameter_may_have_the_name_of_a_method():
+    own = Stack([Weighted(3, C).double()], [], 0.0, "none", "relu")
+    assert own.has_parts
+    x = rows_of(40, 3)
+    got = infer(own, hub_graph(), x)
+    own.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(got, infer(own, hub_graph(), x), rtol=1e-10, atol=1e-10)
+
+
+def test_a_hook_on_all_modules_goes_the_general_way():
+    model = build("sage", 8)
+    assert model.has_parts
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert not model.has_parts
+    finally:
+        hook.remove()
+
+
+def test_blocks_under_way_stay_below_the_limit(monkeypatch):
+    seen = []
+    real = direct.at_most
+    monkeypatch.setattr(direct, "at_most", lambda n: seen.append(n) or real(n))
+    for max_bytes in (1, 1 << 30):
+        infer(build("sage", 8), hub_graph(), rows_of(40, 8), max_bytes=max_bytes)
+    assert min(seen) == 1 < max(seen)
 
 
 def test_features_are_read_where_they_lie_and_counted_once():
@@ -180,7 +244,7 @@ def test_hidden_rows_that_nobody_reads_are_not_kept(monkeypatch):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_rows_in_16_bits(monkeypatch, name, width):
-    """As a forward whose rows are rounded by hand, where aggregates come first; near the exact one everywhere."""
+    """Near the exact result, and not equal to it."""
     graph, model, x = hub_graph(), build(name, width).float(), rows_of(40, width).astype(np.float32)
     kept, real = [], direct.HostSink.finish
     monkeypatch.setattr(direct.HostSink, "finish", lambda self: kept.append(self.dtype) or real(self))

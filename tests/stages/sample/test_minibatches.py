@@ -10,6 +10,7 @@ import millrace as mr
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels import sampling_backend
 from millrace.stages.kernels.runtime import threads
+from millrace.stages.sample import minibatches
 from millrace.stages.sample.minibatches import sample_minibatches
 from millrace.storage.minibatch import MiniBatch
 
@@ -89,6 +90,15 @@ def test_minibatches_that_are_kept_do_not_change():
     kept = list(sample_minibatches(graph, sampler, np.arange(60), batch_size=4, bulk_size=2))
     again = sample_minibatches(graph, sampler, np.arange(60), batch_size=4, bulk_size=15)
     assert all(same(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_buffers_serve_the_next_epoch_whether_or_not_this_one_was_finished():
+    graph = graph_of()
+    for whole in (True, False):
+        for _ in sample_minibatches(graph, mr.NeighborSampler((2,)), np.arange(20), batch_size=4):
+            if not whole:
+                break
+        assert [len(idle) for idle in minibatches._idle[graph].values()] == [1]
 
 
 def test_threads_are_limited_while_sampling_only(monkeypatch: pytest.MonkeyPatch):

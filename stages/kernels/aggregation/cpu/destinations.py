@@ -18,6 +18,8 @@ from ...runtime.intrinsics import prefetch, widened
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from .row_ranges import row_parts
+from .spmm_rows import ADDED, BESIDE, NOTHING
+from .spmm_rows import FROM_BESIDE as FROM_BESIDE
 
 AnyArray = npt.NDArray[Any]
 _JIT: Any = {
@@ -30,9 +32,6 @@ _JIT: Any = {
 _U = np.uint64
 AHEAD = 8
 """Edges between the row that is being used and the row that is being fetched."""
-NOTHING, ADDED, BESIDE, FROM_BESIDE = range(4)
-"""Addition of a destination's own row: none; times a factor; as it is, in columns [F, 2F) of the result; its columns
-[F, 2F), added to the result."""
 
 
 class Flat(NamedTuple):
@@ -186,7 +185,7 @@ def sums(lists: Flat, x: AnyArray, width: int, kind: int, factor: AnyArray, out:
         lists: the edges, with coefficients.
         x: the rows, [N, >= width].
         width: F.
-        kind: one of the constants above.
+        kind: what is added of the own row, see `spmm_rows`.
         factor: [n], for `ADDED`.
         out: [n, F], or [n, 2F] for `BESIDE`.
     """

@@ -174,7 +174,7 @@ def take_weighted(
                 for i in range(kept[x]):
                     t = _number(mixed(word + _U(i + 1) * _GOLDEN), _U(degree))
                     found[x, i] = _pick(t, slots[s + np.int64(t >> _BITS)])
-            elif kept[x] == fanout and degree > fanout and positive[nodes[first + x]] > fanout:
+            elif positive[nodes[first + x]] > fanout:
                 _successive(slots, weight, s, degree, word, found[x], fanout, most, log, best)
             else:
                 m = 0

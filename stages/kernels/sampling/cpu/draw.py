@@ -12,10 +12,10 @@ from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
 from .alias import take_weighted
+from .rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 LANES = 64
 """Frontier nodes that are processed together: wide enough for vector instructions, small enough for the first-level
 cache."""
@@ -31,13 +31,6 @@ LINES, ASK = 32, 4
 
 
 @njit(inline="always")
-def _mix(z):
-    z = (z ^ (z >> _U(30))) * _M1
-    z = (z ^ (z >> _U(27))) * _M2
-    return z ^ (z >> _U(31))
-
-
-@njit(inline="always")
 def _draw(words, degree, fanout, replace, candidate, repeated, picks):
     """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's
     algorithm."""
@@ -45,13 +38,13 @@ def _draw(words, degree, fanout, replace, candidate, repeated, picks):
         for i in range(fanout):
             step = _U(i + 1) * _GOLDEN
             for lane in range(LANES):
-                picks[i, lane] = np.uint32(((_mix(words[lane] + step) >> _U(32)) * _U(degree[lane])) >> _U(32))
+                picks[i, lane] = np.uint32(((mixed(words[lane] + step) >> _U(32)) * _U(degree[lane])) >> _U(32))
         return
     for i in range(fanout):
         step = _U(i + 1) * _GOLDEN
         below, last = np.uint32(fanout - i - 1), np.uint32(fanout - i)
         for lane in range(LANES):
-            bits = _mix(words[lane] + step) >> _U(32)
+            bits = mixed(words[lane] + step) >> _U(32)
             candidate[lane] = np.uint32((bits * _U(np.uint32(degree[lane] - below))) >> _U(32))
             repeated[lane] = np.uint32(0)
         for j in range(i):
@@ -157,7 +150,7 @@ def sample_uniform(
                 s = indptr[ids[a, lane]]
                 start[a, lane] = s
                 degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
-                words[lane] = _mix(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
+                words[lane] = mixed(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
             _draw(words, degree[a], fanout, replace, spare[0], spare[1], picks[a])
             for lane in range(filled[a]):
                 for i in range(_kept(degree[a, lane], fanout, replace)):

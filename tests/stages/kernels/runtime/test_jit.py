@@ -3,6 +3,10 @@
 import os
 import subprocess
 import sys
+import time
+
+import pytest
+from numba.core.errors import TypingError
 
 from millrace.stages.kernels.runtime import jit
 from millrace.stages.kernels.runtime.jit import njit
@@ -86,5 +90,18 @@ def test_waiting_has_an_end(tmp_path, monkeypatch):
     cache._lock()
     held, cache._locked = cache._locked, None
     monkeypatch.setattr(jit, "WAIT_S", 0.05)
+    start = time.monotonic()
     assert triple(2) == 6
+    assert 0.05 <= time.monotonic() - start < 60
+    assert cache._locked is None, "it went on without the lock"
     os.close(held)
+
+
+def test_what_cannot_be_compiled_holds_no_lock(tmp_path):
+    @njit()
+    def wrong(x):
+        return x + "a"
+
+    with pytest.raises(TypingError):
+        wrong(2)
+    assert wrong._cache._locked is None and not wrong._cache.is_being_compiled()

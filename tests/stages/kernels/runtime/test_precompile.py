@@ -70,7 +70,7 @@ def test_processes_are_started_once(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile.subprocess, "Popen", lambda command, **_: started.append(command))
     monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: range(8))
     assert len(precompile.start()) == precompile.MOST
-    assert started[0][1:3] == ["-m", "millrace.stages.kernels.runtime.precompile"]
+    assert started[0][1:4] == ["-P", "-m", "millrace.stages.kernels.runtime.precompile"]
     precompile.marker().touch()
     assert precompile.start() == []
 
