@@ -126,6 +126,11 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    for asked, known in ((args.engines, ENGINES), (args.model, ("sage", "gcn", "gat", "gin"))):
+        if unknown := set(asked) - set(known):
+            parser.error(f"expected some of {', '.join(known)}; got {', '.join(sorted(unknown))}")
+    if args.rounds < 1 or args.threads < 1:
+        parser.error("expected --rounds and --threads of at least 1")
     args.cache = args.cache.resolve()
     folder = stored(args.graph, args.cache)
     graph, file = load(folder), folder / "evaluation" / "features.npy"

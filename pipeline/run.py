@@ -134,8 +134,8 @@ def _run(
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
     check_run_folder(folder, resume)
-    untold = dataset.notes if isinstance(dataset, Dataset) else ()
-    dataset = opened_from_python(job, dataset, emit)
+    source, dataset = dataset, opened_from_python(job, dataset, emit)
+    untold = dataset.notes if isinstance(dataset, Dataset) and dataset is source else ()
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')

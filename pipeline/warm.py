@@ -42,13 +42,8 @@ def trials(dtype: str) -> list[Trial]:
     from .config.systems import SYSTEMS
 
     first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
-    sizes = {"ladies": {"sizes": [8, 8]}, "fastgcn": {"sizes": [8, 8]}}
     found = [Trial(f"{model}", {"model": {"name": model}}) for model in MODELS]
-    found += [
-        Trial(f"{name} sampling", {"sampler": {"name": name, **sizes.get(name, {})}})
-        for name in SAMPLERS
-        if name != first
-    ]
+    found += [Trial(f"{name} sampling", {"sampler": {"name": name}}) for name in SAMPLERS if name != first]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
     found += [Trial(name, {"system": name}) for name in SYSTEMS if name != default]

@@ -361,7 +361,7 @@ def worker_records(client: Client) -> dict[str, Any]:
     try:
         return ask(client).result(START_S)["workers"]
     except (OSError, TimeoutError, CancelledError) as e:
-        raise lost_scheduler(type(e).__name__) from e
+        raise lost_scheduler(type(e).__name__, client) from e
 
 
 def _spread(client: Client) -> list[str]:
@@ -405,7 +405,7 @@ def gpu_places(
         try:
             seen: Any = in_time(START_S, client.run, visible, workers=workers, on_error="ignore")
         except TimeoutError as e:
-            raise lost_scheduler(str(e)) from e
+            raise lost_scheduler(str(e), client) from e
         try:
             placed = assign_gpus(ranks, {address: seen[address] for address in workers if address in seen}, shared)
         except InputError:

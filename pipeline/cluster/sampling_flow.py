@@ -123,7 +123,7 @@ class BulkFlow:
                 return False
             raise RunError(f"sampling failed: {e or 'a time-out'}; fix that, then resume with --resume") from e
         except CancelledError as e:
-            raise lost_scheduler(type(e).__name__) from e
+            raise lost_scheduler(type(e).__name__, self._client) from e
         except Exception as e:
             raise RunError(f"sampling failed: {type(e).__name__}: {e}; fix that, then resume with --resume") from e
         self.bulks += 1

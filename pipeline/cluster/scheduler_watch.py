@@ -40,7 +40,7 @@ class SchedulerWatch:
         note: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._client, self._is_own = client, cluster.scheduler is None
+        self._client = client
         self._clock = clock or WatchedTime()
         self._limit_s = SILENCE_LIMIT_S if cluster.silence_limit_s is None else cluster.silence_limit_s
         self._silence = Silence(cluster.slow_peer_warning_s, note, self._clock)
@@ -72,7 +72,7 @@ class SchedulerWatch:
                 self._silent_since = now
         self._silence.look({SCHEDULER: now if self._silent_since is None else self._silent_since})
         if self.silent_s > self._limit_s:
-            raise lost_scheduler(f"no sign of life for {self.silent_s:.0f} s", self._is_own)
+            raise lost_scheduler(f"no sign of life for {self.silent_s:.0f} s", self._client)
         return records
 
     def _answer(self) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ class SchedulerWatch:
         except (OSError, CancelledError, TimeoutError) as e:
             # A new connection to a frozen scheduler times out. One that is dead is given up by the client.
             if self._client.status == "closed":
-                raise lost_scheduler(type(e).__name__, self._is_own) from e
+                raise lost_scheduler(type(e).__name__, self._client) from e
             return None
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def cancel(client: Client, futures: list[Any]) -> None:
             in_time(CANCEL_S, client.cancel, futures)
 
 
-def lost_scheduler(why: str, is_own: bool = False) -> RunError:
-    """The error for a scheduler that no longer answers."""
-    again = "" if is_own else "start it again, then "
+def lost_scheduler(why: str, client: Client) -> RunError:
+    """The error for a scheduler that no longer answers: the run's own, or one that was running before."""
+    again = "" if client.cluster is not None else "start it again, then "
     return RunError(f"the Dask scheduler no longer answers ({why}); {again}resume with --resume")

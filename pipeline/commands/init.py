@@ -1,5 +1,6 @@
 """`millrace init`: write a job file with every key, its meaning and its default."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -39,4 +40,4 @@ def init(
         raise InputError(f"{path} exists; name another file, or remove it") from None
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror}") from None
-    say(f"{path}: change what you like, then: millrace run {path}")
+    say(f"{path}: change what you like, then: millrace run {shlex.quote(str(path))}")

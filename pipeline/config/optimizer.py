@@ -13,10 +13,14 @@ from ...storage.errors import InputError
 from ...storage.plural import counted
 from .schema import ParameterGroup, Train
 
-UNFIT = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-"""Optimisers of torch that need the loss again, sparse gradients, or matrices only."""
+UNFIT = ("Optimizer", "LBFGS", "SparseAdam", "Muon", "Rprop")
+"""Optimisers of torch that need the loss again, sparse gradients or matrices, or take no learning rate at each step."""
 OWN_KEYS = ("params", "lr", "weight_decay")
 """Arguments of an optimiser that have a key of their own."""
+REFUSED = ("capturable", "differentiable")
+"""Arguments for steps inside CUDA graphs, or with gradients of their own, which the loop does not take."""
+FUSED = ("adam", "adamw", "sgd")
+"""Optimisers that take one launch for all parameters on a GPU."""
 
 
 def optimizer_kinds() -> dict[str, type[torch.optim.Optimizer]]:
@@ -36,28 +40,24 @@ def make_optimizer(train: Train, parameters: Sequence[tuple[str, nn.Parameter]])
         InputError: torch has no such optimiser, or it refuses an option.
     """
     kinds = optimizer_kinds()
-    kind = kinds.get(train.optimizer.lower())
+    kind = kinds.get(train.optimizer)
     if kind is None:
-        near = difflib.get_close_matches(train.optimizer.lower(), kinds, 1)
+        near = difflib.get_close_matches(train.optimizer, kinds, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(sorted(kinds))}"
         raise InputError(f"train.optimizer is '{train.optimizer}'; {hint}")
     known = inspect.signature(kind).parameters
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in train.optimizer_options.items()}
     for name in options:
-        if name in OWN_KEYS or name not in known:
-            free = [k for k in known if k not in OWN_KEYS]
+        if name in (*OWN_KEYS, *REFUSED) or name not in known:
+            free = [k for k in known if k not in (*OWN_KEYS, *REFUSED)]
             hint = f"set train.{name}" if name in OWN_KEYS else f"{kind.__name__} takes {', '.join(free)}"
             raise InputError(f"train.optimizer_options has '{name}'; {hint}")
-    if "weight_decay" in known:
-        options["weight_decay"] = train.weight_decay
-    elif train.weight_decay:
-        raise InputError(f"train.weight_decay is {train.weight_decay}, which {kind.__name__} has not; leave it out")
-    # On a GPU, one launch for all parameters instead of several for each.
-    if "fused" in known and "fused" not in options and parameters[0][1].is_cuda:
+    options["weight_decay"] = train.weight_decay
+    if train.optimizer in FUSED and not {"fused", "foreach"} & options.keys() and parameters[0][1].is_cuda:
         options["fused"] = True
     try:
         return kind(_grouped(train, parameters), lr=train.lr, **options)  # pyright: ignore[reportCallIssue]
-    except (TypeError, ValueError, RuntimeError) as e:
+    except (TypeError, ValueError, RuntimeError, IndexError) as e:
         raise InputError(f"train.optimizer is '{train.optimizer}', which torch refuses: {e}") from None
 
 

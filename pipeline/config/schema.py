@@ -107,6 +107,11 @@ class Train(Section):
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many validations without a new best."""
 
+    @field_validator("optimizer")
+    @classmethod
+    def _lower_case(cls, value: str) -> str:
+        return value.lower()
+
     @field_validator("schedule", mode="before")
     @classmethod
     def _named_schedule(cls, value: Any) -> Any:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -22,6 +23,8 @@ HEAD = """\
 # Every key is here. Those behind "# " have their default: take the sign away to change one.
 """
 WIDTH = 100
+DECIDING = ("system", "model", "sampler", "device", "ranks")
+"""Keys on which the defaults of others depend."""
 
 
 def job_template(table: Mapping[str, Any], name: str = "job.toml") -> str:
@@ -37,8 +40,8 @@ def job_template(table: Mapping[str, Any], name: str = "job.toml") -> str:
     chosen = expanded(table)
     job = resolve(chosen)
     asked = job.model_dump(mode="json")
-    usual = resolve({k: v for k, v in chosen.items() if k in ("system", "model", "sampler")}).model_dump(mode="json")
-    lines, sections = [HEAD.format(name=name)], []
+    usual = resolve({k: v for k, v in chosen.items() if k in DECIDING}).model_dump(mode="json")
+    lines, sections = [HEAD.format(name=shlex.quote(name))], []
     for key, field in Job.model_fields.items():
         annotation = field.annotation
         if key in ("model", "sampler"):
@@ -108,9 +111,12 @@ def _meanings(kind: type) -> dict[str, str]:
     """The docstrings below the fields of a class, and of those that it derives from."""
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
-        if not owner.__module__.startswith("millrace."):
+        if owner.__module__.partition(".")[0] in ("pydantic", "builtins", "typing", "abc"):
             continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        except (OSError, TypeError):
+            continue  # made in a notebook, or at run time
         assert isinstance(body, ast.ClassDef)
         for field, doc in zip(body.body, body.body[1:]):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):

@@ -21,6 +21,7 @@ from ...storage.partition.book import PartitionBook
 from ...storage.plural import counted
 from ..config.load import Job
 from ..config.records import make_system, without_partitioner
+from ..config.schema import Schedule
 from ..machine.malloc import allocator
 from ..setup.model import Outline
 from ..setup.open_data import open_data
@@ -141,7 +142,7 @@ class Trials:
             "epochs": SAMPLED_EPOCHS if s.is_sampled else WHOLE_EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "train": job.train.model_copy(update={"patience": None, **evaluate}),
+            "train": job.train.model_copy(update={"patience": None, "schedule": Schedule(), **evaluate}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):

@@ -27,7 +27,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
     start = time.perf_counter()
     try:
         # The driver reads all features once, to pass them on; ranks then hold their own.
-        place = _place_of(spec) if job.features == "owned" else job.features
+        place = _place_of(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
         dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
     except InputError as e:
         raise type(e)(_with_keys(str(e))) from e

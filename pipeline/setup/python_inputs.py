@@ -51,9 +51,9 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
             if job.executor == "dask" or features == "zarr"
             else features
         )
-    # The data are read, cleaned and split already; a store holds the split that it was written with.
-    split = job.split if store is not None else None
-    return job.model_copy(update={"dataset": str(path), "features": features, "split": split, "read": ReadOptions()})
+    # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
+    # or of the same dataset, passed once more.
+    return job.model_copy(update={"dataset": str(path), "features": features, "read": ReadOptions()})
 
 
 def keep_inputs(

@@ -64,7 +64,7 @@ class EpochDone:
     seconds: float
     best: bool
     lr: float | None = None
-    """The learning rate of the last step, of the first parameter group, where a schedule changes it."""
+    """The learning rate of the last step, for parameters without a rate of their own, where a schedule changes it."""
 
 
 @dataclass(frozen=True)

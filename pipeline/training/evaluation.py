@@ -18,24 +18,17 @@ from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
-from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import Grid
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
-from ...storage.dataset import Split
-from ...storage.features import CountedFeatures, MemoryFeatures
-from ...storage.partition.edge_shards import shard_edges
-from ...storage.partition.partition import extract_partition
+from ...storage.features import CountedFeatures
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
 from .evaluate_together import evaluate_together
 from .hosts import machine_number, ranks_by_host, threads_of
 
-TOGETHER_BYTES = 1 << 30
-"""Largest piece of a rank with which ranks that have all data evaluate together. With larger ones, leaders evaluate in
-bounded memory."""
 EVALUATION_EVENT_S = 2.0
 """Interval between progress events of a long evaluation."""
 
@@ -68,14 +61,6 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     in_parts = on_host and isinstance(model, Stack) and model.has_parts
-    if (
-        on_host
-        and not in_parts
-        and job.group.size > 1
-        and isinstance(model, Stack)
-        and _fits(prepared, model, job.group.size)
-    ):
-        return _together(prepared, lambda: _piece_of(prepared, job), job)
     return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
 
 
@@ -173,30 +158,3 @@ def _all_of(part: Part, system: System, job: RankJob) -> Share:
             job.group.all_reduce(sizes, "control")
             part = merged(parts, sizes.numpy().astype(np.int64))
         return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))
-
-
-def _piece_of(prepared: Prepared, job: RankJob) -> Share:
-    """This rank's piece of data that every rank has."""
-    dataset, data, rank = prepared.dataset, prepared.placement, job.group.rank
-    book = Contiguous("edges").assign(data.graph, job.group.size, job.seed)
-    partition = extract_partition(data.graph, book, rank)
-    owned = partition.owned
-    first = int(owned[0]) if len(owned) else 0
-    local = {
-        name: ids[(ids >= first) & (ids < first + len(owned))] - first for name, ids in vars(dataset.split).items()
-    }
-    shards = shard_edges(partition, book, data.graph.indptr[owned], data.graph.num_edges)
-    features = MemoryFeatures(CountedFeatures(data.features, job.ledger, "evaluation").gather(owned))
-    part = Part(shards, owned, features, data.labels[torch.from_numpy(owned)], Split(**local))
-    with job.group.counting("evaluation"):
-        return share(part, arrange(shards, owned, part.split.train, job.num_layers, False, job.group))
-
-
-def _fits(prepared: Prepared, model: nn.Module, ranks: int) -> bool:
-    """True if a rank's rows fit in memory for evaluation, with the results of two layers and temporary ones."""
-    widest = max(p.shape[0] for p in model.parameters() if p.ndim > 1)
-    width = prepared.outline.num_features + 4 * widest
-    graph = prepared.placement.graph
-    return (
-        graph.num_nodes * width * np.dtype(prepared.job.dtype).itemsize + graph.num_edges * 16
-    ) // ranks <= TOGETHER_BYTES

@@ -131,7 +131,7 @@ class PhaseTraining:
         if accuracy is not None:
             record["val_accuracy"] = accuracy
         progress.history.append(record)
-        lr = None if self.update.is_constant else self.update.optimizer.param_groups[0]["lr"]
+        lr = None if self.update.is_constant else context.train.lr * self.update.last_factor
         context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr))
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = context.checkpoint_every.every_epochs
@@ -166,7 +166,7 @@ class PhaseTraining:
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""
         progress = self.progress
-        if self.update.average is not None and not progress.best_state:
+        if self.update.average is not None and progress.best_epoch < 0:
             with self.update.averaged():
                 progress.keep(self.context.model)
         if isinstance(self.fetcher, PhaseFetcher):

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
@@ -13,7 +15,8 @@ from .trainer import RankReport, parameters_sha256, save_model
 
 def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
     """Report of each rank at the checkpoint that was written when the run was stopped. Nothing is evaluated, and the
-    memory of the processes is unknown. The best parameters so far become the run's model.
+    memory of the processes is unknown. The best parameters so far, or their average
+    where none were validated, become the run's model.
 
     Raises:
         Interrupted: there is no checkpoint.
@@ -28,8 +31,15 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
     model = prepared.build_model()
     model.load_state_dict(state["model"])
     sha256 = parameters_sha256(model)
-    if progress["best_state"]:
+    if progress["best_epoch"] >= 0:
         model.load_state_dict(progress["best_state"])
+    elif "average" in state:
+        schedule = prepared.system.schedule
+        phases = schedule.phases(prepared.job.epochs, model)
+        module = schedule.begin(phases[min(found[0].phase, len(phases) - 1)], model)
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                p.copy_(state["average"].get(name, p))
     save_model(out / MODEL, model)
     reports = []
     for rank, counts in enumerate(state["ledgers"]):

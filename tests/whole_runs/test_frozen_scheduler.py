@@ -188,8 +188,8 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
                     rf"the Dask scheduler no longer answers \(no sign of life for \d+ s\); {again}resume with --resume"
                 )
                 assert re.search(ended, said)
-            if everything:
-                assert seconds < 10.0 + (LIMIT_S if cell.signal is None else 0.0)
+            # Several cells at once, beside other tests, take longer.
+            assert seconds < (10.0 if everything else 60.0) + (LIMIT_S if cell.signal is None else 0.0)
 
 
 def parameters_of(system: str, out: Path) -> str:

@@ -366,14 +366,18 @@ def test_what_does_not_fit_is_refused(sbm, tmp_path, options, error, phrase):
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_an_opened_dataset_may_be_split_anew(sbm, tmp_path, stored):
-    data = sbm
+    data, notes = sbm, []
     if stored:
         mr.write_dataset(tmp_path / "store", sbm)
         data = mr.open_dataset(tmp_path / "store")
     options = {**SMALL, "split": "fraction:0.5,0.1", "out": tmp_path / "run"}
-    result = mr.run(data, **options)
+    options |= {"features": "mapped"} if stored else {}
+    result = mr.run(data, emit=notes.append, **options)
+    told = [e.text for e in notes if isinstance(e, Note)]
+    assert len(told) == len(set(told))
     assert result.minibatches == SMALL["epochs"] * -(-300 // SMALL["batch_size"])
     assert mr.run(data, resume=True, **{**options, "epochs": 5}).epochs == 5
+    assert mr.run(data, resume=True, out=options["out"], epochs=6).epochs == 6, "as it was split when the run began"
     with pytest.raises(mr.InputError, match="read"):
         mr.run(data, **{**options, "read": {"self_loops": "drop"}, "out": tmp_path / "read"})
 

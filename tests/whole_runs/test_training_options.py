@@ -1,4 +1,4 @@
-"""Schedules, clipping, averages, groups and seeds in whole runs: on any system, on one rank or two, after a resume."""
+"""Schedules, clipping, averages, groups and seeds in whole runs: on any system, on two ranks, after a resume."""
 
 import json
 
@@ -44,26 +44,55 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(name, sbm, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_one(sbm, tmp_path):
-    options = {**job_of("bulk"), "train": {**TRAIN, "minibatches_per_step": 2}}
-    options["cluster"] = {"dashboard_port": 0}
+def test_two_ranks_train_as_one_and_one_goes_on_for_two(sbm, tmp_path):
+    options = {**job_of("bulk"), "train": {**TRAIN, "minibatches_per_step": 2}, "cluster": {"dashboard_port": 0}}
     one = mr.run(sbm, out=tmp_path / "one", **options)
     two = mr.run(sbm, out=tmp_path / "two", ranks=2, **options)
-    assert two.train_loss == pytest.approx(one.train_loss, rel=1e-9)
-    a, b = model_of(tmp_path / "one"), model_of(tmp_path / "two")
-    for k in a:
-        torch.testing.assert_close(a[k], b[k], rtol=1e-8, atol=1e-10)
+    asked = iter(range(1000))
+    stopped = {"stop": lambda: next(asked) > 3, "checkpoint": {"every_steps": 1}}
+    assert mr.run(sbm, out=tmp_path / "changed", ranks=2, **options, **stopped).status == "stopped"
+    changed = mr.run(sbm, out=tmp_path / "changed", ranks=1, executor="inline", resume=True, **options)
+    a = model_of(tmp_path / "one")
+    for result, out in ((two, "two"), (changed, "changed")):
+        assert result.train_loss == pytest.approx(one.train_loss, rel=1e-9)
+        b = model_of(tmp_path / out)
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("val", [True, False])
-def test_the_average_is_what_is_saved(sbm, tmp_path, val):
-    data = sbm if val else mr.open_dataset(sbm, split="fraction:0.3,0")
-    options = {**job_of("bulk"), "train": {"ema": 0.9, **({} if val else {"evaluate_every": 0})}}
-    plain = mr.run(data, out=tmp_path / "plain", **job_of("bulk"))
-    result = mr.run(data, out=tmp_path / "run", **options)
-    assert result.parameters_sha256 == plain.parameters_sha256, "the steps are the same"
-    a, b = model_of(tmp_path / "plain"), model_of(tmp_path / "run")
-    assert any(not torch.equal(a[k], b[k]) for k in a)
+def average_of(run):
+    """The average, by the checkpoint after each step."""
+    states = sorted((run / "checkpoints").glob("step-*"), key=lambda p: [int(x) for x in p.name.split("-")[1:]])
+    average = {}
+    for state in (torch.load(p / "state.pt", weights_only=True)["model"] for p in states if not p.name.endswith("-0")):
+        average = {k: torch.lerp(average[k], v, 1 - TRAIN["ema"]) if average else v for k, v in state.items()}
+    return average
+
+
+@pytest.mark.parametrize("ends", ["done", "stopped"])
+@pytest.mark.parametrize("name", ["bulk", "grappa"])
+def test_the_average_is_what_is_saved(sbm, tmp_path, name, ends):
+    """Without validation nodes, of the last step, whatever super-epochs there were."""
+    data = mr.open_dataset(sbm, split="fraction:0.3,0")
+    options = {**job_of(name), "checkpoint": {"every_steps": 1, "keep": 1000}}
+    options |= {"grappa": {"repartition_every": 2}} if name == "grappa" else {}
+    asked = iter(range(1000))
+    stop = (lambda: next(asked) == 17) if ends == "stopped" else (lambda: False)
+    plain = mr.run(data, out=tmp_path / "plain", **options)
+    result = mr.run(data, out=tmp_path / "run", stop=stop, train={"ema": TRAIN["ema"]}, **options)
+    assert result.status == ends
+    assert ends == "stopped" or result.parameters_sha256 == plain.parameters_sha256, "the steps are the same"
+    saved, average = model_of(tmp_path / "run"), average_of(tmp_path / "run")
+    for k in saved:
+        torch.testing.assert_close(saved[k], average[k], rtol=0, atol=1e-12)
+
+
+def test_the_average_is_what_is_validated(sbm, tmp_path):
+    options = {**job_of("bulk"), "epochs": 1, "checkpoint": {"every_steps": 1, "keep": 1000}}
+    mr.run(sbm, out=tmp_path / "run", train={"ema": TRAIN["ema"]}, **options)
+    saved, average = model_of(tmp_path / "run"), average_of(tmp_path / "run")
+    for k in saved:
+        torch.testing.assert_close(saved[k], average[k], rtol=0, atol=1e-12)
 
 
 def test_the_rate_is_in_the_events(sbm, tmp_path):

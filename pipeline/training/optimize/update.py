@@ -42,6 +42,8 @@ class Update:
         self.average = ParameterAverage(named, train.ema) if train.ema is not None else None
         self._schedule, self._clip_norm, self._steps = train.schedule, train.clip_norm, steps
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
+        self.last_factor = 1.0
+        """What the schedule multiplied learning rates by at the last step."""
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
         # A phase with an optimiser of its own has a schedule of its own.
         self._first = phase.first_epoch if phase.fresh_optimizer else 0
@@ -58,9 +60,9 @@ class Update:
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         if not self.is_constant:
-            factor = self.factor(epoch, step, history)
+            self.last_factor = self.factor(epoch, step, history)
             for group, lr in zip(self.optimizer.param_groups, self._lrs):
-                group["lr"] = lr * factor
+                group["lr"] = lr * self.last_factor
         self.optimizer.step()
         if self.average is not None:
             self.average.update()

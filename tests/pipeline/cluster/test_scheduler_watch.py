@@ -17,7 +17,9 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.now, self.notes, self.questions = 0.0, list[str](), list[Future[dict[str, Any]]]()
-        self.client: Any = SimpleNamespace(status="running")
+        self.client: Any = SimpleNamespace(
+            status="running", cluster=None if settings.get("scheduler") else "started by the run"
+        )
         monkeypatch.setattr(scheduler_watch, "ask", self._ask)
         self.watch = SchedulerWatch(self.client, Cluster(**settings), self.notes.append, lambda: self.now)
 

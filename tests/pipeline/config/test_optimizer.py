@@ -39,7 +39,10 @@ def test_the_first_group_that_matches_counts():
         ({"optimizer_options": {"lr": 0.9}}, "train.optimizer_options has 'lr'; set train.lr"),
         ({"optimizer": "sgd", "optimizer_options": {"nesterov": True}}, "which torch refuses: Nesterov momentum"),
         ({"optimizer_options": {"betas": 3}}, "which torch refuses"),
-        ({"optimizer": "rprop", "weight_decay": 0.1}, "train.weight_decay is 0.1, which Rprop has not"),
+        ({"optimizer": "rprop"}, "train.optimizer is 'rprop'; did you mean"),
+        ({"optimizer_options": {"capturable": True}}, "train.optimizer_options has 'capturable'; Adam takes"),
+        ({"optimizer_options": {"differentiable": True}}, "train.optimizer_options has 'differentiable'; Adam takes"),
+        ({"optimizer_options": {"betas": [0.9]}}, "which torch refuses"),
         ({"groups": [{"match": "head.*"}]}, "no parameter matches 'head.*'; there are 0.weight, 0.bias"),
     ],
 )

@@ -152,7 +152,7 @@ def test_ranks_map_a_dataset_that_is_kept(data, tmp_path, monkeypatch):
     assert (seen.dataset, seen.features, seen.split, seen.read) == (
         str(tmp_path / "dataset"),
         "mapped",
-        None,
+        "public",
         mr.ReadOptions(),
     )
     assert (

@@ -40,7 +40,7 @@ class Driver:
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
         cluster = Cluster(on_rank_loss=on_rank_loss, silence_limit_s=silence_limit_s)
-        client: Any = SimpleNamespace(cancel=self.cancelled.extend, status="running")
+        client: Any = SimpleNamespace(cancel=self.cancelled.extend, status="running", cluster="started by the run")
         owner = SimpleNamespace(
             ranks=RANKS,
             topic="run",
