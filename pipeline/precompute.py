@@ -10,6 +10,7 @@ from typing import Any
 from ..stages.assignment import SeedPlan
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
+from ..stages.sample.base import check_kernel
 from ..storage.errors import InputError, Interrupted
 from ..storage.plural import counted
 from ..storage.queue.object_store import queue_at
@@ -48,6 +49,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     system = make_system(job.model_copy(update={job.system: type(job.options)()}))
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
+    check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")

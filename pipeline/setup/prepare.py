@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...stages.messages import Part, Placement
+from ...stages.sample.base import check_kernel
 from ...storage.dataset import Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ..config.load import Job
@@ -85,6 +86,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     check_update(job, system, outline, built)
     SYSTEMS.find(system.name).check(job, system, built)
     if system.sample.sampler is not None:
+        check_kernel(system.sample.sampler, job.kernel)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
     dtype = TORCH_DTYPES[job.dtype]

@@ -17,7 +17,7 @@ from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.replicated import Replicated
 from ...stages.placement.row_blocks import Blocks, Grid
 from ...stages.reduce.seed_weighted import SeedWeightedMean
-from ...stages.sample.base import Sampler
+from ...stages.sample.base import Sampler, check_kernel
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
@@ -154,6 +154,7 @@ class _Bulk(Registered):
                     raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
         if not isinstance(system.sample, SampledByOwners):
             return
+        check_kernel(system.sample.sampler, "cpu", partitioned=True)
         if job.kernel != "cpu":
             raise InputError(
                 f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out'

@@ -145,6 +145,28 @@ class NodeWise(Sampler, Protocol):
         ...
 
 
+def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> None:
+    """Refuse kernels and placements that a sampler is not made for: one that says so by an attribute `host_only` needs
+    the whole graph in host memory.
+
+    Args:
+        sampler: a sampler.
+        kernel: name of a backend of sampling.
+        partitioned: ranks have blocks of rows.
+
+    Raises:
+        InputError: the sampler cannot be drawn there.
+    """
+    if not getattr(sampler, "host_only", False):
+        return
+    name = getattr(sampler, "name", type(sampler).__name__)
+    which = f"the sampler {name} with importance iterations draws from a whole graph in host memory"
+    if partitioned:
+        raise InputError(f"{which}, but the topology is partitioned; leave iterations out, or have it replicated")
+    if kernel not in ("cpu", "reference"):
+        raise InputError(f'{which}, but kernel is "{kernel}"; set kernel = "cpu", or leave iterations out')
+
+
 def minibatch_of(
     request: BulkRequest,
     i: int,

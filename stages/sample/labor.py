@@ -1,4 +1,4 @@
-"""Layer-neighbour sampling (LABOR-0; Balin and Catalyurek, NeurIPS 2023), in bulk."""
+"""Layer-neighbour sampling (LABOR; Balin and Catalyurek, NeurIPS 2023), in bulk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
-from .base import minibatch_of, per_layer
+from .base import check_kernel, minibatch_of, per_layer
 from .neighbor import NeighborSampler
 from .remote_nodewise import draw_node_wise
 from .row_owners import Owners
@@ -45,6 +45,11 @@ class LaborSampler:
     """At each hop: only newly found nodes, or all found so far again."""
     weighted: bool = False
     """Draw in proportion to the graph's edge weights, rows of exact size; an edge of weight 0 is never drawn."""
+    iterations: int = 0
+    """The i of the paper's LABOR-i, with `poisson` only: at each hop, sources that many rows share become more likely,
+    in i iterations, so that fewer distinct nodes are found while each row's sum varies as much as before. Rows keep
+    more than `fanout` edges. Each iteration reads the frontier's in-edges once more, at random. Only with the kernels
+    ``cpu`` and ``reference`` and a graph that each rank has whole."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
@@ -54,11 +59,23 @@ class LaborSampler:
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
         if self.poisson and self.weighted:
             raise InputError("poisson and weighted are both true; expected one of them: weighted rows have exact sizes")
+        if isinstance(self.iterations, bool) or not isinstance(self.iterations, int) or not 0 <= self.iterations <= 100:
+            raise InputError(f"iterations is {self.iterations!r}; expected a whole number from 0 to 100")
+        if self.iterations and not self.poisson:
+            raise InputError(
+                f"iterations is {self.iterations}, but poisson is false: each edge is kept by a chance of its own; set "
+                "poisson = true"
+            )
 
     @property
     def num_layers(self) -> int:
         """L."""
         return len(self.fanout)
+
+    @property
+    def host_only(self) -> bool:
+        """See `check_kernel`."""
+        return self.iterations > 0
 
     @property
     def edge_ids(self) -> bool:
@@ -68,7 +85,7 @@ class LaborSampler:
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         # Options at their defaults are left out, so that older stores fit.
-        options = {"expand": self.expand != "new", "weighted": self.weighted}
+        options = {"expand": self.expand != "new", "weighted": self.weighted, "iterations": self.iterations}
         found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
         return found | {k: v for k, v in options.items() if v}
 
@@ -77,7 +94,7 @@ class LaborSampler:
         NeighborSampler(self.fanout, weighted=self.weighted).check(graph)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`. Raises what `check` raises."""
+        """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
         self.check(graph)
         # One hop's streams serve all hops.
         keys = request.keys(1)[:, 0]
@@ -91,6 +108,7 @@ class LaborSampler:
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
             keep_positions=self.sends_weights(graph) and not self.weighted,
+            iterations=self.iterations,
             workspace=workspace,
         )
         for i, s in enumerate(samples):
@@ -99,12 +117,17 @@ class LaborSampler:
                 nested = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
                 fanout = nested if self.expand == "new" else self.fanout[h]
                 kept = np.diff(edges.indptr)
+                if edges.scale is not None:
+                    a = None if graph.edge_weight is None else graph.edge_weight[edges.positions]
+                    weight.append(edges.scale if a is None else a * edges.scale)
+                    continue
                 weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
             made.append(self.minibatch(request, i, s, weight, [None] * len(s.lists)))
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`."""
+        """See `Sampler.sample_on_device`. Raises what `check_kernel` raises."""
+        check_kernel(self, "cuda")
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_graph import number_on_device
         from .resident import node_wise
@@ -141,7 +164,8 @@ class LaborSampler:
         )
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`."""
+        """See `Sampler.sample_by_owners`. Raises what `check_kernel` raises."""
+        check_kernel(self, "cpu", partitioned=True)
         return draw_node_wise(owners, self, request)
 
     def minibatch(

@@ -15,7 +15,7 @@ from ...storage.minibatch import MiniBatch
 from ..assignment import SeedPlan
 from ..kernels import SAMPLING, sampling_backend
 from ..kernels.runtime.threads import at_most
-from .base import Sampler
+from .base import Sampler, check_kernel
 
 _idle: WeakKeyDictionary[Graph, dict[str, list[Any]]] = WeakKeyDictionary()
 """Workspaces for the next epoch, by kernel: as long as the graph is."""
@@ -66,6 +66,7 @@ def sample_minibatches(
         raise InputError(f"sampler is {shown}; expected a sampler, such as mr.NeighborSampler((15, 10, 5))")
     if kernel not in SAMPLING:
         raise InputError(f"kernel is {kernel!r}; expected one of {', '.join(SAMPLING)}")
+    check_kernel(sampler, kernel)
     sampler.check(lists)
     plan = SeedPlan(
         _seeds(seeds, lists.num_nodes),

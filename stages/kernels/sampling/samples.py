@@ -16,6 +16,8 @@ class EdgeList:
     """int32 [e], positions among the minibatch's nodes, in the order of the draws."""
     positions: npt.NDArray[np.int64] | None
     """int64 [e], positions in the graph's edge arrays, if requested."""
+    scale: npt.NDArray[np.float32] | None = None
+    """float32 [e], 1 / (chance that the edge was kept), where chances differ from edge to edge."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
-"""Compiled LABOR-0: every in-edge of a frontier is read once (`cpu.labor_rows`); `cpu.bulk` numbers the nodes found.
-GIL-free, the same bits as `reference.labor`.
+"""Compiled LABOR: every in-edge of a frontier is read once (`cpu.labor_rows`); `cpu.bulk` numbers the nodes found.
+GIL-free, the same bits as `reference.labor`. Importance iterations read them more often (`cpu.labor_importance`).
 
 A source's number is computed when needed, many edges at a time: a table would be read at random.
 """
@@ -14,6 +14,7 @@ from ...runtime.threads import parallel
 from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
+from .labor_importance import draw_importance
 from .labor_rows import sample_labor
 from .neighbor import most_edges
 from .workspace import Workspace
@@ -29,12 +30,15 @@ def labor(
     weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
+    iterations: int = 0,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.labor.labor`: the same arguments, the same bits."""
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         s = fanout[h]
+        if iterations:
+            return draw_importance(bulk, ends[0], ends[-1], s, iterations, keys)
         exact = not poisson or s < 0
         for lo, hi in zip(ends, ends[1:]):
             expected = most_edges(bulk, lo, hi, s)
@@ -48,7 +52,8 @@ def labor(
                 parallel(sample_labor, [(a, b, graph.indptr, graph.indices, *walk, *options) for a, b in bulk.spans])
                 if (begin == hi).all():
                     break
+        return None
 
     weights = np.empty(0, np.float32) if weight is None else weight
     most_row = int(graph.in_degree.max(initial=0)) if poisson else 0
-    return sample_hops(Bulk(graph, seeds, workspace, keep_positions), len(fanout), expand, draw)
+    return sample_hops(Bulk(graph, seeds, workspace, keep_positions, iterations > 0), len(fanout), expand, draw)

@@ -39,7 +39,7 @@ def _wanted(s):
 
 
 @njit(**_JIT)
-def _number(sources, start, m, key, words):
+def number(sources, start, m, key, words):
     """words[:m]: the numbers of the sources of in-edges from `start` on. More are computed, up to whole groups."""
     # Slices, since an index that might be negative keeps vector instructions away.
     if start + m + LANES <= len(sources):
@@ -87,7 +87,7 @@ def _insert(sources, lo, hi, key, s, words, best, place):
     n = 0
     for start in range(lo, hi, PIECE):
         m = min(PIECE, hi - start)
-        _number(sources, start, m, key, words)
+        number(sources, start, m, key, words)
         for i in range(m):
             w = words[i]
             if n == s and w >= best[s - 1]:
@@ -110,7 +110,7 @@ def _candidates(sources, lo, hi, key, bound, words, found, place):
         m = min(PIECE, hi - start)
         if n + m > len(place):
             return -1
-        _number(sources, start, m, key, words)
+        number(sources, start, m, key, words)
         for block in range(0, m, LANES):
             bits = _mask(words, block, m, bound)
             while bits != _U(0):
@@ -148,7 +148,7 @@ def _exponential_race(sources, weight, lo, hi, key, s, words, best, place, log):
     n = 0
     for start in range(lo, hi, PIECE):
         m = min(PIECE, hi - start)
-        _number(sources, start, m, key, words)
+        number(sources, start, m, key, words)
         for i in range(m):
             w, bits = np.float64(weight[start + i]), words[i] >> _U(32)
             # -log2(u) is at least (1 - u) / ln 2: most edges need no logarithm.
@@ -197,12 +197,12 @@ def _take(
             bound = _U(((s << 32) + d - 1) // d) << _U(32)
             for start in range(begin, end, PIECE):
                 m = min(PIECE, end - start)
-                _number(sources, start, m, key, words)
+                number(sources, start, m, key, words)
                 e = _put_below(sources, start, words, m, bound, edges, positions, keep_positions, e)
         else:
             limit = _U(0)
             if d <= most:
-                _number(sources, begin, d, key, words)
+                number(sources, begin, d, key, words)
                 limit = _separator(words, d, s, _HIGHEST)
                 if limit != _U(0):
                     e = _put_below(sources, begin, words, d, limit, edges, positions, keep_positions, e)

@@ -124,9 +124,12 @@ def labor_pieces(
     weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
+    iterations: int = 0,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
-    """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case."""
+    """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case; there are no
+    `iterations`."""
+    assert not iterations, "see `stages.sample.base.check_kernel`"
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     weights = None if weight is None else number_on_device(graph, "edge_weight")
     for piece in _pieces(on, len(seeds)):

@@ -1,10 +1,11 @@
-"""LABOR-0 by the skeleton of `reference.skeleton`, in SciPy: slow and simple, the oracle of `cpu.labor`.
+"""LABOR by the skeleton of `reference.skeleton`, in SciPy: slow and simple, the oracle of `cpu.labor`.
 
-Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2 with equal probabilities, and section
-A.3 (sequential Poisson) for rows of exact size.
+Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023: section 3.2 with equal probabilities and with
+importance (its fixed-point iterations), and section A.3 (sequential Poisson) for rows of exact size.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ def labor(
     weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
+    iterations: int = 0,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node, with one random number per source node and minibatch.
@@ -44,6 +46,8 @@ def labor(
             weight 0.
         expand: see `reference.neighbor.neighbor`.
         keep_positions: see there.
+        iterations: with `poisson` and without `weight` only: how often a hop's importance is computed anew. A row v
+            then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.scale`.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -53,17 +57,27 @@ def labor(
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin, ends = [0] * k, [[len(s)] for s in nodes]
     rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
+    scales: list[list[list[npt.NDArray[np.float32]]]] = [[] for _ in range(k)]
     for s in fanout:
         for q in range(k):
             fresh: list[npt.NDArray[np.int64]] = []
+            scale: list[npt.NDArray[np.float32]] = []
             frontier = nodes[q][begin[q] :]
+            pi = importance(graph, frontier, s, iterations)
             P = sp.csr_array(select([np.array([v]) for v in frontier], graph.num_nodes) @ A)
             P.sort_indices()
             for r in range(len(frontier)):
                 positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
                 words = node_words(int(keys[q]), graph.indices[positions])
-                fresh.append(positions[_keep(words, s, poisson, None if weight is None else weight[positions])])
+                if iterations:
+                    p = chances(pi[graph.indices[positions]], s)
+                    kept = np.flatnonzero((words >> np.uint64(32)).astype(np.float64) < p * 2.0**32)
+                    scale.append((1 / p[kept]).astype(np.float32))
+                else:
+                    kept = _keep(words, s, poisson, None if weight is None else weight[positions])
+                fresh.append(positions[kept])
             rows[q].append(fresh)
+            scales[q].append(scale)
             sources = graph.indices[np.concatenate(fresh)] if fresh else np.empty(0, np.int64)
             begin[q] = len(nodes[q]) if expand == "new" else 0
             nodes[q] = np.concatenate([nodes[q], np.setdiff1d(sources, nodes[q]).astype(np.int64)])
@@ -72,8 +86,57 @@ def labor(
     for q in range(k):
         lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
         edges = tuple(extract_rows(graph, nodes[q], each, keep_positions) for each in lists)
+        if iterations:
+            factors = [[r for hop in scales[q] for r in hop]] if expand == "new" else scales[q]
+            edges = tuple(
+                replace(e, scale=np.concatenate([np.empty(0, np.float32), *f])) for e, f in zip(edges, factors)
+            )
         samples.append(NeighborSample(nodes[q].astype(graph.indices.dtype), tuple(ends[q]), edges))
     return samples
+
+
+def factor(pi: npt.NDArray[np.float32], s: int) -> float:
+    """The c of a row whose d sources have importance `pi`.
+
+    Its edges are kept with chances p = min(1, c pi) such that sum(1 / p) = d^2 / s: a sum over the row then varies as
+    much as with d chances of s / d. A row of at most s edges keeps all of them.
+    """
+    inverse = 1 / pi.astype(np.float64)
+    if len(pi) <= s:
+        return float(inverse.max(initial=0.0))
+    target = float(len(pi)) * float(len(pi)) / float(s)
+    c, full = _sum(inverse) / target, 0
+    # c only grows: sources become certain, one after the other, until the rest makes up for them.
+    while (certain := c * pi.astype(np.float64) >= 1).sum() > full:
+        full = int(certain.sum())
+        c = _sum(inverse[~certain]) / (target - full)
+    return c
+
+
+def chances(pi: npt.NDArray[np.float32], s: int) -> npt.NDArray[np.float64]:
+    """Chance of each edge of a row whose sources have importance `pi`."""
+    if s < 0 or len(pi) <= s:
+        return np.ones(len(pi))
+    return np.minimum(factor(pi, s) * pi.astype(np.float64), 1)
+
+
+def importance(graph: Graph, frontier: npt.NDArray[np.int64], s: int, iterations: int) -> npt.NDArray[np.float32]:
+    """float32 [V], importance of the sources of the frontier's in-edges, at first 1: each iteration multiplies it by
+    the largest c of the rows that have the source. The expected number of distinct sources does not rise thereby."""
+    pi = np.ones(graph.num_nodes, np.float32)
+    for _ in range(iterations if s >= 0 else 0):
+        new = np.zeros_like(pi)
+        for v in frontier:
+            sources = graph.indices[graph.indptr[v] : graph.indptr[v + 1]]
+            x = pi[sources]
+            np.maximum.at(new, sources, (factor(x, s) * x.astype(np.float64)).astype(np.float32))
+        pi = new
+    return pi
+
+
+def _sum(values: npt.NDArray[np.float64]) -> float:
+    """In order, one after the other: `np.sum` adds in another order."""
+    return float(np.cumsum(values)[-1]) if len(values) else 0.0
 
 
 def _keep(
