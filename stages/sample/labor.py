@@ -14,6 +14,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
+from ..kernels.sampling.cpu.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import check_kernel, minibatch_of, per_layer
@@ -117,9 +118,9 @@ class LaborSampler:
                 nested = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
                 fanout = nested if self.expand == "new" else self.fanout[h]
                 kept = np.diff(edges.indptr)
-                if edges.scale is not None:
+                if edges.weight is not None:
                     a = None if graph.edge_weight is None else graph.edge_weight[edges.positions]
-                    weight.append(edges.scale if a is None else a * edges.scale)
+                    weight.append(edges.weight if a is None else a * edges.weight)
                     continue
                 weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
             made.append(self.minibatch(request, i, s, weight, [None] * len(s.lists)))
@@ -219,5 +220,6 @@ class LaborSampler:
             scale = np.where(np.asarray(fanout) < 0, 1.0, np.maximum(degree / fanout, 1.0))
         else:
             scale = degree / np.maximum(kept, 1)
-        a = 1.0 if graph.edge_weight is None else graph.edge_weight[positions]
-        return (a * np.repeat(scale, kept)).astype(np.float32)
+        if graph.edge_weight is not None:
+            return scaled(graph.edge_weight, positions, kept, scale)
+        return np.repeat(scale, kept).astype(np.float32)

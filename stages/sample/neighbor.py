@@ -14,7 +14,9 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_rows
+from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
+from ..kernels.sampling.cpu.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import minibatch_of, per_layer
@@ -98,15 +100,20 @@ class NeighborSampler:
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
             expand=self.expand,
-            keep_positions=self._reads_weights(graph) or self.edge_ids,
+            keep_positions=self.edge_ids,
+            keep_weights=self._reads_weights(graph),
             workspace=workspace,
         )
-        made = []
-        for i, m in enumerate(samples):
-            weight = [self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.positions) for e in m.lists]
-            made.append(
-                self.minibatch(request, i, m, weight, [e.positions if self.edge_ids else None for e in m.lists])
-            )
+        made: list[Any] = [None] * len(samples)
+
+        def finish(i: int) -> None:
+            m = samples[i]
+            weight = [
+                self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None) for e in m.lists
+            ]
+            made[i] = self.minibatch(request, i, m, weight, [e.positions for e in m.lists])
+
+        parallel(finish, [(i,) for i in range(len(samples))])
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -217,14 +224,26 @@ class NeighborSampler:
         fanout: npt.NDArray[np.int64] | int = 0,
     ) -> npt.NDArray[np.float32] | None:
         """See `NodeWise.weigh`."""
+        assert positions is not None or not self._reads_weights(graph)
+        return self._weights(graph, rows, kept, graph.edge_weight, positions)
+
+    def _weights(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.integer],
+        kept: npt.NDArray[np.integer],
+        weight: npt.NDArray[np.float32] | None,
+        positions: npt.NDArray[np.int64] | None,
+    ) -> npt.NDArray[np.float32] | None:
+        """`weigh` by the weights of all edges and the positions of the sampled ones, or by the latter's weights."""
         if graph.edge_weight is None:
             return None
         if self.weighted:
             return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
         # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
         scale = graph.in_degree[rows] / np.maximum(kept, 1)
-        assert positions is not None
-        return (graph.edge_weight[positions] * np.repeat(scale, kept)).astype(np.float32)
+        assert weight is not None
+        return scaled(weight, positions, kept, scale)
 
 
 # A property of the graph, not of the sampler: kept as long as the graph is.

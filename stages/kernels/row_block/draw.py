@@ -80,11 +80,11 @@ def draw_rows(
     threads = max(1, min(m, get_num_threads()))
     spans = [(m * t // threads, m * (t + 1) // threads) for t in range(threads)]
     if fanout >= 0 and table is None:
-        parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk) for a, b in spans])
+        parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk, None, None) for a, b in spans])
     else:
         t, log = table or NO_TABLE, log2_table()
         tables = (t.slots, t.weight, t.positive)
-        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, *tables, *walk, log) for a, b in spans])
+        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, *tables, *walk, log, None, None) for a, b in spans])
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)

@@ -26,7 +26,7 @@ EVALUATE = "aggregation.cpu.destinations"
 KERNELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (DRAW, "sample_uniform",
      ("int64", "int64", I64, I32, I32S, I64, I64, "int64", "boolean", U64, I64S, I32S, I64S, "boolean", I64,
-      "boolean")),
+      "boolean", "none", "none")),
     (NUMBER, "_start", ("int64", "int64", I64, I64, I32S, U64S, "int64")),
     (NUMBER, "_number", ("int64", "int64", I32S, I64, I32S, I64, I64, U64S, U64, I32, "int64", I32, I64)),
     (NUMBER, "_copy_out", (I64, "int64", I32, "int64")),

@@ -1,6 +1,6 @@
 """Results of the node-wise sampling kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,9 @@ class EdgeList:
     """int32 [e], positions among the minibatch's nodes, in the order of the draws."""
     positions: npt.NDArray[np.int64] | None
     """int64 [e], positions in the graph's edge arrays, if requested."""
-    scale: npt.NDArray[np.float32] | None = None
-    """float32 [e], 1 / (chance that the edge was kept), where chances differ from edge to edge."""
+    weight: npt.NDArray[np.float32] | None = None
+    """float32 [e], if requested: the edges' weights in the graph; of `labor` with iterations, 1 / the chance that the
+    edge was kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,18 @@ class NeighborSample:
     def _only(self) -> EdgeList:
         assert len(self.lists) == 1
         return self.lists[0]
+
+
+def with_weights(
+    samples: list[NeighborSample], weight: npt.NDArray[np.float32], keep_positions: bool
+) -> list[NeighborSample]:
+    """Add `EdgeList.weight` by the edges' positions, which are then dropped unless `keep_positions`."""
+
+    def added(e: EdgeList) -> EdgeList:
+        assert e.positions is not None
+        return replace(e, positions=e.positions if keep_positions else None, weight=weight[e.positions])
+
+    return [replace(s, lists=tuple(map(added, s.lists))) for s in samples]
 
 
 LIMIT = 2**31 - 1

@@ -102,7 +102,7 @@ class Bulk:
         seeds: Sequence[npt.NDArray[np.integer]],
         workspace: Workspace | None,
         keep_positions: bool,
-        keep_scale: bool = False,
+        keep_weight: bool = False,
     ) -> None:
         """
         Args:
@@ -110,9 +110,9 @@ class Bulk:
             seeds: k vectors of distinct node ids.
             workspace: buffers to reuse.
             keep_positions: also keep each edge's position in the graph's edge arrays.
-            keep_scale: also keep `EdgeList.scale`.
+            keep_weight: also keep `EdgeList.weight`.
         """
-        self.graph, self.keep, self.keep_scale = graph, keep_positions, keep_scale
+        self.graph, self.keep, self.keep_weight = graph, keep_positions, keep_weight
         self.space = space = workspace if workspace is not None else Workspace()
         self.k = len(seeds)
         threads = max(1, min(self.k, get_num_threads()))
@@ -134,7 +134,7 @@ class Bulk:
         self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
         """[k, at least the nodes known so far], their ids."""
         self.edges = self.positions = self.row_ends = np.empty((0, 0), np.int64)
-        self.scale = np.empty((0, 0), np.float32)
+        self.weight = np.empty((0, 0), np.float32)
         parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
     def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
@@ -143,7 +143,7 @@ class Bulk:
         )
 
     def reserve(self, total: IdArray) -> int:
-        """Make room for `total` more edges in each minibatch, in `edges` [k, ...] (source ids) and `positions`.
+        """Make room for `total` more edges in each minibatch, in `edges` [k, ...] (source ids), `positions`, `weight`.
 
         Returns: The number of edges for which there is room in every minibatch.
 
@@ -158,16 +158,17 @@ class Bulk:
         used = int(self.edge_end.max(initial=0))
         self.edges = self._rows("edges", need, keep=used)
         self.positions = self._rows("positions", need if self.keep else 1, np.int64, keep=used if self.keep else 0)
+        if self.keep_weight:
+            self.weight = self._rows("weight", self.edges.shape[1], np.float32, keep=used)
         return min(self.edges.shape[1], self.positions.shape[1]) if self.keep else self.edges.shape[1]
 
     def append(self, found: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
-        """Append edges: source ids, positions and scale of each minibatch. Raises what `reserve` raises."""
+        """Append edges: source ids, positions and weights of each minibatch. Raises what `reserve` raises."""
         count = np.array([len(edges) for edges, _, _ in found], np.int64)
         self.reserve(count)
-        self.scale = self._rows("scale", self.edges.shape[1], np.float32, keep=int(self.edge_end.max(initial=0)))
-        for q, (edges, positions, scale) in enumerate(found):
+        for q, (edges, positions, weight) in enumerate(found):
             to = slice(int(self.edge_end[q]), int(self.edge_end[q] + count[q]))
-            self.edges[q, to], self.scale[q, to] = edges, scale
+            self.edges[q, to], self.weight[q, to] = edges, weight
             if self.keep:
                 self.positions[q, to] = positions
         self.edge_end += count
@@ -261,8 +262,8 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
         indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
         indices = [bulk.target[bulk.offset[q] + first[q] : bulk.offset[q] + last[q]] for q in range(k)]
         positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64) if bulk.keep else [None] * k
-        scale = bulk.copied(bulk.scale, first, last - first, 0, np.float32) if bulk.keep_scale else [None] * k
-        lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions, scale)])
+        weight = bulk.copied(bulk.weight, first, last - first, 0, np.float32) if bulk.keep_weight else [None] * k
+        lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions, weight)])
     nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, bulk.graph.indices.dtype)
     counts = np.stack(node_ends[1:], axis=1).tolist()
     return [NeighborSample(nodes[q], tuple(counts[q]), tuple(each[q] for each in lists)) for q in range(k)]

@@ -63,10 +63,12 @@ def _kept(degree, fanout, replace):
 
 
 @njit(**JIT)
-def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_positions, e):
+def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_positions, e, weight, weights, q):
     for f in range(lo, hi):
         for at in range(indptr[nodes[f]], indptr[nodes[f] + 1]):
             edges[e] = sources[at]
+            if weight is not None:
+                weights[q, e] = weight[at]
             if keep_positions:
                 positions[e] = at
             e += 1
@@ -87,10 +89,10 @@ def fetch(sources, begin, end):
 @njit(**JIT)
 def sample_uniform(
     first, last, indptr, sources, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
-    keep_positions, edge_end,
-    sorted_rows
+    keep_positions, edge_end, sorted_rows, weight, weights
 ):  # fmt: skip
-    """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1.
+    """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1. With a `weight`
+    for each edge of the graph, and not None, those of the sampled edges go to `weights`.
 
     Rows are processed in tiles of LANES, whatever their minibatch, and three tiles are in flight to hide memory
     latency.
@@ -129,6 +131,8 @@ def sample_uniform(
                 low, q, row = row, first, min(num_rows, row + stride)
                 if stream:
                     fetch(sources, indptr[low], indptr[row])
+                    if weight is not None:
+                        fetch(weight, indptr[low], indptr[row])
             f = at[q - first]
             while n < LANES and f < end[q] and nodes[q, f] < row:
                 v = np.int64(nodes[q, f])
@@ -155,6 +159,8 @@ def sample_uniform(
             for lane in range(filled[a]):
                 for i in range(_kept(degree[a, lane], fanout, replace)):
                     prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
+                    if weight is not None:
+                        prefetch(weight, start[a, lane] + np.int64(picks[a, i, lane]))
 
         a = (x - 2) & 3
         for lane in range(filled[a]):
@@ -163,6 +169,8 @@ def sample_uniform(
             for i in range(_kept(degree[a, lane], fanout, replace)):
                 edge = s + np.int64(picks[a, i, lane])
                 edges[m, e] = sources[edge]
+                if weight is not None:
+                    weights[m, e] = weight[edge]
                 if keep_positions:
                     positions[m, e] = edge
                 e += 1
@@ -173,10 +181,10 @@ def sample_uniform(
 @njit(**JIT)
 def sample_rows(
     first, last, indptr, sources, slots, weight, positive, nodes, begin, end, fanout, replace, keys, row_ends, edges,
-    positions, keep_positions, edge_end,
-    sorted_rows, log
+    positions, keep_positions, edge_end, sorted_rows, log, edge_weight, weights
 ):  # fmt: skip
-    """Like `sample_uniform`, from alias tables; or all edges of each row if `fanout` is negative."""
+    """Like `sample_uniform`, from alias tables; or all edges of each row if `fanout` is negative, and only then with
+    their weights."""
     num_rows = len(indptr) - 1
     at = begin[first:last].copy()
     stride = BLOCK_ROWS if sorted_rows else num_rows
@@ -192,7 +200,8 @@ def sample_rows(
                 continue
             if fanout < 0:
                 edge_end[q] = _take_all(
-                    indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q]
+                    indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions,
+                    edge_end[q], edge_weight, weights, q
                 )  # fmt: skip
             else:
                 edge_end[q] = take_weighted(

@@ -47,10 +47,12 @@ def neighbor(
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
+    keep_weights: bool = False,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits."""
-    bulk = Bulk(graph, seeds, workspace, keep_positions)
+    bulk = Bulk(graph, seeds, workspace, keep_positions, keep_weights)
+    edge_weight = graph.edge_weight if keep_weights else None
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         s, stream = fanout[h], keys[:, h].copy()
@@ -75,11 +77,12 @@ def neighbor(
                 bulk.edge_end,
                 bool(lo.any()),
             )
+            weights = (edge_weight, bulk.weight if keep_weights else None)
             if s >= 0 and table is None:
-                parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk) for a, b in bulk.spans])
+                parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk, *weights) for a, b in bulk.spans])
             else:
                 t, log = table or NO_TABLE, log2_table()
                 lists = (graph.indptr, graph.indices, t.slots, t.weight, t.positive)
-                parallel(sample_rows, [(a, b, *lists, *walk, log) for a, b in bulk.spans])
+                parallel(sample_rows, [(a, b, *lists, *walk, log, *weights) for a, b in bulk.spans])
 
     return sample_hops(bulk, len(fanout), expand, draw)

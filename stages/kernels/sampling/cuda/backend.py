@@ -18,7 +18,7 @@ from ..alias import AliasTable
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import prefix_sums
 from ..layerwise import LayerSample
-from ..samples import EdgeList, NeighborSample
+from ..samples import EdgeList, NeighborSample, with_weights
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import neighbor as sample_cuda
@@ -103,6 +103,9 @@ def neighbor(
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     fanout: Sequence[int],
+    *,
+    keep_positions: bool = False,
+    keep_weights: bool = False,
     **options: Any,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits.
@@ -111,7 +114,12 @@ def neighbor(
         InputError: there is no GPU.
         RunError: a minibatch has more edges than its lists can index.
     """
-    return [s for _, made in neighbor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
+    keep = keep_positions or keep_weights
+    pieces = neighbor_pieces(graph, seeds, keys, fanout, keep_positions=keep, **options)
+    samples = [s for _, made in pieces for s in _samples(made)]
+    if not keep_weights or graph.edge_weight is None:
+        return samples
+    return with_weights(samples, graph.edge_weight, keep_positions)
 
 
 def labor_pieces(

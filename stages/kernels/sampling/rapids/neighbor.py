@@ -17,7 +17,7 @@ from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
 from ....rapids import TO_SAMPLE, count_gpus
 from ..alias import AliasTable
-from ..samples import EdgeList, NeighborSample
+from ..samples import EdgeList, NeighborSample, with_weights
 
 IntArray = npt.NDArray[np.integer]
 Hop = tuple[IntArray, IntArray, npt.NDArray[np.int64] | None]
@@ -34,6 +34,7 @@ def neighbor(
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
+    keep_weights: bool = False,
     workspace: Any = None,
 ) -> list[NeighborSample]:
     """k minibatches of in-neighbours, as `sampling.cpu.neighbor` returns them.
@@ -47,6 +48,7 @@ def neighbor(
         table: if given, edges are drawn in proportion to the graph's weights.
         expand: ``new``: each node once, when it is found; ``all``: all nodes so far at each hop.
         keep_positions: also return positions in the graph's edge arrays.
+        keep_weights: also return the edges' weights in the graph.
         workspace: ignored.
 
     Raises:
@@ -55,7 +57,7 @@ def neighbor(
     """
     if not seeds:
         return []
-    asked = _Asked(fanout, replace, table is not None, expand, keep_positions)
+    asked = _Asked(fanout, replace, table is not None, expand, keep_positions, keep_weights)
     return _draw(_on_device(graph), graph, seeds, keys, asked)
 
 
@@ -68,6 +70,7 @@ class _Asked:
     weighted: bool
     expand: str
     keep_positions: bool
+    keep_weights: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +137,12 @@ class AcrossGpus:
         table: AliasTable | None = None,
         expand: str = "new",
         keep_positions: bool = False,
+        keep_weights: bool = False,
         workspace: Any = None,
     ) -> list[NeighborSample]:
         """See `neighbor`; `graph` is the one that this was made of."""
-        return _draw(self._on, graph, seeds, keys, _Asked(fanout, replace, table is not None, expand, keep_positions))
+        asked = _Asked(fanout, replace, table is not None, expand, keep_positions, keep_weights)
+        return _draw(self._on, graph, seeds, keys, asked)
 
     def close(self) -> None:
         """Leave the other processes."""
@@ -194,11 +199,14 @@ def _draw(
         )
     dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
     found = [
-        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions else None)
+        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions or asked.keep_weights else None)
         for a, b in zip(ends, ends[1:])
     ]
     of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
-    return [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
+    samples = [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
+    if not asked.keep_weights or graph.edge_weight is None:
+        return samples
+    return with_weights(samples, graph.edge_weight, asked.keep_positions)
 
 
 def _minibatch(seeds: IntArray, hops: list[Hop], expand: str) -> NeighborSample:

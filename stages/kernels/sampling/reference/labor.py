@@ -47,7 +47,7 @@ def labor(
         expand: see `reference.neighbor.neighbor`.
         keep_positions: see there.
         iterations: with `poisson` and without `weight` only: how often a hop's importance is computed anew. A row v
-            then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.scale`.
+            then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.weight`.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -89,7 +89,7 @@ def labor(
         if iterations:
             factors = [[r for hop in scales[q] for r in hop]] if expand == "new" else scales[q]
             edges = tuple(
-                replace(e, scale=np.concatenate([np.empty(0, np.float32), *f])) for e, f in zip(edges, factors)
+                replace(e, weight=np.concatenate([np.empty(0, np.float32), *f])) for e, f in zip(edges, factors)
             )
         samples.append(NeighborSample(nodes[q].astype(graph.indices.dtype), tuple(ends[q]), edges))
     return samples

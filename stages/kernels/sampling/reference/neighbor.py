@@ -72,6 +72,7 @@ def neighbor(
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
+    keep_weights: bool = False,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node.
@@ -86,6 +87,7 @@ def neighbor(
             uniformly. Without replacement: successive sampling, see `sampling.alias`.
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return each edge's position in the graph's edge arrays.
+        keep_weights: also return each edge's weight in the graph.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -125,14 +127,18 @@ def neighbor(
             NeighborSample(
                 nodes[q].astype(graph.indices.dtype),
                 tuple(node_ends[q]),
-                tuple(extract_rows(graph, nodes[q], rows_, keep_positions) for rows_ in lists),
+                tuple(extract_rows(graph, nodes[q], rows_, keep_positions, keep_weights) for rows_ in lists),
             )
         )
     return samples
 
 
 def extract_rows(
-    graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool
+    graph: Graph,
+    nodes: npt.NDArray[np.int64],
+    rows: list[npt.NDArray[np.int64]],
+    keep_positions: bool,
+    keep_weights: bool = False,
 ) -> EdgeList:
     """Edges at positions in the graph, row by row, with the places of their sources among `nodes`."""
     positions = np.concatenate(rows) if rows else np.empty(0, np.int64)
@@ -142,4 +148,5 @@ def extract_rows(
         np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32),
         local[graph.indices[positions]],
         positions.astype(np.int64) if keep_positions else None,
+        graph.edge_weight[positions] if keep_weights and graph.edge_weight is not None else None,
     )
