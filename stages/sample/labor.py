@@ -14,7 +14,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
-from ..kernels.sampling.cpu.edge_weights import scaled
+from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import check_kernel, minibatch_of, per_layer

@@ -16,7 +16,7 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
-from ..kernels.sampling.cpu.edge_weights import scaled
+from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import minibatch_of, per_layer

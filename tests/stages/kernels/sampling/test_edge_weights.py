@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu.edge_weights import scaled
+from millrace.stages.kernels.sampling.edge_weights import scaled
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ..runtime.intrinsics import prefetch
+from ..runtime.jit import njit
 
 AHEAD = 24
 """Edges between the one whose weight is read and the one whose weight is prefetched."""
