@@ -7,13 +7,14 @@ from torch import nn
 
 from ...stages.models.base import ModelConfig, as_model, check_initialised
 from ...stages.models.pyg import PyGModel
-from ...stages.models.pyg_checks import forward_parameters
+from ...stages.models.pyg_checks import forward_parameters, is_network
 from ...storage.errors import InputError
 from ..config.aliases import SHORTHANDS
 
 
 def as_record_or_module(model: Any) -> Any:
-    """Turn `model` into a record or a module; a PyG convolution, or a list of them, becomes a `PyGModel`.
+    """Turn `model` into a record or a module; a PyG convolution, a list of them, or a whole PyG model becomes a
+    `PyGModel`.
 
     Raises:
         InputError: it is none of these.
@@ -31,8 +32,8 @@ def as_record_or_module(model: Any) -> Any:
             f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG "
             "convolutions, or an nn.Module with num_layers and layer(i, neighbourhood, h) -> h"
         )
-    if not callable(getattr(model, "layer", None)) and _is_convolution(model):
-        return PyGModel([model])
+    if not callable(getattr(model, "layer", None)) and (is_network(model) or _is_convolution(model)):
+        return PyGModel(model)
     return as_model(model)
 
 
@@ -75,7 +76,9 @@ def check_widths(
         width = module.fit(num_features, seed)
         if width < num_classes or (task == "multilabel" and width != num_classes):
             message = f"the last convolution has {width} columns, but the dataset has {num_classes} classes"
-            raise InputError(f"{message}; make it {type(module.convs[-1]).__name__}(..., {num_classes})")
+            of = module.convs[-1] if module.network is None else module.network
+            columns = num_classes if module.network is None else f"out_channels={num_classes}"
+            raise InputError(f"{message}; make it {type(of).__name__}(..., {columns})")
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")

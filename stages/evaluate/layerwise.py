@@ -21,7 +21,7 @@ from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, layered
-from ..models.pyg import PyGModel
+from ..models.pyg import PyGModel, evaluating
 from ..neighbourhood.block import BlockNeighbourhood
 from ..nodes import node_ids
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
@@ -296,23 +296,28 @@ def evaluate(
     Raises:
         InputError: an unknown split, or see `infer`.
     """
+    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
+    found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
+    # On a device, read all at once.
+    scores = dict(zip(found, torch.stack(list(found.values())).cpu())) if found else {}
+    return {name: quotient(scores[name]) if name in scores else None for name in splits}
+
+
+def split_outputs(
+    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str] = SPLITS, **limits: Any
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Outputs and labels of the nodes of each split that has any, in one pass over the layers. Arguments as in
+    `evaluate`."""
     for name in splits:
         if name not in SPLITS:
             raise InputError(f"split is '{name}'; expected one of {', '.join(SPLITS)}{nearest(name, SPLITS)}")
     ids = [getattr(dataset.split, name) for name in splits]
     nodes = np.concatenate([np.empty(0, np.int64), *ids])
-    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
-    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits, group=group)
-    labels = torch.from_numpy(dataset.labels[nodes]).to(logits.device)
-    parts = [len(part) for part in ids]
-    found = {
-        name: _counted(own, y)
-        for name, own, y in zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
-        if len(y)
-    }
-    # On a device, read all at once.
-    scores = dict(zip(found, torch.stack(list(found.values())).cpu())) if found else {}
-    return {name: quotient(scores[name]) if name in scores else None for name in splits}
+    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits)
+    labels, parts = torch.from_numpy(dataset.labels[nodes]).to(logits.device), [len(part) for part in ids]
+    rows = zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
+    return {name: (own, y) for name, own, y in rows if len(y)}
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -375,15 +380,3 @@ def _check(graph: Graph, features: FeatureStore, degree: Tensor, max_bytes: int)
         raise InputError(f"degree has shape {list(degree.shape)}; expected [{n}], one for each node")
     if max_bytes < 1:
         raise InputError(f"max_bytes is {max_bytes}; expected at least 1")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -1,11 +1,13 @@
-"""PyTorch Geometric's convolutions on blocks.
+"""PyTorch Geometric's convolutions, and its whole models, on blocks.
 
 A convolution computes what PyG defines on the edges that the block holds: PyG has no way to say that a sampled row
 stands for its whole neighbourhood, except through edge weights, which are passed where the convolution takes them and
 sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from ..neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
 from ..neighbourhood.halo import HaloNeighbourhood
 from ..neighbourhood.pieces import pieces
 from .base import ACTIVATIONS, Stack
-from .pyg_checks import forward_parameters, refuse, try_out
+from .pyg_checks import check_on_blocks, forward_parameters, is_network, refuse, try_out
 
 EDGE_BYTES = 256 << 20
 """Memory of the edges that a convolution gets at a time in evaluation."""
@@ -33,22 +35,31 @@ def takes_weights(conv: nn.Module) -> bool:
 
 
 class PyGModel(Stack):
-    """A stack of PyG convolutions, with dropout on each one's input and an activation between them.
+    """A stack of PyG convolutions, with dropout on each one's input and an activation between them; or a whole model of
+    ``torch_geometric.nn.models``, as it is.
 
-    `GCNConv` gets the weights of ``D^-1/2 (A + I) D^-1/2`` over the whole graph's degrees. Others see the source rows,
-    the destination rows and the block's edges; those that sum and take `edge_weight` get the coefficients of
-    `Neighbourhood.sum`.
+    On all edges, each computes what PyG does on the whole graph, self loops included, which is tried before the first
+    step. On a sampled block:
+
+    - `GCNConv` gets the weights of its normalised adjacency over the whole graph's degrees, and the sampled sum
+      estimates the whole one.
+    - Others that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
+    - The rest see the sampled edges as if they were all: attention is over these and the node itself, a sum is one of
+      fewer, and `PNAConv` scales by their number. So do they in PyG's own loaders.
 
     Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo``
     takes Millrace's own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
     """
 
     reads_blocks = True
+    network: Any
+    """The whole model, if one was given."""
 
-    def __init__(self, convs: Sequence[nn.Module], dropout: float = 0.0, activation: str = "relu") -> None:
+    def __init__(self, convs: Sequence[nn.Module] | nn.Module, dropout: float = 0.0, activation: str = "relu") -> None:
         """
         Args:
-            convs: L convolutions, nearest the input first.
+            convs: L convolutions, nearest the input first; or a model such as ``torch_geometric.nn.GAT(...)``, with its
+                own dropout, activation, norms and jumping knowledge. Its parameters keep their names.
             dropout: probability of dropping an element of a layer's input.
             activation: one of `base.ACTIVATIONS`, between layers.
 
@@ -56,6 +67,15 @@ class PyGModel(Stack):
             InputError: no convolution, one that cannot work on blocks (the message names the change), or an unknown
                 activation.
         """
+        network: Any = convs if is_network(convs) else None
+        if network is not None:
+            if dropout or activation != "relu":
+                name = type(network).__name__
+                raise InputError(
+                    f"PyGModel: dropout or activation is given beside a {name}, which has its own; set them there: "
+                    f"{name}(..., dropout=..., act=...)"
+                )
+            convs = list(network.convs)
         convs = [convs] if isinstance(convs, nn.Module) and not isinstance(convs, nn.ModuleList) else list(convs)
         if not convs:
             raise InputError("PyGModel got no convolutions; give one for each layer")
@@ -66,6 +86,15 @@ class PyGModel(Stack):
         if not 0 <= dropout < 1:
             raise InputError(f"PyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
+        # Not a module of its own: its parts are, under the names that they have in PyG.
+        object.__setattr__(self, "network", network)
+        if network is not None:
+            self.norms = network.norms
+            for name in ("jk", "lin"):
+                if hasattr(network, name):
+                    setattr(self, name, getattr(network, name))
+            # Registered, so that it follows the model's mode.
+            self.between: Any = network.dropout
 
     @property
     def spares_torch(self) -> bool:
@@ -88,7 +117,10 @@ class PyGModel(Stack):
         before = torch.default_generator.get_state()
         try:
             torch.default_generator.manual_seed(seed)
-            return try_out(self, self.convs, num_features)
+            width = try_out(self, self.convs, num_features)
+            with evaluating(self):
+                check_on_blocks(self, num_features)
+            return width
         finally:
             torch.default_generator.set_state(before)
 
@@ -107,6 +139,47 @@ class PyGModel(Stack):
             )
         return ACTIVATIONS[activation](self._bounded(self.convs[i], neighbourhood, h))
 
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `Model.layer`. With jumping knowledge, rows carry the results of all layers before."""
+        if self.network is None:
+            return super().layer(i, neighbourhood, h)
+        before = list(h.chunk(i, dim=1)) if i and hasattr(self, "jk") else []
+        rows = self.convolve(i, neighbourhood, before[-1].contiguous() if before else h, "none")
+        return self._between_layers(i, rows, [destinations(neighbourhood, x) for x in before])
+
+    def columns(self, i: int, width: int) -> int:
+        """Columns that convolution i reads of rows with so many: jumping knowledge carries others beside them."""
+        return width // i if i and self.network is not None and hasattr(self, "jk") else width
+
+    def _between_layers(self, i: int, rows: Tensor, before: list[Tensor]) -> Tensor:
+        """What a whole model does after convolution i, as `BasicGNN.forward` has it."""
+        net, last = self.network, i == self.num_layers - 1
+        if not last or net.jk_mode is not None:
+            if net.act is not None and net.act_first:
+                rows = net.act(rows)
+            rows = self.norms[i](rows)
+            if net.act is not None and not net.act_first:
+                rows = net.act(rows)
+            rows = self.between(rows)
+        if hasattr(net, "jk"):
+            rows = net.jk([*before, rows]) if last else torch.cat([*before, rows], dim=1)
+        return net.lin(rows) if last and hasattr(net, "lin") else rows
+
+    def plain_layer(self, i: int, x: Tensor, edges: Tensor) -> Tensor | None:
+        """Layer i by PyG alone, on a whole graph: what blocks are compared with. None where PyG would compute something
+        else (a `GCNConv` that is told not to normalise), or takes no graph that is not bipartite."""
+        conv = self.convs[i]
+        if type(conv).__name__ == "GCNConv" and not conv.normalize:
+            return None
+        before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
+        try:
+            rows = conv(before[-1] if before else x, edges)
+        except Exception:
+            return None
+        if self.network is not None:
+            return self._between_layers(i, rows, before)
+        return rows if i == self.num_layers - 1 else ACTIVATIONS[self.activation](rows)
+
     def _bounded(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
         """Apply the convolution; without gradients in bounded memory, since PyG keeps rows for each edge."""
         if not torch.is_grad_enabled() and isinstance(neighbourhood, BlockNeighbourhood) and h.device.type == "cpu":
@@ -119,11 +192,7 @@ class PyGModel(Stack):
     def _on_block(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
         src, dst = neighbourhood.ends(h.device)
         if type(conv).__name__ == "GCNConv":
-            own = torch.arange(neighbourhood.num_dst, device=h.device)
-            scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()
-            coef = torch.cat([neighbourhood.coefficients(h.dtype) * scale[src] * scale[dst], scale[own] ** 2])
-            edges = torch.stack([torch.cat([src, own]), torch.cat([dst, own])])
-            return destinations(neighbourhood, conv(h, edges, coef))
+            return _normalised(conv, neighbourhood, h, src, dst)
         takes, extra = forward_parameters(conv), {}
         if "size" in takes:
             extra["size"] = (neighbourhood.num_src, neighbourhood.num_dst)
@@ -131,4 +200,45 @@ class PyGModel(Stack):
             extra["edge_weight"] = neighbourhood.coefficients(h.dtype)
         elif "edge_weight" in takes and neighbourhood.weight is not None:
             extra["edge_weight"] = neighbourhood.weight.to(h.device, h.dtype)
-        return conv((h, destinations(neighbourhood, h)), torch.stack([src, dst]), **extra)
+        edges = torch.stack([src, dst])
+        if takes["x"].annotation is Tensor:
+            # Made for square graphs: rows that are no destinations get no edges, and are left out.
+            return destinations(neighbourhood, conv(h, edges, **{k: v for k, v in extra.items() if k != "size"}))
+        return conv((h, destinations(neighbourhood, h)), edges, **extra)
+
+
+def _normalised(conv: Any, neighbourhood: ListNeighbourhood, h: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    """A `GCNConv` with the weights of its normalised adjacency over the whole graph, in place of the block's."""
+    # One that is told not to normalise expects that of its caller, self loops included.
+    loops = 1.0 if conv.add_self_loops or not conv.normalize else 0.0
+    degree = neighbourhood.degree.to(h.device, h.dtype) + loops
+    scale = torch.where(degree > 0, degree.rsqrt(), 0.0)
+    coef, edges = neighbourhood.coefficients(h.dtype) * scale[src] * scale[dst], torch.stack([src, dst])
+    if loops:
+        own = torch.arange(neighbourhood.num_dst, device=h.device)
+        coef = torch.cat([coef, scale[own] ** 2])
+        edges = torch.cat([edges, torch.stack([own, own])], dim=1)
+    with _without_normalising(conv):
+        return destinations(neighbourhood, conv(h, edges, coef))
+
+
+@contextmanager
+def _without_normalising(conv: Any) -> Iterator[None]:
+    before, conv.normalize = conv.normalize, False
+    try:
+        yield
+    finally:
+        conv.normalize = before
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The modules of a model are in evaluation mode inside, without gradients, and get their modes back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

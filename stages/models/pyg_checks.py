@@ -66,18 +66,54 @@ def refuse(conv: object) -> None:
             f"{name} has flow='{conv.flow}', but a block's rows are its targets; leave flow out and turn the "
             "dataset's edges"
         )
-    if name == "GCNConv":
-        if getattr(conv, "normalize", False):
+    if getattr(conv, "cached", False):
+        raise InputError(f"{name} has cached=True, which keeps the edges of one block for all; leave cached out")
+    if name == "GCNConv" and getattr(conv, "improved", False):
+        raise InputError("GCNConv has improved=True, which PyG leaves out without edge weights; leave improved out")
+
+
+def is_network(module: object) -> bool:
+    """True for a whole model of `torch_geometric.nn.models` whose layers are known: GraphSAGE, GCN, GAT, PNA, ..."""
+    basic = next((c for c in type(module).__mro__ if c.__name__ == "BasicGNN"), None)
+    return basic is not None and type(module).forward is basic.forward  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check_on_blocks(model: Model, num_features: int) -> None:
+    """Refuse a model of PyG's that computes other rows for the nodes of a block than on the whole graph: one that
+    normalises by degrees of the block, reaches further than one hop, or looks at all rows at once.
+
+    A small graph is tried, with random rows.
+
+    Args:
+        model: a `PyGModel` with its shapes, in evaluation mode.
+        num_features: F.
+
+    Raises:
+        InputError: names the convolution, or what comes between convolutions.
+    """
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[1, 2, 3, 4, 5, 0, 5, 1, 4, 2, 3], [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
+    names = np.array([2, 0, 3, 1, 4, 5])  # the first three are computed
+    places = torch.from_numpy(np.argsort(names))
+    kept = places[edges[1]] < 3
+    src, dst = places[edges[:, kept]]
+    order = torch.argsort(dst, stable=True)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst.numpy(), minlength=3))])
+    block = Block(3, np.arange(6), indptr, src[order].numpy().astype(np.int32))
+    degree = torch.bincount(edges[1], minlength=6)[torch.from_numpy(names)]
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+    width = num_features
+    for i in range(model.num_layers):
+        x = torch.randn(6, width, generator=generator).to(like)
+        plain = model.plain_layer(i, x, edges.to(like.device))  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        out = model.layer(i, BlockNeighbourhood(block, degree.to(like)), x[names])
+        if plain is not None and not torch.allclose(out, plain[names[:3]], rtol=1e-3, atol=1e-4):
             raise InputError(
-                "GCNConv would normalise by the degrees of the sampled block; make it GCNConv(..., normalize=False): "
-                "it is given the weights of the whole graph, self loops included"
+                f"layer {i}, {_short(model.convs[i])}, "  # pyright: ignore[reportIndexIssue, reportArgumentType]
+                "computes other rows on a block than on the whole graph; use one whose row for a node depends on the "
+                "node's own row and in-edges alone: a convolution of one hop, without normalisation over all rows"
             )
-    elif getattr(conv, "add_self_loops", False):
-        raise InputError(f"{name} would add self loops to a bipartite block; make it {name}(..., add_self_loops=False)")
-    elif takes["x"].annotation is Tensor:
-        raise InputError(
-            f"{name} takes one matrix x; expected a convolution for bipartite graphs (x, x_dst), or GCNConv"
-        )
+        width = out.shape[1]
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -129,7 +165,8 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
     try:
         with torch.no_grad():
             for i, conv in enumerate(convs):
-                _check_width(i, conv, width, source)
+                read = model.columns(i, width)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+                _check_width(i, conv, read, source)
                 known = next(
                     (p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0)
                 )

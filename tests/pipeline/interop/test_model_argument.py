@@ -30,11 +30,19 @@ def test_records_and_models_are_taken_as_they_are():
         assert as_record_or_module(model) is model
 
 
-def test_whole_models_of_pyg_are_refused():
-    with pytest.raises(
-        mr.InputError, match=r"GraphSAGE.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"
-    ):
-        as_record_or_module(pyg.GraphSAGE(5, 8, 2, 3))
+def test_whole_models_of_pyg_are_taken_as_they_are():
+    net = pyg.GraphSAGE(5, 8, num_layers=2, out_channels=3)
+    model = as_record_or_module(net)
+    assert isinstance(model, mr.PyGModel) and model.network is net and model.num_layers == 2
+
+
+def test_networks_of_ones_own_are_refused():
+    class Own(torch.nn.Module):
+        def forward(self, x, edge_index):
+            return x
+
+    with pytest.raises(mr.InputError, match=r"Own.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"):
+        as_record_or_module(Own())
 
 
 class Own(nn.Module):

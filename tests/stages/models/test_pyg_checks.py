@@ -1,0 +1,41 @@
+"""PyG's modules that compute something else on a block than on the whole graph are found by trying them."""
+
+import pytest
+import torch
+from torch import nn
+
+from millrace.stages.models.pyg import PyGModel
+from millrace.stages.models.pyg_checks import is_network
+from millrace.storage.errors import InputError
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+WRONG = {
+    "two hops": lambda: pyg.TAGConv(5, 3),
+    "degrees of the block": lambda: pyg.SGConv(5, 3),
+    "both": lambda: pyg.ChebConv(5, 3, 2),
+    "several rounds": lambda: pyg.GatedGraphConv(5, 2),
+    "a norm over all rows": lambda: pyg.GraphSAGE(5, 8, 2, 3, norm="layer_norm"),
+    "a norm over the graph": lambda: pyg.GCN(5, 8, 2, 3, norm="graph_norm"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_rows_on_a_block_are_refused(name):
+    torch.manual_seed(0)
+    model = PyGModel(WRONG[name]())
+    before = torch.random.get_rng_state()
+    with pytest.raises(InputError, match=r"layer 0, \w+\(.*\), computes other rows on a block than on the whole graph"):
+        model.fit(5, 0)
+    assert torch.equal(before, torch.random.get_rng_state()) and model.training
+
+
+class OwnForward(pyg.GCN):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * 2
+
+
+def test_whole_models_are_known_by_the_forward_that_they_have():
+    assert is_network(pyg.GCN(5, 8, 2, 3))
+    for other in (OwnForward(5, 8, 2, 3), nn.Linear(5, 3), pyg.GCNConv(5, 3), None):
+        assert not is_network(other)
