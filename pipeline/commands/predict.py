@@ -13,12 +13,15 @@ from .shared.paths import expanded
 
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The file to write, .parquet or .csv.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .parquet, .csv, .npy or .zarr.")],
     dataset: OtherDatasetFlag = None,
     nodes: Annotated[
-        str | None, typer.Option(help="Ids or names between commas, or train | val | test.  [default: all]")
+        str | None, typer.Option(help="Ids or names between commas, or train | val | test | all.  [default: all]")
     ] = None,
     all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Write the rows that the last layer reads, in place of classes.")
+    ] = False,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -32,6 +35,8 @@ def predict(
 
     own, out = None if model is None else module_named(model), expanded(out)
     with Terminal() as terminal:
-        report = predict_to_file(expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal)
+        report = predict_to_file(
+            expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal, embeddings
+        )
     predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"
     show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)

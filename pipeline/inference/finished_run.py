@@ -1,6 +1,6 @@
 """Finished runs: their models with the best parameters, and their data."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ def job_of(folder: Path) -> Job:
 
 def _as_result(record: dict[str, Any], folder: Path) -> Result:
     known = {f.name for f in fields(Result)}
-    if known - record.keys() or not _sound(
+    needed = {f.name for f in fields(Result) if f.default is MISSING and f.default_factory is MISSING}
+    if needed - record.keys() or not _sound(
         **{name: record[name] for name in ("num_features", "num_classes", "task", "class_names")}
     ):
         again = f"write it again by `millrace run --resume --out {folder}`"

@@ -8,16 +8,17 @@ import torch
 from torch import nn
 
 from ...stages.evaluate.layerwise import outputs
-from ...stages.models.base import as_model
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
-from ..datasets import open_dataset
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .embed import embed
+from .files import SUFFIXES, check_suffix
 from .finished_run import TrainedRun, load
-from .predictions import Predictions, writer
+from .opened import opened
+from .predictions import Predictions
 
 
 def predict(
@@ -43,41 +44,26 @@ def predict(
         InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    if model is not None and isinstance(run, nn.Module | TrainedRun):
-        raise InputError(
-            f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
-        )
-    if isinstance(run, nn.Module):
-        if dataset is None:
-            raise InputError(
-                "dataset is missing; expected predict(model, dataset), or the folder of a run, which has its own"
-            )
-        net, scratch, name = as_model(run), None, type(run).__name__
-        data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-        task, classes = data.task, data.class_names
-    else:
-        trained = run if isinstance(run, TrainedRun) else load(run, model=model)
-        net, scratch, name = trained.model, trained.folder, trained.result.model
-        task, classes = trained.result.task, trained.result.class_names
-        data = trained.open_dataset(dataset, emit=emit)
+    found = opened(run, dataset, model, emit, "predict")
+    data, classes = found.data, found.class_names
     ids = node_ids(nodes, data.num_nodes, data)
     start = time.perf_counter()
-    emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {name}"))
+    emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
     degree = torch.from_numpy(data.graph.degree)
     logits = outputs(
-        net,
+        found.model,
         data.graph,
         data.features,
         degree,
         ids,
-        scratch=scratch,
+        scratch=found.scratch,
         on_progress=lambda done, rows: emit(StageAdvanced("predict", done, rows)),
     )
     emit(StageEnded("predict", time.perf_counter() - start))
     # A user's module may have another number of outputs.
     classes = classes if classes is not None and len(classes) == logits.shape[1] else None
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
-    return Predictions(ids, logits.cpu().numpy(), task, names, classes)
+    return Predictions(ids, logits.cpu().numpy(), found.task, names, classes)
 
 
 def predict_to_file(
@@ -88,17 +74,19 @@ def predict_to_file(
     all_probabilities: bool,
     model: nn.Module | None,
     emit: Emit,
+    embeddings: bool = False,
 ) -> dict[str, Any]:
-    """Predict with a finished run and write the predictions into a file.
+    """Predict with a finished run and write the predictions, or embeddings, into a file.
 
     Args:
         run: folder of a finished run.
-        out: the file, .parquet or .csv.
+        out: the file: .parquet, .csv (no embeddings), .npy or .zarr.
         dataset: see `predict`.
         nodes: ids or names separated by commas, or a split; None: all.
         all_probabilities: see `Predictions.to_parquet`.
         model: see `load`.
         emit: called with every event.
+        embeddings: write the rows that the last layer reads, in place of classes.
 
     Returns:
         A record of plain values: run, model, dataset, number of nodes, file, seconds.
@@ -106,7 +94,9 @@ def predict_to_file(
     Raises:
         InputError: the file exists or cannot be written; see also `predict`.
     """
-    write = writer(out)
+    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
+    if embeddings and all_probabilities:
+        raise InputError("--all-probabilities and --embeddings are given; expected one of them")
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
     if not out.parent.is_dir():
@@ -114,8 +104,13 @@ def predict_to_file(
     start = time.perf_counter()
     trained = load(run, model=model)
     data = trained.open_dataset(dataset, emit=emit)
-    message = predict(trained, data, _parsed(nodes, data), emit=emit)
-    write(message, out, all_probabilities=all_probabilities)
+    wanted = _parsed(nodes, data)
+    if embeddings:
+        message = embed(trained, data, wanted, emit=emit)
+        message.write(out)
+    else:
+        message = predict(trained, data, wanted, emit=emit)
+        message.write(out, all_probabilities=all_probabilities)
     seconds = time.perf_counter() - start
     return {
         "run": str(run),
@@ -130,6 +125,8 @@ def predict_to_file(
 def _parsed(nodes: str | None, data: Dataset) -> Any:
     if nodes is None or nodes in SPLITS:
         return nodes
+    if nodes == "all":
+        return None
     parts = [part.strip() for part in nodes.split(",")]
     # Where nodes have names, `7` is a name and not an id: files of predictions contain names.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):

@@ -1,7 +1,6 @@
 """Predictions for nodes: logits, probabilities and classes, and files with a row for each node."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.dataset import IdArray, Task
-from ...storage.errors import InputError
+from .files import check_suffix, write_npy, write_zarr, written
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
@@ -62,14 +61,39 @@ class Predictions:
         import pyarrow.parquet
 
         table = self._table(all_probabilities, joined=False)
-        _written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
+        written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write the table of `to_parquet` as CSV with a header; multi-label lists are joined by semicolons."""
         import pyarrow.csv
 
         table = self._table(all_probabilities, joined=True)
-        _written(Path(path), lambda aside: pyarrow.csv.write_csv(table, aside))
+        written(Path(path), lambda aside: pyarrow.csv.write_csv(table, aside))
+
+    def to_npy(self, path: str | Path) -> None:
+        """Write `probabilities` [n, C] alone, in the order of `nodes`, for `numpy.load`."""
+        write_npy(path, self.probabilities)
+
+    def to_zarr(self, path: str | Path) -> None:
+        """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
+        ``probability`` [n, C]; its attribute ``class_names`` has the names, where there are any."""
+        named = self.nodes if self.node_names is None else list(self.node_names)
+        arrays = {"node": named, "class": self.classes, "probability": self.probabilities}
+        write_zarr(path, arrays, {"class_names": None if self.class_names is None else list(self.class_names)})
+
+    def write(self, path: str | Path, *, all_probabilities: bool = False) -> None:
+        """Write a file by its suffix: `to_parquet`, `to_csv`, `to_npy` or `to_zarr`.
+
+        Raises:
+            InputError: another suffix, or the file cannot be written.
+        """
+        kind = check_suffix(Path(path))
+        if kind in (".npy", ".zarr"):
+            self.to_npy(path) if kind == ".npy" else self.to_zarr(path)
+        elif kind == ".csv":
+            self.to_csv(path, all_probabilities=all_probabilities)
+        else:
+            self.to_parquet(path, all_probabilities=all_probabilities)
 
     def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
         import pyarrow as pa
@@ -100,29 +124,3 @@ class Predictions:
 
     def __repr__(self) -> str:
         return f"Predictions({len(self):,} nodes, {self.logits.shape[1]} classes, {self.task})"
-
-
-def writer(path: Path) -> Callable[..., None]:
-    """Method of `Predictions` that writes files with this suffix.
-
-    Raises:
-        InputError: a suffix other than .parquet and .csv.
-    """
-    known = {".parquet": Predictions.to_parquet, ".csv": Predictions.to_csv}
-    if path.suffix.lower() not in known:
-        raise InputError(f"{path} ends in '{path.suffix}'; expected a file that ends in .parquet or .csv")
-    return known[path.suffix.lower()]
-
-
-def _written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file as a whole or not at all."""
-    path = path.expanduser()
-    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
-    try:
-        try:
-            write(aside)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as e:
-        raise InputError(f"{path} cannot be written: {os.strerror(e.errno) if e.errno else e}") from None

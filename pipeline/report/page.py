@@ -25,6 +25,8 @@ COLOURS = {
 """CSS variables by colour."""
 MOST_NOTES = 200
 MATRIX_RANKS = 16
+MOST_CLASSES, MOST_COLUMNS = 100, 40
+"""Classes in the table of classes, and in the confusion matrix."""
 
 
 def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compared: dict[str, Picture]) -> str:
@@ -74,6 +76,8 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "ranks": list(line.ranks) if line else [],
         "bytes": _bytes(summary),
         "memory": list(zip(result.get("memory_bytes") or [], result.get("peak_rss_bytes") or [])),
+        **_by_class(result),
+        "metrics": _metrics(result),
         "hot_rows": result.get("hot_rows") or [],
         "phases": result.get("phases") or [],
         "clients": result.get("clients") or {},
@@ -88,6 +92,45 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "missing": _missing(run, line),
         "cuts": [(at, length) for at, length in line.cuts] if line else [],
     }
+
+
+def _metrics(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, validation and test of each further metric."""
+    val, test = (result.get(key) or {} for key in ("val_metrics", "test_metrics"))
+
+    def shown(value: float | None) -> str:
+        return "" if value is None else f"{value:.4f}"
+
+    return [(name, shown(val.get(name)), shown(test.get(name))) for name in {**val, **test}]
+
+
+def _by_class(result: dict[str, Any]) -> dict[str, Any]:
+    """The test split by class: rows of a table, what each class is taken for, and the confusion matrix of few
+    classes."""
+    counts, confusion = result.get("per_class"), result.get("confusion")
+    keys = ("support", "precision", "recall", "f1")
+    width = len((counts or {}).get("support", ()))
+    if not counts or any(len(counts.get(key, ())) != width for key in keys):
+        return {}
+    if confusion and {width} != {len(confusion), *map(len, confusion)}:
+        confusion = None
+    names = result.get("class_names") or range(width)
+    names = [str(names[c]) if c < len(names) else str(c) for c in range(width)]
+    rows = list(zip(names, *(counts[key] for key in keys)))
+    confused = [_taken_for(c, row, names) for c, row in enumerate(confusion or [])]
+    return {
+        "classes": rows[:MOST_CLASSES],
+        "more_classes": max(0, width - MOST_CLASSES),
+        "confused": confused[:MOST_CLASSES],
+        "confusion": confusion if confusion and width <= MOST_COLUMNS else None,
+    }
+
+
+def _taken_for(c: int, row: list[int], names: list[str]) -> str:
+    """The class that nodes of class c are most often taken for, and how many are."""
+    wrong = [0 if other == c else n for other, n in enumerate(row)]
+    most = max(wrong)
+    return f"{names[wrong.index(most)]} ({most:,})" if most else ""
 
 
 def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:

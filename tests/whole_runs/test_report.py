@@ -148,6 +148,13 @@ def test_the_page_says_what_the_result_says(runs, reported, system):
         assert {c: row[c] for c in ("network", "store", "evaluation")} == {
             c: f"{result['bytes'][c].get(kind, 0):,}" for c in ("network", "store", "evaluation")
         }
+    at = page.rows.index(["class", "nodes", "precision", "recall", "F1", "mostly taken for"])
+    for c, row in enumerate(result["confusion"]):
+        wrong = max(n for other, n in enumerate(row) if other != c)
+        recall = row[c] / max(1, sum(row))
+        shown = page.rows[at + 1 + c]
+        assert shown[:2] == [str(c), str(sum(row))] and shown[3] == f"{recall:.3f}"
+        assert shown[5] == ("" if not wrong else f"{shown[5].partition(' ')[0]} ({wrong})")
     held_bytes = result["memory_bytes"][0]
     at = page.rows.index(["", "graph", "features", "step", "peak"])
     memory = [amount(held_bytes[k]) for k in ("graph", "features", "step")]
@@ -218,6 +225,15 @@ def test_a_run_that_has_not_finished(copied):
     with locked(copied):
         running = mr.report(copied)
     assert running.runs[0]["status"] == "running" and "last heard from" in page_of(running).words
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_counts_by_class_that_do_not_fit_are_left_out(copied):
+    edit_result(copied, confusion=[[1, 2], [3]])
+    page = page_of(mr.report(copied))
+    assert "Classes of the test split" in page.words and "Confusion matrix" not in page.words
+    edit_result(copied, per_class={"support": [1.0], "f1": []})
+    assert "Classes of the test split" not in page_of(mr.report(copied)).words
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -231,7 +231,9 @@ BAD = {
     "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
     "another version": ("OLD --out P", "result.json is of another version"),
     "there already": ("RUN --out THERE", "already exists; choose another --out"),
-    "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet or .csv"),
+    "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet, .csv, .npy or .zarr"),
+    "embeddings as text": ("RUN --out P --embeddings", "expected a file that ends in .parquet, .npy or .zarr"),
+    "probabilities of embeddings": ("RUN --out P.npy --embeddings --all-probabilities", "expected one of them"),
     "no folder": ("RUN --out NONE/p.csv", "is not a folder; choose another --out"),
     "width": ("RUN --out P --dataset sbm:nodes=60,features=4", "has 4 features, but sage of"),
     "node": ("RUN --out P --nodes 150", "expected [0, 150)"),
@@ -253,6 +255,7 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
     paths = {
         "RUN": run, "NONE": tmp_path / "none", "UNFINISHED": tmp_path / "unfinished", "OLD": tmp_path / "old",
         "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt",
+        "P.npy": tmp_path / "p.npy",
         "NONE/p.csv": tmp_path / "none" / "p.csv",
     }  # fmt: skip
     before = sorted(tmp_path.iterdir())

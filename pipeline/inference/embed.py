@@ -1,0 +1,131 @@
+"""Embeddings of nodes: the rows that a trained model's last layer, or another one, reads."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...stages.evaluate.layerwise import outputs
+from ...stages.models.base import Model, layered
+from ...stages.neighbourhood.base import Neighbourhood
+from ...stages.nodes import node_ids
+from ...storage.dataset import IdArray
+from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .files import check_suffix, write_npy, write_zarr, written
+from .finished_run import TrainedRun
+from .opened import opened
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Embeddings:
+    """Rows of a hidden layer for n nodes."""
+
+    nodes: IdArray
+    """int64 [n], ids in the order of the request."""
+    rows: npt.NDArray[np.floating]
+    """[n, D]."""
+    layer: int
+    """Layers that have been applied, from 1."""
+    node_names: Any = None
+    """Names of these nodes, where their dataset has names."""
+
+    def write(self, path: str | Path) -> None:
+        """Write a file: ``.parquet`` with the columns ``node`` (id or name) and ``embedding`` (a list of D numbers),
+        ``.zarr`` with such arrays, or ``.npy`` with the rows alone. An existing one is replaced.
+
+        Raises:
+            InputError: another suffix, or it cannot be written.
+        """
+        kind = check_suffix(Path(path), (".parquet", ".npy", ".zarr"))
+        named = self.nodes if self.node_names is None else list(self.node_names)
+        if kind == ".npy":
+            write_npy(path, self.rows)
+        elif kind == ".zarr":
+            write_zarr(path, {"node": named, "embedding": self.rows}, {"layer": self.layer})
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet
+
+            flat = pa.array(np.ascontiguousarray(self.rows).reshape(-1))
+            column = pa.FixedSizeListArray.from_arrays(flat, self.rows.shape[1])
+            table = pa.table({"node": named, "embedding": column})
+            written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"Embeddings({len(self):,} nodes, {self.rows.shape[1]} columns, after layer {self.layer})"
+
+
+class FirstLayers(nn.Module):
+    """The first layers of a model, as they are within it."""
+
+    def __init__(self, model: nn.Module, num_layers: int) -> None:
+        super().__init__()
+        self.model, self.num_layers = model, num_layers
+
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `Model.layer`."""
+        return layered(self.model).layer(i, neighbourhood, h)
+
+    def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
+        """See `Model.forward`."""
+        return Model.forward(self, neighbourhoods, h)  # pyright: ignore[reportArgumentType]
+
+
+def embed(
+    run: TrainedRun | Result | str | Path | nn.Module,
+    dataset: Any = None,
+    nodes: Any = None,
+    *,
+    layer: int | None = None,
+    model: Any = None,
+    emit: Emit = silent,
+) -> Embeddings:
+    """Embeddings of nodes, over all in-edges in every layer: what a model knows of a node before it says its class.
+
+    Args:
+        run: as in `predict`.
+        dataset: as in `predict`.
+        nodes: as in `predict`.
+        layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads.
+        model: as in `predict`.
+        emit: called with every event.
+
+    Raises:
+        InputError: the arguments do not go together, the model has no such layer, or the run is not finished.
+        StoreError: something in the run's folder is damaged.
+    """
+    found = opened(run, dataset, model, emit, "embed")
+    num_layers = int(layered(found.model).num_layers)
+    if layer is None and num_layers == 1:
+        raise InputError(f"{found.name} has one layer, which reads the features; give layer=1 for what it computes")
+    applied = num_layers - 1 if layer is None else layer
+    if type(applied) is not int or not 1 <= applied <= num_layers:
+        raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
+    data = found.data
+    ids = node_ids(nodes, data.num_nodes, data)
+    start = time.perf_counter()
+    emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
+    rows = outputs(
+        found.model if applied == num_layers else FirstLayers(found.model, applied),
+        data.graph,
+        data.features,
+        torch.from_numpy(data.graph.degree),
+        ids,
+        scratch=found.scratch,
+        on_progress=lambda done, of: emit(StageAdvanced("predict", done, of)),
+    )
+    emit(StageEnded("predict", time.perf_counter() - start))
+    names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
+    return Embeddings(ids, rows.cpu().numpy(), applied, names)

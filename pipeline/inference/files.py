@@ -1,0 +1,72 @@
+"""Files of predictions and embeddings: .parquet, .csv, .npy and .zarr, each whole or not there at all."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...storage.errors import InputError
+
+SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
+
+
+def check_suffix(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> str:
+    """The suffix of a path, in lower case.
+
+    Raises:
+        InputError: it is none of `suffixes`.
+    """
+    if path.suffix.lower() not in suffixes:
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise InputError(f"{path} ends in '{path.suffix}'; expected a file that ends in {known}")
+    return path.suffix.lower()
+
+
+def write_npy(path: str | Path, array: Any) -> None:
+    """Write one array, for `numpy.load`."""
+
+    def write(aside: Path) -> None:
+        with aside.open("wb") as f:
+            np.save(f, np.asarray(array), allow_pickle=False)
+
+    written(Path(path), write)
+
+
+def write_zarr(path: str | Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+    """Write a Zarr group of arrays with one row for each node."""
+    import zarr
+
+    def write(aside: Path) -> None:
+        group = zarr.open_group(str(aside), mode="w", zarr_format=3)
+        group.attrs.update(attributes)
+        for name, array in arrays.items():
+            array = np.asarray(array)
+            if array.dtype.kind == "U":
+                array = array.astype(np.dtypes.StringDType())
+            rows = max(1, min(len(array), (4 << 20) // max(1, array[:1].nbytes)))
+            group.create_array(name, data=array, chunks=(rows, *array.shape[1:]))
+
+    written(Path(path), write)
+
+
+def written(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file or a folder as a whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = path.expanduser()
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    try:
+        try:
+            write(aside)
+            if aside.is_dir() and path.is_dir():
+                shutil.rmtree(path)
+            os.replace(aside, path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
+    except OSError as e:
+        raise InputError(f"{path} cannot be written: {os.strerror(e.errno) if e.errno else e}") from None
