@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millrace.pipeline.config.load import Job
     from millrace.pipeline.config.systems import System
+    from millrace.pipeline.custom.callback import Callback, RunView
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+    from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
@@ -65,8 +67,12 @@ _HOMES = {
     "Cluster": "pipeline.planning.inputs",
     "Numbers": "pipeline.planning.inputs",
     "Link": "pipeline.planning.network",
+    "Callback": "pipeline.custom.callback",
+    "RunView": "pipeline.custom.callback",
     "predict": "pipeline.inference.predict",
     "Predictions": "pipeline.inference.predictions",
+    "Embeddings": "pipeline.inference.embed",
+    "embed": "pipeline.inference.embed",
     "open_queue": "pipeline.setup.open_queue",
     "Report": "pipeline.report.write",
     "report": "pipeline.report.write",
@@ -116,8 +122,10 @@ __all__ = [
     "GIN",
     "Block",
     "Bulk",
+    "Callback",
     "Cluster",
     "Dataset",
+    "Embeddings",
     "FastGCNSampler",
     "Graph",
     "GraphSAGE",
@@ -139,12 +147,14 @@ __all__ = [
     "Report",
     "Result",
     "RunError",
+    "RunView",
     "Split",
     "StoreError",
     "System",
     "TrainedRun",
     "bulk",
     "destinations",
+    "embed",
     "from_edges",
     "from_networkx",
     "from_pyg",

@@ -20,6 +20,7 @@ from ..storage.queue.base import MinibatchQueue
 from .config.load import Job, check_no_secrets, read_toml
 from .config.model_table import with_model
 from .config.systems import System
+from .custom.own_code import OwnCode, own_code, split_options
 from .interop.model_argument import as_record_or_module
 from .machine.compilers import check_compiler
 from .setup.checks import check_available, check_matmul_precision
@@ -28,13 +29,14 @@ from .setup.open_data import absolute_source, open_data, opened_from_python
 from .setup.open_queue import check_samples, is_being_written, lock_queue_folder, open_samples, own_queue
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import (
+    check_code_given,
     check_module_importable,
     check_same_data,
     job_for_dataset,
     keep_inputs,
     with_kept_dataset,
 )
-from .setup.result import SECONDS, STOPPED, Result, versions, write_json
+from .setup.result import SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.resume import without_executor
 from .setup.run_folder import (
     JOB,
@@ -76,6 +78,11 @@ def run(
     *,
     system: System | str | None = None,
     model: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    metrics: Any = None,
+    callbacks: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     samples: str | Path | None = None,
@@ -94,6 +101,16 @@ def run(
         system: a system such as ``bulk(NeighborSampler((15, 10, 5)))``, or its name.
         model: a model such as ``GraphSAGE(hidden=128, layers=3)``, its name, or your own module that follows the model
             protocol.
+        loss: your own, ``loss(out, y)`` with one value for each seed, in place of cross entropy; such as
+            ``torch.nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)``.
+        optimizer: a function of the parameters that makes an optimiser, or the name of one of torch's.
+        scheduler: a function of the optimiser that makes one of ``torch.optim.lr_scheduler``, which steps after each
+            epoch; for each step, ``(scheduler, "step")``. The address of a Dask scheduler is taken for
+            ``cluster.scheduler``.
+        metrics: your own, functions of all outputs and labels of a split, in a list or by name; names of built-in ones
+            are ``train.metrics``.
+        callbacks: objects such as `Callback`, which the run calls at its events on every rank. Code may also be given
+            by its name, ``"my.losses:focal"``.
         out: the run's folder; by default a new one under ``runs/``.
         resume: continue from the last checkpoint in `out`. Without `config`, keys that are not given keep the values
             that the run was started with.
@@ -112,14 +129,17 @@ def run(
         InputError: the data, model, system and configuration do not go together.
         RunError: the run failed; it can be resumed.
     """
+    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
+    code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
     with heard(emit, verbose) as message:
-        return _run(dataset, system, model, out, resume, samples, message, stop, save, config, options)
+        return _run(dataset, system, model, code, out, resume, samples, message, stop, save, config, options)
 
 
 def _run(
     dataset: Dataset | str | Path | object | None,
     system: System | str | None,
     model: Any,
+    code: OwnCode,
     out: str | Path | None,
     resume: bool,
     samples: str | Path | None,
@@ -139,17 +159,19 @@ def _run(
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
+    if resume:
+        check_code_given(folder, code)
     in_memory = dataset if isinstance(dataset, Dataset) else None
     job, dataset = _opened(job, dataset, folder, resume, emit)
     # A name is in the job.
-    prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model)
+    prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model, code=code)
     queue = _checked(prepared, samples, folder, resume)
     with locked(folder), lock_queue_folder(prepared, samples):
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
         write_atomically(folder / JOB, job.to_toml())
-        keep_inputs(folder, job, in_memory, module, prepared.fingerprint)
+        keep_inputs(folder, job, in_memory, module, prepared.fingerprint, code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
@@ -325,6 +347,10 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
         val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
         test_accuracy=first.test_accuracy,
+        val_metrics={k: finite(v) for k, v in first.val_metrics.items()},
+        test_metrics={k: finite(v) for k, v in first.test_metrics.items()},
+        per_class=by_class(first.per_class),
+        confusion=first.confusion,
         best_epoch=first.best_epoch,
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},

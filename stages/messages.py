@@ -1,7 +1,7 @@
 """Messages between the stages of a training system: frozen records of plain values and tensors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,9 @@ from ..storage.partition.edge_shards import EdgeShards
 from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A user's loss: logits [B, C] and labels (int64 [B], or floating [B, C]) to one value for each seed, [B]."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,8 @@ class RankJob:
     """Digest of everything that decides the parameters of this run."""
     device: torch.device | None = None
     """Device of a step's tensors and of the model; None: the CPU."""
+    measures: Any = None
+    """Metrics of a validation, `evaluate.measures.Measures`; None: accuracy only."""
     resident: bool = False
     """True if minibatches are sampled on `device` and stay there."""
     needs_all_rows: bool = False
@@ -197,6 +202,8 @@ class Validation:
     accuracy: float
     merit: float
     """Value that the best epoch maximises."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics by name."""
 
 
 @dataclass(frozen=True)
@@ -221,3 +228,5 @@ class StepRules:
     group: Group
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     """Makes a fresh optimiser, as configured."""
+    loss: Loss | None = None
+    """A user's loss; None: that of the task."""

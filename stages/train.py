@@ -2,21 +2,45 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .messages import Begun, Fetched, WorkDone
+from ..storage.errors import InputError
+from .messages import Begun, Fetched, Loss, WorkDone
 from .random import Purpose, stream, torch_seed
 
 
+def of_each_seed(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
+    """[B], a user's loss of each seed.
+
+    Raises:
+        InputError: the loss is not one floating-point number for each seed.
+    """
+    losses: Any = loss(logits, y)
+    if not isinstance(losses, Tensor) or losses.shape != (len(y),) or not losses.is_floating_point():
+        seen = f"{losses.dtype} {list(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+        raise InputError(
+            f"the loss gave {seen} for {len(y)} seeds; expected a floating-point tensor [{len(y)}], one value for each "
+            'seed: torch\'s losses give that with reduction="none"'
+        )
+    return losses
+
+
 def summed_loss(
-    logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"], weights: Tensor | None = None
+    logits: Tensor,
+    y: Tensor,
+    task: Literal["multiclass", "multilabel"],
+    weights: Tensor | None = None,
+    loss: Loss | None = None,
 ) -> Tensor:
     """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]),
-    summed over seeds, times the weights [B] of those if there are any."""
+    or a user's loss, summed over seeds, times the weights [B] of those if there are any."""
+    if loss is not None:
+        losses = of_each_seed(loss, logits, y)
+        return losses.sum() if weights is None else losses @ weights.to(losses)
     if weights is not None:
         if task == "multiclass":
             losses = F.cross_entropy(logits, y, reduction="none")
@@ -36,6 +60,7 @@ def forward_backward(
     weight: float,
     matmul_precision: Literal["float32", "bfloat16"] = "float32",
     weights: Tensor | None = None,
+    loss: Loss | None = None,
 ) -> WorkDone:
     """Run the model on one piece of work and add the gradient of its weighted summed loss to the parameters.
 
@@ -48,9 +73,9 @@ def forward_backward(
         _seed_generators(fetched, seed)
     else:
         torch.default_generator.set_state(fetched.begun.generator)
-    loss, logits = loss_of(model, fetched, task, matmul_precision, weights)
-    (loss * weight if weight != 1.0 else loss).backward()
-    message = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
+    total, logits = loss_of(model, fetched, task, matmul_precision, weights, loss)
+    (total * weight if weight != 1.0 else total).backward()
+    message = (total if weights is None else summed_loss(logits.detach(), fetched.y, task, loss=loss)).detach()
     return WorkDone(message if message.is_cuda else float(message), len(fetched.y))
 
 
@@ -87,10 +112,11 @@ def loss_of(
     task: Literal["multiclass", "multilabel"],
     matmul_precision: Literal["float32", "bfloat16"],
     weights: Tensor | None = None,
+    loss: Loss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or wider."""
     with _precision(fetched, matmul_precision):
         logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-    return summed_loss(logits, fetched.y, task, weights), logits
+    return summed_loss(logits, fetched.y, task, weights, loss), logits

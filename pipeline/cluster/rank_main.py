@@ -46,8 +46,8 @@ class RankSpec:
     """Outline of the dataset."""
     fingerprint: dict[str, str]
     """Fingerprint of what the driver prepared; a rank that sees something else must not train."""
-    module: str | None
-    """A model of the user's own, pickled by its driver, in base64."""
+    given: str | None
+    """A model and code of the user's own, pickled by the driver, in base64."""
     out: str
     queue: str | None
     """A shared queue, filled by sampling tasks; None: this process samples its own share."""
@@ -210,11 +210,13 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     from ..setup.prepare import prepare, prepare_part
     from ..setup.shared_dataset import open_shared
 
-    module = unpickled(spec.module)
+    module, code = unpickled(spec.given) or (None, None)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
-        return prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
-    prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
+        outline, folder = Outline(**spec.outline), Path(spec.parts)
+        return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code)
+    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features)
+    prepared = prepare(job, dataset, model=module, code=code)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(

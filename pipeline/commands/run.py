@@ -72,6 +72,13 @@ def run(
         str | None,
         typer.Option(help="once | cycle: reuse --samples of fewer epochs from the start.  [default: once]"),
     ] = None,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=MODULE:NAME",
+            help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -84,7 +91,7 @@ def run(
     }  # fmt: skip
     # Held until the end: they work beside the imports below, and beside the run.
     beside = compile_beside(job, flags)
-    result = _train(job, flags, overrides, out, resume, samples)
+    result = _train(job, flags, overrides, out, resume, samples, code)
     del beside
     show(summary(result), result.to_record(), as_json)
 
@@ -96,8 +103,10 @@ def _train(
     out: Path | None,
     resume: bool,
     samples: str | None,
+    code: list[str] | None,
 ) -> "Result":
     from ..config.load import resolve
+    from ..custom.own_code import from_code_flags
     from ..interop.user_module import from_flags
     from ..run import run as run_job
     from ..setup.result import STOPPED
@@ -126,6 +135,7 @@ def _train(
             save=requests.save,
             config=resolved,
             model=module,
+            **from_code_flags(code),
         )
     if result.status == STOPPED:
         raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
@@ -170,6 +180,9 @@ def summary(result: "Result") -> str:
         lines.append(f"  validation accuracy {result.val_accuracy:.4f}")
     if result.test_accuracy is not None:
         lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
+    for split, found in (("validation", result.val_metrics), ("test", result.test_metrics)):
+        values = [f"{name} {value:.4f}" for name, value in found.items() if value is not None]
+        lines += [f"  {split:<19} {', '.join(values)}"] if values else []
     lines.append(f"  seconds             {seconds['total']:.2f}")
     for label, stages in (("  by stage", ("sample", "queue_wait", "fetch")), ("", ("forward_backward", "evaluate"))):
         lines.append(f"  {label:<20}" + ", ".join(f"{stage} {seconds[stage]:.2f}" for stage in stages))

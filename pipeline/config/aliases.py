@@ -18,7 +18,9 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "weight_decay": ("train", "weight_decay"),
     "optimizer": ("train", "optimizer"),
     "patience": ("train", "patience"),
+    "metrics": ("train", "metrics"),
     "minibatches_per_step": ("train", "minibatches_per_step"),
+    "monitor": ("train", "monitor"),
     "reuse": ("queue", "reuse"),
     "scheduler": ("cluster", "scheduler"),
     "host": ("cluster", "host"),
@@ -71,6 +73,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "train.lr": ("learning_rate", "base_lr"),
     "train.weight_decay": ("wd", "l2", "l2_reg"),
     "train.patience": ("early_stopping", "early_stop", "early_stopping_patience"),
+    "train.monitor": ("early_stopping_metric", "metric_for_best_model", "best_metric"),
+    "train.metrics": ("metric",),
     "train.optimizer": ("optim", "opt", "optimiser"),
     "train.optimizer_options": ("optim_args", "optimizer_kwargs", "optimizer_params"),
     "train.schedule": ("lr_scheduler", "lr_schedule", "lr_scheduler_type", "lr_decay"),
@@ -139,13 +143,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "precision",
         "autocast",
     ),
-    "there are no callbacks; pass emit=, a function that is called with each event, to mr.run": (
+    "it is code, not a key: pass callbacks= to mr.run, or --code callback=MODULE:NAME on the command line": (
         "callbacks",
         "callback",
         "logger",
         "loggers",
     ),
-    "there are no class weights; all train nodes have the same weight in the loss": (
+    "give them to a loss of your own: loss=torch.nn.CrossEntropyLoss(weight=..., reduction='none') of mr.run": (
         "class_weight",
         "class_weights",
         "pos_weight",
@@ -157,12 +161,11 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "nesterov",
         "amsgrad",
     ),
-    "the loss follows from the labels: cross entropy, or binary cross entropy where nodes have several labels": (
+    "it is code, not a key: pass loss= to mr.run, or --code loss=MODULE:NAME; by default it follows from the labels": (
         "loss",
         "loss_fn",
         "criterion",
     ),
-    "the metric follows from the labels: accuracy, or micro-F1 where nodes have several labels": ("metric", "metrics"),
     "train nodes are shuffled in every epoch": ("shuffle",),
     "the last minibatch of an epoch is always trained on": ("drop_last",),
     "it follows from the dataset": (

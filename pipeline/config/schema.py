@@ -106,6 +106,12 @@ class Train(Section):
     """Validate after every so many epochs (0: only at the end)."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many validations without a new best."""
+    metrics: list[Literal["loss", "macro_f1"]] = Field(default_factory=list)
+    """Metrics of validations and of the test besides accuracy: ``loss``, ``macro_f1``."""
+    monitor: str | None = None
+    """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``,
+    ``loss``, ``macro_f1``, or the name of your own, with a minus in front if it is to be small (``-brier``). By default
+    the accuracy (under ``retexo``, its mode decides)."""
 
     @field_validator("optimizer")
     @classmethod

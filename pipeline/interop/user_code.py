@@ -6,11 +6,9 @@ import types
 from collections import ChainMap
 from typing import Any, ClassVar
 
-from torch import nn
 
-
-def pickled(module: nn.Module) -> str:
-    """A module in base64, for `unpickled`.
+def pickled(module: Any) -> str:
+    """A user's module, or objects that hold code of the user's, in base64, for `unpickled`.
 
     Since 3.1.3, cloudpickle leaves the file name out of code that travels by value. It is put back, so that an error in
     a rank names the file and line of the user's code.
@@ -33,7 +31,7 @@ def pickled(module: nn.Module) -> str:
 
 
 def unpickled(text: str | None) -> Any:
-    """The module passed to `pickled`; None for None.
+    """The object passed to `pickled`; None for None.
 
     Unpickling runs code: use it only for text from this run's own driver, never for a file.
     """

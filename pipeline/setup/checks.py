@@ -4,13 +4,18 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...stages.evaluate.measures import BUILT_IN, is_small
 from ...stages.kernels import sampling_backend
+from ...stages.models.base import Stack
 from ...stages.models.pyg import PyGModel
-from ...storage.errors import InputError
+from ...stages.train import of_each_seed
+from ...storage.errors import InputError, first_line, nearest
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
+from ..custom.made import follows_metric, made_optimizer, made_scheduler
+from ..custom.own_code import OwnCode
 from .device_policies import check_device
 from .model import Outline
 
@@ -99,6 +104,9 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
     """
     train = job.train
     check_optimizer(train, model)
+    if train.monitor is not None and not (train.evaluate_every and outline.splits["val"]):
+        why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
+        raise InputError(f"train.monitor is '{train.monitor}', a metric of validations, but {why}; leave it out")
     if train.schedule.name == "plateau" and not (train.evaluate_every and outline.splits["val"]):
         why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
         raise InputError(f"train.schedule is 'plateau', which follows the validation accuracy, but {why}")
@@ -115,6 +123,65 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
                 f"train.{key} is set, but clients under system '{system.name}' step with optimisers of their own, "
                 "which are made anew in every round; leave it out"
             )
+
+
+def check_own_code(job: Job, system: System, outline: Outline, model: nn.Module, code: OwnCode) -> None:
+    """Refuse code of the user's own that does not go with the job, and a monitor that names no metric.
+
+    Raises:
+        InputError: names the argument to change.
+    """
+    train = job.train
+    if train.monitor is not None:
+        known = ("accuracy", *BUILT_IN[1:], *code.metrics)
+        name = train.monitor.removeprefix("-")
+        if name not in known:
+            raise InputError(
+                f"train.monitor is '{train.monitor}'; expected one of {', '.join(known)}{nearest(name, known)}"
+            )
+    distill = getattr(job.options, "distill", 0)
+    if code.loss is not None and distill:
+        raise InputError(
+            f"{system.name}.distill is {distill}, but the loss is your own, which knows no soft labels; leave one out"
+        )
+    if code.loss is not None and isinstance(model, Stack) and not isinstance(model, PyGModel):
+        multiclass = outline.task == "multiclass"
+        y = torch.zeros(2, dtype=torch.int64) if multiclass else torch.zeros(2, outline.num_classes)
+        try:
+            of_each_seed(code.loss, torch.zeros(2, outline.num_classes, requires_grad=True), y)
+        except InputError:
+            raise
+        except Exception as e:
+            raise InputError(
+                f"the loss fails on logits [2, {outline.num_classes}] and labels {list(y.shape)} "
+                f"({type(e).__name__}: {first_line(e)})"
+            ) from e
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = made_optimizer(code, parameters)
+    if code.scheduler is not None:
+        if system.reduce.has_local_optimizers:
+            raise InputError(
+                f"a scheduler is given, but clients under system '{system.name}' step with optimisers of their own, "
+                "which are made anew in every round; leave it out"
+            )
+        made = made_scheduler(code, optimizer or torch.optim.SGD(parameters, lr=train.lr))
+        if made is not None and follows_metric(made[0]):
+            _check_plateau(job, system, outline, made[0].mode)
+
+
+def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> None:
+    """Refuse a ReduceLROnPlateau that would wait for the wrong direction, or for nothing."""
+    train = job.train
+    if not (train.evaluate_every and outline.splits["val"]):
+        raise InputError("scheduler is a ReduceLROnPlateau, which follows validations, but there are none; use another")
+    by_loss = getattr(system.fetch, "select_by", "") == "val_loss"
+    small = is_small(train.monitor) if train.monitor is not None else by_loss
+    if small != (mode == "min"):
+        followed = train.monitor or ("loss" if by_loss else "accuracy")
+        raise InputError(
+            f"scheduler is a ReduceLROnPlateau(mode='{mode}'), but it follows the metric '{followed}'; make it "
+            f"mode='{'min' if small else 'max'}', or set train.monitor, such as 'loss'"
+        )
 
 
 def check_losses(job: Job, system: System) -> None:

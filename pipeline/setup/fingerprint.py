@@ -17,7 +17,7 @@ from ..config.load import Job
 from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
 
-LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema")
+LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor")
 """Keys of `train` that versions before did not have."""
 
 
@@ -41,7 +41,7 @@ def fingerprint_of(
         make: builds the model with its initial parameters.
     """
     # Left out if unset, so that runs of versions without compilation can be resumed.
-    left_out = {"patience", "matmul_precision"} | (set() if job.train.compile else {"compile"})
+    left_out = {"patience", "matmul_precision", "metrics"} | (set() if job.train.compile else {"compile"})
     # `matmul_precision` by its first name, and later keys only where they are set, so that older checkpoints fit.
     left_out |= {
         key

@@ -2,7 +2,7 @@
 fingerprint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from ...storage.features import ConvertedFeatures, FeatureStore
 from ..config.load import Job
 from ..config.records import make_system, without_partitioner
 from ..config.systems import SYSTEMS, System
-from .checks import check_available, check_losses, check_model, check_parts, check_update
+from ..custom.own_code import OwnCode
+from .checks import check_available, check_losses, check_model, check_own_code, check_parts, check_update
 from .fingerprint import fingerprint_of
 from .model import TORCH_DTYPES, Outline, model_of
 from .parts import Parts
@@ -38,6 +39,8 @@ class Prepared:
     model_name: str
     whole: Dataset | None
     """The whole data; None if a rank has opened only its own part."""
+    code: OwnCode = field(default_factory=OwnCode)
+    """The user's own code."""
 
     @property
     def dataset(self) -> Dataset:
@@ -62,7 +65,9 @@ class Prepared:
         return self.system.sample.sampler is not None and not self.system.sample.is_isolated
 
 
-def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: Any = None) -> Prepared:
+def prepare(
+    job: Job, dataset: Dataset, *, system: System | None = None, model: Any = None, code: OwnCode | None = None
+) -> Prepared:
     """Check that the parts of a job fit together, and describe the run by its fingerprint.
 
     Args:
@@ -70,11 +75,13 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         dataset: the training data.
         system: overrides the configuration's system.
         model: a model record (``GraphSAGE(...)``) or a user's module; overrides the configuration's model.
+        code: the user's own code.
 
     Raises:
         InputError: the parts of the job do not fit together, or this version cannot run it.
     """
     check_available(job)
+    code = code or OwnCode()
     system = system or make_system(job)
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
@@ -84,6 +91,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     built = make()
     check_model(job, system, built)
     check_update(job, system, outline, built)
+    check_own_code(job, system, outline, built, code)
     SYSTEMS.find(system.name).check(job, system, built)
     if system.sample.sampler is not None:
         check_kernel(system.sample.sampler, job.kernel)
@@ -98,12 +106,19 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         labels = labels.to(dtype)
     degree = torch.from_numpy(dataset.graph.degree).to(dtype)
     data = Placement(dataset.graph, features, labels, degree, dataset.split)
-    fingerprint = fingerprint_of(job, dataset, system, description, make)
-    return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+    fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
+    return Prepared(job, outline, system, make, data, fingerprint, name, dataset, code)
 
 
 def prepare_part(
-    job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None
+    job: Job,
+    outline: Outline,
+    folder: Path,
+    rank: int,
+    fingerprint: dict[str, str],
+    *,
+    model: Any = None,
+    code: OwnCode | None = None,
 ) -> Prepared:
     """`prepare` in a rank that opens only its own part of the data that the driver has cut.
 
@@ -114,6 +129,7 @@ def prepare_part(
         rank: the rank.
         fingerprint: the run's fingerprint, from the driver.
         model: see `prepare`.
+        code: see `prepare`.
 
     Raises:
         StoreError: the part is damaged.
@@ -121,4 +137,5 @@ def prepare_part(
     system = make_system(without_partitioner(job))
     make, _, name = model_of(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
-    return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)
+    part = parts.part(system.parts_before(rank))
+    return Prepared(job, outline, system, make, part, fingerprint, name, None, code or OwnCode())

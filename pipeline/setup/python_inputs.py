@@ -20,6 +20,7 @@ from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
+from ..custom.own_code import DECIDING, OwnCode
 from ..datasets import ReadOptions
 from .fingerprint import features_digest
 from .result import write_json
@@ -57,7 +58,12 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
 
 
 def keep_inputs(
-    folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]
+    folder: Path,
+    job: Job,
+    dataset: Dataset | None,
+    module: nn.Module | None,
+    fingerprint: dict[str, str],
+    code: OwnCode | None = None,
 ) -> None:
     """Write a run's inputs from Python into its folder.
 
@@ -67,12 +73,15 @@ def keep_inputs(
         dataset: the dataset passed.
         module: the model, if it is a user's module.
         fingerprint: the run's fingerprint.
+        code: the user's own code, of which names are kept.
     """
     # A resumed run that read its folder's dataset has proved that it is the same.
     before = read_given(folder) if dataset is None else {}
     record: dict[str, Any] = {"dataset": before["dataset"]} if "dataset" in before else {}
     if module is not None:
         record["module"], record["class"] = type(module).__module__, type(module).__qualname__
+    if code is not None and not code.is_empty:
+        record["code"] = dict(code.names)
     if dataset is not None and job.dataset == str(folder.resolve() / KEPT):
         _write(folder / KEPT, dataset)
     elif dataset is not None and job.dataset == dataset.name:
@@ -116,6 +125,27 @@ def check_module_importable(folder: Path, passed: str) -> None:
     raise InputError(f"{message}; pass it: {passed}, or --model {module}:{name}, or a function that makes it")
 
 
+def check_code_given(folder: Path, code: OwnCode) -> None:
+    """Refuse to go on without the code of the user's own that a run was started with. What was changed is refused by
+    the run's fingerprint.
+
+    Args:
+        folder: the run's folder.
+        code: given now.
+
+    Raises:
+        InputError: names what is missing.
+        StoreError: the record in the folder is damaged.
+    """
+    for kind, name in read_given(folder).get("code", {}).items():
+        if kind not in code.names:
+            argument = kind if kind in DECIDING else f"{kind}s"
+            raise InputError(
+                f"{folder} was started with a {kind} of your own, {name}; pass it again: mr.run(..., resume=True, "
+                f"{argument}=...), or on the command line --code {kind}=MODULE:NAME"
+            )
+
+
 def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     """Refuse a dataset other than the run's, if the run's folder has only its name and digests.
 
@@ -148,6 +178,7 @@ def read_given(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         texts = (record.get("module", ""), record.get("class", ""), *record.get("dataset", {}).values())
+        texts += (*record.get("code", {}), *record.get("code", {}).values())
         if ("module" in record) != ("class" in record) or not all(
             isinstance(text, str) and text.isprintable() for text in texts
         ):

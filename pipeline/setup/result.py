@@ -47,6 +47,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def by_class(counts: list[list[float]] | None) -> dict[str, list[float]] | None:
+    """`Result.per_class` from the counts of `stages.evaluate.measures.Counts`."""
+    if counts is None:
+        return None
+    right, said, true = counts
+    return {
+        "support": [int(n) for n in true],
+        "precision": [r / n if n else 0.0 for r, n in zip(right, said)],
+        "recall": [r / n if n else 0.0 for r, n in zip(right, true)],
+        "f1": [2 * r / (a + b) if a + b else 0.0 for r, a, b in zip(right, said, true)],
+    }
+
+
 def peak_rss_bytes() -> int:
     """Largest resident size of this process so far."""
     try:
@@ -115,6 +128,9 @@ def _misshapen(result: dict[str, Any]) -> str | None:
         "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
         **dict.fromkeys(("num_nodes", "num_edges", "ranks", "epochs", "minibatches", "sampled_edges"), Count),
         **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
+        **dict.fromkeys(("val_metrics", "test_metrics"), dict[str, FiniteFloat | None]),
+        "per_class": dict[str, list[FiniteFloat]] | None,
+        "confusion": list[list[Count]] | None,
         "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
         "peak_rss_bytes": list[Count],
         "lost": list[Lost],
@@ -208,6 +224,16 @@ class Result:
     """SHA-256 digest of the parameters after the last step."""
     out: str
     """The run's folder."""
+    val_metrics: dict[str, float | None] = field(default_factory=dict)
+    """Further metrics of the best epoch's validation, by name: those of `train.metrics`, and your own."""
+    test_metrics: dict[str, float | None] = field(default_factory=dict)
+    """The same of the test split."""
+    per_class: dict[str, list[float]] | None = None
+    """The test split by class: ``support`` (nodes that have it), ``precision``, ``recall`` and ``f1``, in the order of
+    classes; 0 where nothing is divided. None if nothing was tested."""
+    confusion: list[list[int]] | None = None
+    """Test nodes by their class (rows) and the class predicted (columns); None for several classes per node, and beyond
+    256 classes."""
     versions: dict[str, str] = field(default_factory=versions)
     """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION

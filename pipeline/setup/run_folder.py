@@ -28,7 +28,8 @@ LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
-    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.",
+    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "train.metrics",
+    "queue.",
     "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""

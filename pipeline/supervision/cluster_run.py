@@ -62,7 +62,8 @@ class ClusterRun:
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         """Messages of the ranks of all generations."""
         self.dataset, self.features = share(self.job, prepared.dataset, self.out, self.note)
-        self.module = None if module is None else pickled(module)
+        code = prepared.code
+        self.given = None if module is None and code.is_empty else pickled((module, code))
         self.parts = self._cut()
         """Folder of the parts that ranks open; None where they open the dataset."""
         self.meeting = Meeting(self.job.cluster)

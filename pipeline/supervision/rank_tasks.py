@@ -57,7 +57,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill
         parts=None if run.parts is None else str(run.parts),
         outline=asdict(run.prepared.outline),
         fingerprint=run.prepared.fingerprint,
-        module=run.module,
+        given=run.given,
         out=str(run.out),
         queue=location(run.prepared, run.out) if run.uses_queue else None,
         samples=str(run.samples) if run.samples is not None else None,

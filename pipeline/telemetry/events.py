@@ -65,6 +65,17 @@ class EpochDone:
     best: bool
     lr: float | None = None
     """The learning rate of the last step, for parameters without a rate of their own, where a schedule changes it."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the validation besides accuracy, by name."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Numbers and texts that a callback logs (`RunView.log`)."""
+
+    epoch: int
+    step: int
+    values: dict[str, float | str]
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class QueueLevel:
     """Seconds of sampling them, over all workers."""
 
 
-Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone | Pulse | QueueLevel
+Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone | Logged | Pulse | QueueLevel
 Emit = Callable[[Event], None]
 
 

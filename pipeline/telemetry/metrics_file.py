@@ -57,5 +57,7 @@ def is_kept(number: int) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """The value, or None for NaN and infinity, which JSON lacks."""
+    """The value, or None for NaN and infinity, which JSON lacks; also within a dict."""
+    if isinstance(value, dict):
+        return {key: finite(v) for key, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -44,6 +44,9 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
         clock.add(name, seconds)
+    if context.callbacks is not None:
+        context.callbacks.run.resumed = True
+        context.callbacks.load(state.get("callbacks", []))
     if group.rank == 0:
         phases = context.system.schedule.phases(context.job.epochs, context.model)
         context.emit(Note(f"resumed at {position(progress.cursor, phases, state.get('pace'))}"))
@@ -118,8 +121,10 @@ class Checkpointer:
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
                     "seconds": self._clock.snapshot(),
+                    **({} if context.callbacks is None else {"callbacks": on_host(context.callbacks.state())}),
                 },
             )
+        context.call("checkpoint")
         self._saved_at = time.monotonic()
 
     def _pool(self) -> None:

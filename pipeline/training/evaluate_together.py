@@ -8,16 +8,24 @@ import torch
 from torch import nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.layerwise import evaluating, quotient, tally
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.measures import Measures, Scored
 from ...stages.fetch.visit import Visits
 from ...stages.memory.arena import Arena, give_back, reusing
 from ...stages.placement.sharded import Share
 
 
 def evaluate_together(
-    module: nn.Module, share: Share, visits: Visits, split: str, num_layers: int, group: Group
-) -> float | None:
-    """`accuracy` over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
+    module: nn.Module,
+    share: Share,
+    visits: Visits,
+    split: str,
+    num_layers: int,
+    group: Group,
+    measures: Measures | None = None,
+    by_class: bool = False,
+) -> Scored | None:
+    """Metrics over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
 
     Args:
         module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back.
@@ -26,7 +34,10 @@ def evaluate_together(
         split: train, val or test.
         num_layers: L.
         group: the ranks. What they exchange is counted under ``evaluation``.
+        measures: what is measured; by default accuracy.
+        by_class: count by class too.
     """
+    measures = measures or Measures()
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
         neighbourhoods, h = visits.everything(share.graph, module, num_layers)
@@ -35,6 +46,6 @@ def evaluate_together(
             with reusing(Arena()):
                 h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
             give_back()
-        counts = torch.cat([tally(h[rows], share.labels[rows]).cpu(), torch.tensor([len(rows)], dtype=torch.float64)])
-        group.all_reduce(counts, "control")
-    return quotient(counts[:2]) if counts[2] else None
+        count = torch.tensor([len(rows)], dtype=torch.float64)
+        group.all_reduce(count, "control")
+        return measures.over_ranks(h[rows], share.labels[rows], group, by_class) if count[0] else None

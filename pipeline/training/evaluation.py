@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.layerwise import evaluate
+from ...stages.evaluate.layerwise import evaluating, split_outputs
+from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.messages import Part, RankJob
@@ -32,8 +33,8 @@ from .hosts import machine_number, ranks_by_host, threads_of
 EVALUATION_EVENT_S = 2.0
 """Interval between progress events of a long evaluation."""
 
-Score = Callable[[nn.Module, str], float | None]
-"""Accuracy on a split, None if it is empty. Collective: all ranks call it at once and get the same answer."""
+Score = Callable[[nn.Module, str], Scored | None]
+"""Metrics of a split, None if it is empty. Collective: all ranks call it at once and get the same metrics."""
 
 
 def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, emit: Emit) -> Score:
@@ -99,7 +100,7 @@ def _by_leaders(
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
     counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
 
-    def score(module: nn.Module, split: str) -> float | None:
+    def score(module: nn.Module, split: str) -> Scored | None:
         said = time.monotonic()
 
         def advance(done: int, rows: int) -> None:
@@ -110,15 +111,20 @@ def _by_leaders(
 
         if not len(getattr(dataset.split, split)):
             return None
-        accuracy = torch.zeros(1, dtype=torch.float64)
+        names, by_class, found = job.measures.all_names, split == "test", None
+        numbers = torch.zeros(1 + len(names), dtype=torch.float64)
         if group.rank in (who := leaders()).ranks:
             rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
             limits = {"scratch": out, "on_progress": advance, "base": rows, "group": who.group}
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
-                seen = evaluate(module, counted, prepared.placement.degree, (split,), **limits)
-            accuracy[0] = seen[split] or 0.0
-        group.broadcast(accuracy, 0, "control")
-        return float(accuracy)
+                rows = split_outputs(module, counted, prepared.placement.degree, (split,), **limits)[split]
+            if group.rank == 0:
+                with evaluating(module):
+                    found = job.measures.of(*rows, by_class)
+                numbers = torch.tensor([found.accuracy, *(found.values[k] for k in names)], dtype=torch.float64)
+        group.broadcast(numbers, 0, "control")
+        accuracy, *values = numbers.tolist()
+        return Scored(accuracy, dict(zip(names, values)), None if found is None else found.counts)
 
     return score
 
@@ -131,10 +137,12 @@ def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> 
         held = placed()
         return held, Visits(held, (), PREFETCH_BYTES, job.group)
 
-    def score(module: nn.Module, split: str) -> float | None:
+    def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
             return None
-        return evaluate_together(module, *visits(), split, job.num_layers, job.group)
+        return evaluate_together(
+            module, *visits(), split, job.num_layers, job.group, job.measures, by_class=split == "test"
+        )
 
     return score
 

@@ -30,6 +30,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     resumed = restore(context, progress, clock)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
     total_epochs = max(p.last_epoch for p in phases)
+    started = False
     placement, before = None, resumed if resumed and resumed["optimizer"] else None
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
@@ -40,6 +41,9 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
         if resumed is not None:
             training.resume(resumed)
             resumed = None
+        if not started:
+            context.call("start")
+            started = True
         train_phase(training)
         training.finish(last=phase.number + 1 == len(phases))
         if gone := missing(group):
@@ -62,5 +66,7 @@ def train_phase(training: PhaseTraining) -> None:
                 training.lost.update(epoch, step)
                 if step + 1 < len(training.steps):
                     training.checkpoint_after_step(requested)
+                    if training.stops_now(requested):
+                        break
             training.end_epoch(epoch)
             epoch, first_step = epoch + 1, 0

@@ -67,6 +67,9 @@ class PhaseTraining:
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
         )
         self.lost = LostRanks(context, phase, self.steps, progress)
+        if context.callbacks is not None:
+            run = context.callbacks.run
+            run.update, run.steps_per_epoch = self.update, len(self.steps)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Move the cursor behind the minibatches that a checkpoint's ranks have trained on, whatever their pace."""
@@ -83,10 +86,23 @@ class PhaseTraining:
         return self.phase.first_epoch + epoch, step
 
     def has_ended(self, epoch: int) -> bool:
-        """True if `epoch` is not to be trained: it is behind the phase's last, or patience has run out."""
+        """True if `epoch` is not to be trained: it is behind the phase's last, patience has run out, or a callback has
+        ended training."""
         patience = self.context.train.patience
         stopped_early = patience is not None and self.progress.since_best >= patience
-        return epoch >= self.phase.last_epoch or stopped_early
+        return epoch >= self.phase.last_epoch or stopped_early or self.progress.ended
+
+    def stops_now(self, requested: bool) -> bool:
+        """True if a callback on some rank has asked to end training, which all ranks learn at the same step.
+
+        Args:
+            requested: true on all ranks if some rank has asked for something.
+        """
+        callbacks, group = self.context.callbacks, self.context.job.group
+        if callbacks is None or (group.size > 1 and not requested):
+            return False
+        self.progress.ended = group.any(callbacks.stops_steps)
+        return self.progress.ended
 
     @contextmanager
     def feeding(self, epoch: int, step: int) -> Iterator[None]:
@@ -116,28 +132,48 @@ class PhaseTraining:
         group.all_reduce(sums, "control")
         loss = float(sums[0] / sums[1].clamp(min=1))
         last = epoch + 1 == self.phase.last_epoch
-        accuracy, best = None, False
+        found, best = None, False
         every = context.train.evaluate_every
+        last = last or progress.ended
         if context.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             progress.unvalidated = bool(missing(group))
             if not progress.unvalidated:
-                accuracy, best = self._validate(context.validate, epoch)
+                found, best = self._validate(context.validate, epoch)
         diverges_now = not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history)
         if is_leader(group) and diverges_now:
             context.emit(
                 Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr")
             )
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
-        if accuracy is not None:
-            record["val_accuracy"] = accuracy
+        if found is not None:
+            record |= self._record_of(found)
         progress.history.append(record)
-        lr = None if self.update.is_constant else context.train.lr * self.update.last_factor
-        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr))
+        lr = self.update.last_lr if self.update.tells_lr else None
+        accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
+        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values))
+        self.update.end_epoch(found)
+        self._tell_callbacks(record, found)
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = context.checkpoint_every.every_epochs
         due = every_epochs is not None and (epoch + 1) % every_epochs == 0
         due = due or self.has_ended(epoch + 1) or self.checkpoints.is_due()
         self.checkpoints.after_step(due, bool(sums[2]), self.update)
+
+    def _record_of(self, found: Validation) -> dict[str, float]:
+        """A validation in the record of its epoch."""
+        record = {"val_accuracy": found.accuracy, **{f"val_{name}": value for name, value in found.values.items()}}
+        return record if self.context.train.monitor is None else {**record, "merit": found.merit}
+
+    def _tell_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
+        """Call the callbacks of an epoch's end; each of them may end training, on whatever rank."""
+        context, callbacks = self.context, self.context.callbacks
+        if callbacks is None:
+            return
+        callbacks.run.metrics = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("val_")}
+        if found is not None:
+            context.call("validation")
+        context.call("epoch")
+        self.progress.ended |= context.job.group.any(callbacks.run.stop_asked)
 
     def validate_late(self) -> None:
         """Validate the epoch before, which was left out because ranks were missing."""
@@ -146,22 +182,21 @@ class PhaseTraining:
         assert self.context.validate is not None
         record = self.progress.history[-1]
         epoch = int(record["epoch"])
-        record["val_accuracy"], _ = self._validate(self.context.validate, epoch)
+        record |= self._record_of(self._validate(self.context.validate, epoch)[0])
         self.progress.unvalidated = False
         if is_leader(self.context.job.group):
             text = f"validation accuracy after epoch {epoch + 1}, left out before: {record['val_accuracy']:.4f}"
             self.context.emit(Note(text))
 
-    def _validate(self, whole: Validate, epoch: int) -> tuple[float, bool]:
-        """Validation accuracy after `epoch`, and whether it is the best so far."""
+    def _validate(self, whole: Validate, epoch: int) -> tuple[Validation, bool]:
+        """Validation after `epoch`, and whether it is the best so far."""
         with self.clock.measure("evaluate"), self.update.averaged():
             if isinstance(self.fetcher, PhaseFetcher):
                 with self.context.job.group.counting("evaluation"):
                     found = self.fetcher.validate(self.module)
             else:
-                accuracy = whole(self.context.model)
-                found = Validation(accuracy, accuracy)
-            return found.accuracy, self.progress.take(found, epoch, self.context.model)
+                found = whole(self.context.model)
+            return found, self.progress.take(found, epoch, self.context.model)
 
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""
@@ -176,6 +211,9 @@ class PhaseTraining:
         progress.cursor = Cursor(self.phase.number + 1, 0)
         if self.phase.fresh_optimizer:
             progress.forget_best()
+            progress.ended = False
+            if self.context.callbacks is not None:
+                self.context.callbacks.run.stop_asked = self.context.callbacks.stops_steps = False
         self.checkpoints.save(None if self.phase.fresh_optimizer else self.update)
 
     def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:

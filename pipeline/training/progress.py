@@ -27,6 +27,8 @@ class Progress:
     best_accuracy: float = -1.0
     best_epoch: int = -1
     best_state: dict[str, Any] = field(default_factory=dict)
+    best_values: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the best epoch."""
     since_best: int = 0
     """Validations since the best epoch."""
     history: list[dict[str, float]] = field(default_factory=list)
@@ -35,6 +37,8 @@ class Progress:
     """One record per finished phase of a system that trains parts of the model one after another."""
     lost: list[dict[str, int]] = field(default_factory=list)
     """One record per rank that was lost while the others went on: see `result.Result.lost`."""
+    ended: bool = False
+    """True once a callback has ended training."""
     unvalidated: bool = False
     """True while the last epoch's parameters are yet to be validated, which needs all ranks."""
     loss_sum: float = 0.0
@@ -58,6 +62,7 @@ class Progress:
             self.since_best += 1
             return False
         self.best_merit, self.best_accuracy = found.merit, found.accuracy
+        self.best_values = dict(found.values)
         self.best_epoch, self.since_best = epoch, 0
         self.keep(model)
         return True
@@ -69,4 +74,4 @@ class Progress:
     def forget_best(self) -> None:
         """Start the search for the best epoch again."""
         self.best_merit, self.best_accuracy, self.best_epoch, self.since_best = -math.inf, -1.0, -1, 0
-        self.best_state = {}
+        self.best_state, self.best_values = {}, {}

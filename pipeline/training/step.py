@@ -63,7 +63,7 @@ class StepRunner:
         self.context, self.phase, self.module, self.placement = context, phase, module, placement
         self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
         self.update = Update(
-            context.train, context.system.reduce, context.rules, phase, module, len(steps), total_epochs
+            context.train, context.system.reduce, context.rules, phase, module, len(steps), total_epochs, context.code
         )
         self.parameters, self.rules = self.update.parameters, context.rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
@@ -76,6 +76,8 @@ class StepRunner:
         self.other_bytes = 0
         """Bytes of a step's tensors outside the arena."""
         self.losses = StepLosses()
+        self.loss: float | None = None
+        """Mean loss of this rank's seeds in the last step whose loss is known."""
         self.trained_before = 0
         """Minibatches of the next step that a run with fewer minibatches per step has already trained on."""
         self.first_counts: list[LayerCounts] | None = None
@@ -88,7 +90,7 @@ class StepRunner:
         context = self.context
         if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
             return None
-        if not context.system.reduce.counts_seeds_alike:
+        if not context.system.reduce.counts_seeds_alike or context.code.loss is not None:
             return None
         alone = self.steps.per_step == context.job.group.size
         return self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
@@ -114,6 +116,8 @@ class StepRunner:
             self._account_memory(meter)
         with self.clock.measure("forward_backward"):
             self.losses.wait() if last else self.losses.look()
+        if self.context.callbacks is not None:
+            self.context.callbacks.step(epoch, step, self.loss)
         self.progress.epoch_seconds += time.perf_counter() - start
         return requested
 
@@ -141,7 +145,12 @@ class StepRunner:
             edges += work.num_edges
         with clock.measure("reduce"):
             # After an epoch's last step, requests travel with the sums of the epoch.
+            called = context.callbacks
+            if called is not None and step + 1 < len(self.steps):
+                # Asked for before, so that it takes effect at the same step on any number of ranks.
+                called.stops_steps = called.run.stop_asked
             flag = group.size > 1 and step + 1 < len(self.steps) and checkpointer.is_requested()
+            flag |= called is not None and called.stops_steps
             total, requested = context.system.reduce.reduce(
                 self.parameters, weight, group, flag, lambda: self._begin_next(epoch, step)
             )
@@ -157,6 +166,7 @@ class StepRunner:
 
         def report(loss: float) -> None:
             progress.loss_sum += loss
+            self.loss = loss / max(seeds, 1)
             context.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hits))
 
         self.losses.add(loss_sum, report)

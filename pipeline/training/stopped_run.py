@@ -63,6 +63,10 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
                 fetched={},
                 parameters_sha256=sha256,
                 test_accuracy=None,
+                val_metrics=progress.get("best_values", {}),
+                test_metrics={},
+                per_class=None,
+                confusion=None,
                 phases=progress["phases"],
                 lost=progress["lost"],
             )

@@ -7,7 +7,8 @@ who fills it.
 import gc
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.comm.base import Group
+from ...stages.evaluate.measures import BUILT_IN, Measures, Scored
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
-from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob
+from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
 from ...stages.partition.base import Partitioner
 from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
+from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
 from ..config.systems import System
+from ..custom.callback import Callbacks, RunView
 from ..machine.compilers import check_compiler
 from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
@@ -68,6 +72,14 @@ class RankReport:
     """After the last step; the same on every rank."""
     test_accuracy: float | None
     """Test accuracy of the best parameters."""
+    val_metrics: dict[str, float]
+    """Further metrics of the best validation."""
+    test_metrics: dict[str, float]
+    """Further metrics of the test."""
+    per_class: list[list[float]] | None
+    """See `measures.Counts`; on the first rank only."""
+    confusion: list[list[int]] | None
+    """See `measures.Counts`; on the first rank only."""
     phases: list[dict[str, Any]]
     """See `loop.Progress.phases`."""
     lost: list[dict[str, int]]
@@ -143,18 +155,46 @@ def train_and_evaluate(
     if device is not None:
         system, rank_job = on_device(system, rank_job, prepared.job)
     score = scores(prepared, system, model, rank_job, out, emit)
-    progress = _train(prepared, system, rank_job, score, model, out, emit=emit, stop=stop, save=save, clock=clock)
-    sha256 = parameters_sha256(model)
-    if progress.best_state:
-        model.load_state_dict(progress.best_state)
-    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
-    before = time.perf_counter()
-    with clock.measure("evaluate"):
-        test = score(model, "test")
-    emit(StageEnded("evaluate", time.perf_counter() - before))
-    if group.rank == 0:
-        save_model(out / MODEL, model)
+    with callbacks_of(prepared, group, model, out, emit) as callbacks:
+        progress = _train(
+            prepared, system, rank_job, score, model, out, callbacks, emit=emit, stop=stop, save=save, clock=clock
+        )
+        sha256 = parameters_sha256(model)
+        if progress.best_state:
+            model.load_state_dict(progress.best_state)
+        emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
+        before = time.perf_counter()
+        with clock.measure("evaluate"):
+            test = score(model, "test")
+        emit(StageEnded("evaluate", time.perf_counter() - before))
+        if group.rank == 0:
+            save_model(out / MODEL, model)
+        if callbacks is not None and test is not None:
+            callbacks.run.metrics |= {f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items()}
     return _report(progress, group.rank, ledger, clock, sha256, test)
+
+
+@contextmanager
+def callbacks_of(
+    prepared: Prepared, group: Group, model: nn.Module, out: Path, emit: Emit
+) -> Iterator[Callbacks | None]:
+    """The callbacks of a run, which learn of its end however that comes; None if it has none."""
+    given, job = prepared.code.callbacks, prepared.job
+    if not given:
+        yield None
+        return
+    epochs = prepared.system.schedule.phases(job.epochs, model)[-1].last_epoch
+    run = RunView(rank=group.rank, ranks=group.size, model=model, config=job, folder=out, epochs=epochs, emit=emit)
+    callbacks, ended = Callbacks(given, run), "failed"
+    try:
+        yield callbacks
+        ended = "done"
+    except (Interrupted, ShortHandedError):
+        ended = "stopped"
+        raise
+    finally:
+        run.status = ended
+        callbacks.call("end")
 
 
 def _rank_job(
@@ -193,7 +233,17 @@ def _rank_job(
         fingerprint=digest_record(prepared.fingerprint),
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         device=device,
+        measures=measures_of(prepared),
     )
+
+
+def measures_of(prepared: Prepared) -> Measures:
+    """What a run's validations and tests measure."""
+    train, code = prepared.job.train, prepared.code
+    monitored = (train.monitor or "accuracy").removeprefix("-")
+    wanted = {*train.metrics, *([] if monitored in code.metrics else [monitored])}
+    names = [name for name in BUILT_IN if name in wanted - {"accuracy"}]
+    return Measures(prepared.outline.task, names, code.metrics, code.loss, train.monitor)
 
 
 def _train(
@@ -203,6 +253,7 @@ def _train(
     score: Score,
     model: nn.Module,
     out: Path,
+    callbacks: Callbacks | None,
     *,
     emit: Emit,
     stop: Callable[[], bool],
@@ -211,7 +262,11 @@ def _train(
 ) -> Progress:
     """Train all phases, and close the queue."""
     job, outline, queue = prepared.job, prepared.outline, rank_job.queue
-    validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
+    measures: Measures = rank_job.measures
+
+    def validate(module: nn.Module) -> Validation:
+        return measures.validation(score(module, "val") or Scored(0.0, dict.fromkeys(measures.all_names, 0.0)))
+
     checkpoints = CheckpointStore(
         out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=rank_job.group.rank > 0
     )
@@ -224,11 +279,13 @@ def _train(
         job.train,
         checkpoints,
         job.checkpoint,
-        validate,
+        validate if outline.splits["val"] else None,
         emit,
         stop,
         job.check,
         save,
+        prepared.code,
+        callbacks,
     )
     epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
     emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))
@@ -245,7 +302,10 @@ def _train(
     return progress
 
 
-def _report(progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256: str, test: float | None) -> RankReport:
+def _report(
+    progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256: str, test: Scored | None
+) -> RankReport:
+    counts = test.counts if test is not None and rank == 0 else None
     pooled = progress.pooled if rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
         rank=rank,
@@ -262,7 +322,11 @@ def _report(progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256:
         memory_bytes=progress.memory_bytes,
         fetched=progress.fetched,
         parameters_sha256=sha256,
-        test_accuracy=test,
+        test_accuracy=None if test is None else test.accuracy,
+        val_metrics=progress.best_values,
+        test_metrics={} if test is None else dict(test.values),
+        per_class=None if counts is None else counts.per_class.tolist(),
+        confusion=None if counts is None or counts.confusion is None else counts.confusion.long().tolist(),
         phases=progress.phases,
         lost=progress.lost,
     )

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...storage.errors import RunError
-from ..evaluate.layerwise import evaluating, quotient, tally
+from ..evaluate.layerwise import evaluating
+from ..evaluate.measures import Measures
 from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
 from ..messages import Fetched, RankJob, Validation
 from ..models.lazy import FrozenInputs, Phase
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
-from ..train import summed_loss
 from .phase_store import PhaseStore, kind
 
 IdArray = npt.NDArray[np.int64]
@@ -102,13 +102,13 @@ class LazyRows:
         assert isinstance(module, Phase)
         with evaluating(module):
             logits, y = module.logits(self._validation), self._share.labels[self._share.splits["val"]]
-            loss = float(summed_loss(logits, y, "multiclass" if y.ndim == 1 else "multilabel"))
-        sums = torch.cat([tally(logits, y).cpu(), torch.tensor([loss, len(y)], dtype=torch.float64)])
-        self._job.group.all_reduce(sums, "control")
-        accuracy = quotient(sums[:2])
-        return Validation(
-            accuracy, accuracy if self._policy.select_by == "val_accuracy" else -float(sums[2] / sums[3].clamp(min=1))
-        )
+        measures = self._job.measures or Measures("multiclass" if y.ndim == 1 else "multilabel")
+        by_loss = self._policy.select_by == "val_loss"
+        asked = replace(measures, names=(*measures.names, "loss")) if by_loss else measures
+        scored = asked.over_ranks(logits, y, self._job.group)
+        kept = {name: scored.values[name] for name in measures.all_names}
+        merit = -scored.values["loss"] if by_loss else scored.accuracy
+        return measures.validation(replace(scored, values=kept), merit)
 
     def finish(self, module: nn.Module) -> dict[str, Any]:
         """See `PhaseFetcher.finish`: exchanges and stores the rows that the next phase reads."""

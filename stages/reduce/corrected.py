@@ -52,7 +52,9 @@ class CoverageCorrected(SeedWeightedMean):
     ) -> WorkDone:
         if not len(fetched.y):
             return WorkDone(0.0, 0, 0.0)
-        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight)
+        done = forward_backward(
+            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
+        )
         return WorkDone(done.loss_sum, done.seeds, count)
 
 

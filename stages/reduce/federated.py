@@ -44,7 +44,9 @@ class LocalSteps(AllSeedsMean):
             local = rules.optimizer(parameters)
             for step in range(self.steps):
                 work = replace(client, index=client.index * self.steps + step)
-                done = forward_backward(module, work, rules.seed, rules.task, 1.0, rules.matmul_precision)
+                done = forward_backward(
+                    module, work, rules.seed, rules.task, 1.0, rules.matmul_precision, loss=rules.loss
+                )
                 for p in parameters:
                     if p.grad is not None:
                         p.grad.div_(count)

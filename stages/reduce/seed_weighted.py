@@ -34,8 +34,11 @@ class SeedWeightedMean:
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
         """See `ReducePolicy.contribute`: every seed counts the same, or its `Fetched.weight`."""
-        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, fetched.weight)
-        return done if fetched.weight is None else replace(done, weight=float(fetched.weight.sum()))
+        weight = fetched.weight
+        done = forward_backward(
+            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
+        )
+        return done if weight is None else replace(done, weight=float(weight.sum()))
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ...config.schema import Schedule
 
 THRESHOLD = 1e-4
-"""An accuracy is better if it is so much higher, relatively, as `torch.optim.lr_scheduler.ReduceLROnPlateau` has it."""
+"""A value is better if it is so much higher, relatively, as `torch.optim.lr_scheduler.ReduceLROnPlateau` has it."""
 
 
 def lr_factor(
@@ -26,7 +26,7 @@ def lr_factor(
         step: of the epoch, from 0.
         steps: in an epoch.
         epochs: in all.
-        validations: accuracies so far, the oldest first.
+        validations: accuracies so far, or what else is to be large, the oldest first.
     """
     at, warmup = epoch + step / steps, schedule.warmup
     rising = min(1.0, (at + 1 / steps) / warmup) if at < warmup else 1.0
@@ -45,7 +45,7 @@ def _plateaus(schedule: Schedule, validations: Iterable[float]) -> int:
     """Number of times that validation has stopped improving."""
     best, since, found = -math.inf, 0, 0
     for accuracy in validations:
-        if accuracy > best * (1 + THRESHOLD):
+        if best == -math.inf or accuracy > best + THRESHOLD * abs(best):
             best, since = accuracy, 0
             continue
         since += 1

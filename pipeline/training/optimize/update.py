@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ....stages.messages import Phase, StepRules
+from ....stages.messages import Phase, StepRules, Validation
 from ....stages.policies import ReducePolicy
 from ...config.schema import Train
+from ...custom.made import follows_metric, made_scheduler, plain
+from ...custom.own_code import OwnCode
 from .averaging import ParameterAverage
 from .schedules import lr_factor
 
@@ -25,6 +27,7 @@ class Update:
         module: nn.Module,
         steps: int,
         total_epochs: int,
+        code: OwnCode | None = None,
     ) -> None:
         """
         Args:
@@ -35,6 +38,7 @@ class Update:
             module: what the phase trains.
             steps: in an epoch.
             total_epochs: of the whole run.
+            code: the user's own; the optimiser is in `rules`.
         """
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
@@ -44,7 +48,12 @@ class Update:
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
         self.last_factor = 1.0
         """What the schedule multiplied learning rates by at the last step."""
+        self.last_lr = train.lr
+        """The learning rate of the last step, of the first group."""
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self._lrs_changed = False
+        self._scheduler = made_scheduler(code, self.optimizer) if code is not None else None
+        self._lr, self._own_optimizer = train.lr, code is not None and code.optimizer is not None
         # A phase with an optimiser of its own has a schedule of its own.
         self._first = phase.first_epoch if phase.fresh_optimizer else 0
         self._epochs = phase.epochs if phase.fresh_optimizer else total_epochs
@@ -63,13 +72,65 @@ class Update:
             self.last_factor = self.factor(epoch, step, history)
             for group, lr in zip(self.optimizer.param_groups, self._lrs):
                 group["lr"] = lr * self.last_factor
+        self.last_lr = self._told_lr()
         self.optimizer.step()
+        if self._scheduler is not None and self._scheduler[1] == "step":
+            self._scheduler[0].step()
         if self.average is not None:
             self.average.update()
 
+    def end_epoch(self, found: Validation | None) -> None:
+        """Step a scheduler of the user's own that goes by epochs, after the validation if there was one."""
+        if self._scheduler is None or self._scheduler[1] != "epoch":
+            return
+        scheduler = self._scheduler[0]
+        if not follows_metric(scheduler):
+            scheduler.step()
+        elif found is not None:
+            scheduler.step(found.merit if scheduler.mode == "max" else -found.merit)
+
+    @property
+    def tells_lr(self) -> bool:
+        """True if the learning rate is in the events of epochs: where it is not that of the configuration."""
+        changes = not self.is_constant or self._scheduler is not None or self._lrs_changed
+        return changes or self._own_optimizer
+
+    @property
+    def lr(self) -> float:
+        """The present learning rate of the first group that has one."""
+        return float(self.optimizer.param_groups[self._first_with_rate()]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        first = self._first_with_rate()
+        groups, before = self.optimizer.param_groups, float(self.optimizer.param_groups[first]["lr"])
+        if not before:
+            # All rates were set to 0.
+            for group in groups:
+                group["lr"] = value
+            self._lrs = [value / (self.last_factor or 1.0)] * len(groups)
+        else:
+            for k, group in enumerate(groups):
+                group["lr"] = group["lr"] * value / before
+                self._lrs[k] = self._lrs[k] * value / before
+        if self._scheduler is not None and hasattr(self._scheduler[0], "base_lrs"):
+            bases = self._scheduler[0].base_lrs
+            self._scheduler[0].base_lrs = [b * value / before if before else value for b in bases]
+        self._lrs_changed = True
+
+    def _told_lr(self) -> float:
+        """The rate of parameters without one of their own."""
+        if self._own_optimizer or self._scheduler is not None or self._lrs_changed:
+            return self.lr
+        return self._lr * self.last_factor
+
+    def _first_with_rate(self) -> int:
+        groups = self.optimizer.param_groups
+        return next((k for k, group in enumerate(groups) if float(group["lr"])), 0)
+
     def factor(self, epoch: int, step: int, history: list[dict[str, float]]) -> float:
         """Factor of the schedule on learning rates at a step; see `step`."""
-        seen = (r["val_accuracy"] for r in history if r["epoch"] >= self._first and "val_accuracy" in r)
+        seen = (r.get("merit", r["val_accuracy"]) for r in history if r["epoch"] >= self._first and "val_accuracy" in r)
         return lr_factor(self._schedule, epoch - self._first, step, self._steps, self._epochs, seen)
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -79,6 +140,10 @@ class Update:
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint and for the next phase."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
+        if self._lrs_changed:
+            state["lrs"] = [float(lr) for lr in self._lrs]
+        if self._scheduler is not None:
+            state["scheduler"] = plain(self._scheduler[0].state_dict())
         return state if self.average is None else {**state, "average": self.average.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -90,5 +155,9 @@ class Update:
             for name, value in saved["state"].get(k, {}).items():
                 if isinstance(value, Tensor) and value.dtype != self.optimizer.state[p][name].dtype:
                     self.optimizer.state[p][name] = value.clone()
+        if "lrs" in state:
+            self._lrs, self._lrs_changed = list(state["lrs"]), True
+        if self._scheduler is not None and "scheduler" in state:
+            self._scheduler[0].load_state_dict(dict(state["scheduler"]))
         if self.average is not None and "average" in state:
             self.average.load_state_dict(state["average"])

@@ -23,7 +23,7 @@ from millrace.storage.errors import InputError
 
 VALUES = {
     "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5,
-    "weight_decay": 0.5,
+    "weight_decay": 0.5, "metrics": ["loss"], "monitor": "loss",
     "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
     "host": "10.0.0.1",
     "model": "gcn", "sampler": "labor", "partition": "hash",
@@ -101,7 +101,7 @@ def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves()
             "'train.scheduler'; did you mean",
         ),
         ({"scheduler": "cosine"}, "'cluster.scheduler' is 'cosine': expected the address of a Dask scheduler"),
-        ({"train": {"callbacks": []}}, "'train.callbacks'; there are no callbacks"),
+        ({"train": {"callbacks": []}}, "'train.callbacks'; it is code, not a key: pass callbacks="),
     ],
 )
 def test_a_word_of_another_library_is_told_what_to_set(table, phrase):

@@ -15,6 +15,7 @@ from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
+from millrace.stages.evaluate.measures import Scored
 from millrace.stages.feed.full_batch_feed import FullBatchWork
 from millrace.stages.fetch.visit import Mode, VisitFetch, Visits
 from millrace.stages.messages import Fetched, Placement
@@ -323,6 +324,10 @@ def test_models_learn_what_they_learn_from_the_whole_graph(size: int, seeds: tup
                 np.testing.assert_allclose(g[key], want[key], rtol=1e-10, atol=1e-10, err_msg=f"{what}: {key}")
 
 
+def accuracy_of(scored: Scored | None) -> float | None:
+    return None if scored is None else scored.accuracy
+
+
 def evaluated(group: Group, size: int) -> tuple[list[dict[str, float | None]], dict[str, dict[str, int]], list[bool]]:
     ledger: Any = getattr(group, "_ledger", None)
     found, modes = [], []
@@ -333,7 +338,10 @@ def evaluated(group: Group, size: int) -> tuple[list[dict[str, float | None]], d
         share = case.share(group, model.num_layers, seed % 2 == 0)
         visits = Visits(share, ("keep",) * model.num_layers, 0, group)
         found.append(
-            {split: evaluate_together(model, share, visits, split, model.num_layers, group) for split in SPLITS}
+            {
+                split: accuracy_of(evaluate_together(model, share, visits, split, model.num_layers, group))
+                for split in SPLITS
+            }
         )
         modes.append(model.training and not model.convs[0].training)
     return found, {} if ledger is None else ledger.as_record(), modes

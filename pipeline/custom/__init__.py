@@ -1,0 +1,1 @@
+"""A user's own code in a run: loss, optimiser, scheduler, metrics and callbacks."""
