@@ -750,7 +750,7 @@ FEW = (
 def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
     """The minibatches, rows, degrees and labels (in `Trainer.check`), and exactly the distinct rows of each unit over
     the network."""
-    names = FEW if ranks == 3 else tuple(WAYS)
+    names = tuple(WAYS) if ranks in (2, 4) else FEW
     reports = [train(Solo(), names)] if ranks == 1 else run_ranks(train, ranks, names, timeout_s=120)
     for name, by_owners in product(names, (False, True)):
         due = Due(WAYS[name], ranks, by_owners)
@@ -782,7 +782,7 @@ DEVICE_WAYS = {
 def test_rows_come_ahead_on_a_device(ranks: int) -> None:
     """The same of rows that lie and travel on a device: in Triton's interpreter, or on a GPU that ranks share."""
     pytest.importorskip("triton")
-    names = (*FEW, *DEVICE_WAYS) if ranks == 3 else (*WAYS, *DEVICE_WAYS)
+    names = (*WAYS, *DEVICE_WAYS) if ranks == 2 else (*FEW, "two columns", *DEVICE_WAYS)
     reports = (
         [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)
     )

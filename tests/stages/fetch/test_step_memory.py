@@ -24,6 +24,8 @@ from millrace.tests.contracts.full_batch import Case
 from millrace.tests.contracts.process_ranks import run_ranks
 
 V, DEGREE, FEATURES, CLASSES = 12_000, 12, 24, 5
+NEAR = 0.12
+"""Relative error that a prediction may have."""
 
 
 def case(parts: int) -> Case:
@@ -67,22 +69,24 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             module = model(name)
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
-            # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in
-            # the middle counts.
-            said = sorted(plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1] for _ in range(3))[1]
+            # On a busy machine now and then one buffer more, presumably rows that lie there until a peer takes them: only
+            # then are both made again.
+            said = [plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1]]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
-            # On a busy machine now and then one buffer more: presumably rows that are sent lie there until a peer takes
-            # them.
-            seen[name, mode] = said, min(measured(share, module, (mode,) * 3, group) for _ in range(3))
+            took = [measured(share, module, (mode,) * 3, group)]
+            while group.any(abs(sorted(said)[len(said) // 2] / min(took) - 1) > NEAR) and len(said) < 3:
+                said.append(plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1])
+                took.append(measured(share, module, (mode,) * 3, group))
+            seen[name, mode] = sorted(said)[len(said) // 2], min(took)
     return seen
 
 
 def test_a_rehearsal_predicts_what_a_step_takes() -> None:
     for seen in run_ranks(predicted_and_measured, 3):
         for key, (said, took) in seen.items():
-            assert said == pytest.approx(took, rel=0.12), key
+            assert said == pytest.approx(took, rel=NEAR), key
         # It can tell the modes apart where they differ.
         assert seen["gat", "rematerialize"][0] < seen["gat", "keep"][0]
         assert seen["sage", "rematerialize"][0] < seen["sage", "halo"][0]
