@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
+    from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
     from millrace.pipeline.interop.pyg_other_loaders import HGTLoader, LinkNeighborLoader
@@ -58,6 +59,7 @@ _HOMES = {
     "from_pyg": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
+    "convert": "pipeline.ingest.convert",
     "to_dgl_blocks": "pipeline.interop.export",
     "to_pyg": "pipeline.interop.export",
     "NeighborLoader": "pipeline.interop.pyg_loader",
@@ -153,6 +155,7 @@ __all__ = [
     "System",
     "TrainedRun",
     "bulk",
+    "convert",
     "destinations",
     "embed",
     "from_edges",

@@ -1,7 +1,7 @@
 """Digests: short names for content, so that a store can record what it was made from."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,38 +13,72 @@ from .graph import Graph
 from .minibatch import Block, MiniBatch
 from .store.manifest import canonical_json
 
-PIECE_BYTES = 4 << 20
-"""Arrays are read about this many bytes at a time."""
+LEAF_BYTES = 4 << 20
+"""Arrays are digested in leaves of about this many bytes, which may be read and hashed apart from each other."""
+
+
+def leaf_rows(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
+    """Rows of each leaf of an array but the last, which may have fewer."""
+    return max(1, LEAF_BYTES // max(1, np.dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))))
+
+
+def digest_leaves(rows: npt.NDArray[Any], dtype: npt.DTypeLike) -> bytes:
+    """SHA-256 of each leaf of some rows that begin with a leaf, 32 bytes each, as if they had this `dtype`."""
+    # Byte order is fixed, so that a digest is the same on every machine.
+    wide, step = np.dtype(dtype).newbyteorder("<"), leaf_rows(dtype, rows.shape)
+    return b"".join(
+        hashlib.sha256(np.ascontiguousarray(rows[i : i + step], wide).reshape(-1).view(np.uint8).data).digest()
+        for i in range(0, len(rows) if rows.size else 0, step)
+    )
+
+
+def digest_of_leaves(dtype: npt.DTypeLike, shape: tuple[int, ...], leaves: Iterable[bytes]) -> str:
+    """Digest of an array from those of its leaves, in order: 64 hex digits."""
+    digest = hashlib.sha256(canonical_json([np.dtype(dtype).newbyteorder("<").str, list(shape)]))
+    for leaf in leaves:
+        digest.update(leaf)
+    return digest.hexdigest()
 
 
 class ArrayDigest:
-    """SHA-256 of one array, updated with its rows from first to last. Any division into pieces gives the same
-    digest."""
+    """Digest of one array, updated with its rows from first to last. Any division into pieces gives the same digest.
+
+    It is the SHA-256 of dtype, shape and the SHA-256 of each leaf, so that several processes can make it together.
+    """
 
     def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        # Byte order is fixed, so that a digest is the same on every machine.
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._dtype, self._shape = np.dtype(dtype), shape
         assert not self._dtype.hasobject, "arrays of objects have no bytes to digest"
-        self._hash = hashlib.sha256(canonical_json([self._dtype.str, list(shape)]))
+        self._step = leaf_rows(dtype, shape)
+        self._leaves: list[bytes] = []
+        self._open: list[npt.NDArray[Any]] = []
+        self._held = 0
 
     def update(self, rows: npt.NDArray[Any]) -> None:
-        """Add the next rows."""
-        if rows.size:
-            self._hash.update(np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8).data)
+        """Add the next rows. They must not change before the digest is complete."""
+        while len(rows):
+            piece, rows = rows[: self._step - self._held], rows[self._step - self._held :]
+            self._open.append(piece)
+            self._held += len(piece)
+            if self._held == self._step:
+                self._close()
+
+    def _close(self) -> None:
+        rows = self._open[0] if len(self._open) == 1 else np.concatenate(self._open)
+        self._leaves.append(digest_leaves(rows, self._dtype))
+        self._open, self._held = [], 0
 
     def hexdigest(self) -> str:
-        """64 hex digits."""
-        return self._hash.hexdigest()
+        """64 hex digits, once all rows have been added."""
+        if self._open:
+            self._close()
+        return digest_of_leaves(self._dtype, self._shape, self._leaves)
 
 
 def _array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
-    """Digest of an array as if it had this `dtype`; copies at most `PIECE_BYTES`, or one row, at a time."""
-    digest = ArrayDigest(dtype or value.dtype, value.shape)
-    rows = np.atleast_1d(value)
-    step = max(1, PIECE_BYTES // max(1, rows.nbytes // max(1, len(rows))))
-    for start in range(0, len(rows), step):
-        digest.update(rows[start : start + step])
-    return digest.hexdigest()
+    """Digest of an array as if it had this `dtype`; copies at most one leaf at a time."""
+    kind = np.dtype(dtype or value.dtype)
+    return digest_of_leaves(kind, value.shape, [digest_leaves(np.atleast_1d(value), kind)])
 
 
 def digest_arrays(**arrays: npt.NDArray[Any] | None) -> str:
@@ -67,15 +101,15 @@ def digest_record(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(dict(record))).hexdigest()
 
 
+GRAPH_DIGESTS = {"indptr": "int64", "indices": "int64", "edge_weight": "float32", "edge_id": "int64"}
+"""Arrays of a graph, and the dtypes that they are digested in. The width of `indices` does not matter."""
+
+
 def graph_fingerprint(graph: Graph) -> str:
-    """Digest of all arrays of a graph. The width of `indices` does not matter."""
+    """Digest of all arrays of a graph."""
+    arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
     return digest_record(
-        {
-            "indptr": _array_digest(graph.indptr, np.int64),
-            "indices": _array_digest(graph.indices, np.int64),
-            "edge_weight": None if graph.edge_weight is None else _array_digest(graph.edge_weight),
-            "edge_id": None if graph.edge_id is None else _array_digest(graph.edge_id, np.int64),
-        }
+        {name: None if a is None else _array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
     )
 
 
@@ -88,7 +122,7 @@ def features_fingerprint(features: FeatureStore) -> str:
     """Shape, dtype and digest of feature rows; reads each row once, in bounded memory."""
     n, f = features.num_rows, features.num_features
     digest = ArrayDigest(features.dtype, (n, f))
-    step = max(1, PIECE_BYTES // max(1, f * features.dtype.itemsize))
+    step = leaf_rows(features.dtype, (n, f))
     for start in range(0, n, step):
         digest.update(features.gather(np.arange(start, min(start + step, n))))
     return describe_features(n, f, features.dtype, digest.hexdigest())

@@ -1,7 +1,6 @@
 """Partitioning on a cluster: the driver assigns nodes to parts, Dask tasks deal rows to the parts, and one task for
 each part writes it."""
 
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -9,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Future, as_completed
+from distributed import Client, Future
 
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import write_part
@@ -24,12 +23,9 @@ from ..machine.time_limit import in_time
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, Note, StageAdvanced
 from .dask_cluster import opened
+from .futures import completed, result_of
 from .scheduler_watch import SchedulerWatch
 
-LOOK_S = 0.02
-"""Interval between looks at the tasks."""
-RESULT_S = 2.0
-"""Longest wait for the result of a task that is done, if it still exists."""
 FORGET_S = 5.0
 
 
@@ -95,36 +91,15 @@ def parts_by(
 def _done(watch: SchedulerWatch, futures: Iterable[Future]) -> Iterator[Any]:
     """Results of tasks, as they come. A finished task is released: its files stay, and need not be written again if its
     worker is lost."""
-    for future in _completed(watch, [*futures]):
+    for future in completed(watch, [*futures]):
         try:
-            result = _result(watch, future)
+            result = result_of(watch, future)
         except Exception as e:
             raise RunError(
                 f"partitioning failed: {type(e).__name__}: {e}; "
                 "fix that and give the command again (a run: with --resume)"
             ) from e
         yield result
-
-
-def _result(watch: SchedulerWatch, future: Future) -> Any:
-    while True:
-        try:
-            return future.result(timeout=RESULT_S)
-        except TimeoutError:
-            if future.status == "error":
-                raise
-            # Its worker is gone, and the task is done again; or the scheduler does not answer.
-            watch.poll()
-
-
-def _completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]:
-    """Futures as they are done, while the scheduler answers."""
-    running = as_completed(futures)
-    while not running.is_empty():
-        watch.poll()
-        yield from (batch := running.next_batch(block=False))
-        if not batch:
-            time.sleep(LOOK_S)
 
 
 @contextmanager

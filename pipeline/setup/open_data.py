@@ -30,11 +30,11 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
         place = _place_of(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
         dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
     except InputError as e:
-        raise type(e)(_with_keys(str(e))) from e
+        raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
     emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
     for note in dataset.notes:
-        emit(Note(_with_keys(note)))
+        emit(Note(with_keys(note)))
     return dataset
 
 
@@ -57,7 +57,7 @@ def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
         return "memory"
 
 
-def _with_keys(text: str) -> str:
+def with_keys(text: str) -> str:
     """Replace the options in a reader's message by the configuration keys that the user of a job sets."""
     options = "|".join(f.name for f in fields(ReadOptions))
     return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)

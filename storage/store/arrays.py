@@ -40,9 +40,28 @@ class Rows(Protocol):
         ...
 
 
-def _chunk_rows(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
+    """Rows of a Zarr chunk. Writers of one array share it by whole chunks."""
     row_bytes = max(1, itemsize * int(np.prod(shape[1:], dtype=np.int64)))
-    return (max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes)), *(max(1, s) for s in shape[1:]))
+    return max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes))
+
+
+def create_array(
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, one_shard: bool = False
+) -> tuple[zarr.Array, dict[str, Any]]:
+    """An array without contents, and the manifest's entry for it."""
+    kind = np.dtype(dtype)
+    chunks = (1, *shape[1:]) if one_shard else (chunk_rows(shape, kind.itemsize), *(max(1, s) for s in shape[1:]))
+    z = group.create_array(
+        name,
+        shape=shape,
+        dtype=kind,
+        chunks=chunks,
+        shards=shape if one_shard else None,
+        compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+        config={"write_empty_chunks": True},
+    )
+    return z, {"shape": list(shape), "dtype": str(kind), "chunks": _num_chunks(shape, chunks)}
 
 
 def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
@@ -57,23 +76,13 @@ def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_sh
     group = zarr.open_group(str(folder / "arrays") if isinstance(folder, Path) else folder, mode="w")
     entries = {}
     for name, value in arrays.items():
-        shape, dtype = tuple(value.shape), np.dtype(value.dtype)
-        chunks = (1, *shape[1:]) if one_shard else _chunk_rows(shape, dtype.itemsize)
-        z = group.create_array(
-            name,
-            shape=shape,
-            dtype=dtype,
-            chunks=chunks,
-            shards=shape if one_shard else None,
-            compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
-            config={"write_empty_chunks": True},
-        )
+        shape = tuple(value.shape)
+        z, entries[name] = create_array(group, name, shape, value.dtype, one_shard=one_shard)
         if np.prod(shape, dtype=np.int64):
-            step = shape[0] if one_shard else chunks[0] * CHUNKS_PER_WRITE
+            step = shape[0] if one_shard else z.chunks[0] * CHUNKS_PER_WRITE
             for start in range(0, shape[0], step):
                 stop = min(start + step, shape[0])
                 z[start:stop] = value[start:stop]
-        entries[name] = {"shape": list(shape), "dtype": str(dtype), "chunks": _num_chunks(shape, chunks)}
     return entries
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import StoreError, first_line
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 """Names that arrays may have."""

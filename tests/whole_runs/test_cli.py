@@ -147,7 +147,7 @@ def world(tmp_path_factory) -> Path:
     flip(chunks[0], 20)
     shutil.rmtree(w / "lost-chunk" / "arrays" / "features" / "c")
     (w / "lost-manifest" / "manifest.json").unlink()
-    edit(w / "old-schema" / "manifest.json", '"schema_version": 1', '"schema_version": 0')
+    edit(w / "old-schema" / "manifest.json", '"schema_version": 2', '"schema_version": 0')
     edit(w / "false-manifest" / "manifest.json", '"num_classes": 2', '"num_classes": 3')
     done("partition", SBM, "--parts", "2", "--method", "hash", "--out", w / "parts")
     return w
@@ -193,7 +193,7 @@ BAD = {
     "store: flipped bit": ("run --dataset W/flipped --out NEW", "'indices' is damaged"),
     "store: missing chunk": ("run --dataset W/lost-chunk --out NEW", "the manifest says"),
     "store: missing manifest": ("run --dataset W/lost-manifest --out NEW", "holds no manifest.json"),
-    "store: other schema": ("run --dataset W/old-schema --out NEW", "schema version 0; this Millrace reads version 1"),
+    "store: other schema": ("run --dataset W/old-schema --out NEW", "schema version 0; this Millrace reads version 2"),
     "store: manifest altered": ("run --dataset W/false-manifest --out NEW", "does not match its checksum"),
     "store: another kind": ("run --dataset W/samples --out NEW", "expected 'millrace-dataset'"),
     "samples: none": (f"{SAMPLED} --samples W/none", "holds no manifest.json"),

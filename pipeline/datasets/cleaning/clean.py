@@ -49,7 +49,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         labels, class_names = numbered_text(labels)
     y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
     if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
-        class_names = _numbers_of_classes(labels, num_classes)
+        class_names = names_of_classes(labels, num_classes)
     x = clean_features(raw.features, graph, options, notes)
     names = raw.node_names
     stored = (
@@ -73,7 +73,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     ).check()
 
 
-def _numbers_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
+def names_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
     """Names of classes that have been renumbered; None if none have."""
     used = np.unique(labels[labels >= 0]).astype(np.int64)
     return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None

@@ -164,20 +164,38 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
             x = np.ascontiguousarray(features.astype(np.float32).toarray())
         else:
             x = np.array(features, np.float32, order="C")
-    bad = ~np.isfinite(x)
-    if bad.any():
-        count, row = int(bad.sum()), int(np.flatnonzero(bad.any(axis=1))[0])
-        if options.nan_features == "error":
-            raise InputError(
-                f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set "
-                "nan_features=zero, or correct it"
-            )
-        notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
-        x[bad] = 0
+    count, row = zero_unusable(x)
+    tell_unusable(count, row, options, notes)
     return _normalized(x, options, notes)
 
 
+def zero_unusable(x: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Set NaN and infinite values to zero, in place; their number, and the row of the first."""
+    bad = ~np.isfinite(x)
+    if not bad.any():
+        return 0, 0
+    x[bad] = 0
+    return int(bad.sum()), int(np.argmax(bad.any(axis=1)))
+
+
+def tell_unusable(count: int, row: int, options: ReadOptions, notes: list[str]) -> None:
+    """Note values that were set to zero. Raises InputError if there are any and they are an error."""
+    if count and options.nan_features == "error":
+        raise InputError(
+            f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set "
+            "nan_features=zero, or correct it"
+        )
+    if count:
+        notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
+
+
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+    tell_missing(options, notes)
+    return degree_rows(graph.in_degree)
+
+
+def tell_missing(options: ReadOptions, notes: list[str]) -> None:
+    """Note that the degree replaces features. Raises InputError if it may not."""
     if options.missing_features == "error":
         raise InputError(
             "the input has no features; give them, or set missing_features=degree to make two columns from the "
@@ -187,28 +205,51 @@ def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> np
         "The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from "
         "them."
     )
-    return np.stack([np.ones(graph.num_nodes), np.log1p(graph.in_degree)], axis=1).astype(np.float32)
+
+
+def degree_rows(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """float32 [V, 2], 1 and log(1 + in-degree)."""
+    return np.stack([np.ones(len(in_degree)), np.log1p(in_degree)], axis=1).astype(np.float32)
 
 
 def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+    kind = options.normalize_features
+    tell_normalized(0.0 if kind != "none" else largest_value(x), options, notes)
+    if kind != "standard":
+        return normalized_rows(x, options)
+    mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
+    # A constant column leaves only the rounding of its mean.
+    return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
+
+
+def normalized_rows(x: npt.NDArray[np.float32], options: ReadOptions) -> npt.NDArray[np.float32]:
+    """Rows after a normalisation that needs no other rows."""
     if options.normalize_features == "binary":
-        notes.append("Features were made binary (normalize_features=binary).")
         return (x != 0).astype(np.float32)
     if options.normalize_features == "row":
-        notes.append("Feature rows were divided by their absolute sums (normalize_features=row).")
         # In double precision, so that a row of huge values does not sum to infinity.
         total = np.abs(x).sum(axis=1, keepdims=True, dtype=np.float64)
         return (x / np.where(total > 0, total, 1)).astype(np.float32)
-    if options.normalize_features == "standard":
+    return x
+
+
+def largest_value(x: npt.NDArray[np.float32]) -> float:
+    """The largest absolute value."""
+    return max(float(x.max()), -float(x.min())) if x.size else 0.0
+
+
+def tell_normalized(largest: float, options: ReadOptions, notes: list[str]) -> None:
+    """Note the normalisation, or values that are too large without one."""
+    if options.normalize_features == "binary":
+        notes.append("Features were made binary (normalize_features=binary).")
+    elif options.normalize_features == "row":
+        notes.append("Feature rows were divided by their absolute sums (normalize_features=row).")
+    elif options.normalize_features == "standard":
         notes.append(
             "Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard)."
         )
-        mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-        # A constant column leaves only the rounding of its mean.
-        return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
-    if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
+    elif largest > LARGE_VALUE:
         notes.append(
             f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each "
             "column."
         )
-    return x

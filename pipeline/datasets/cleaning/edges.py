@@ -3,13 +3,15 @@
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from ....storage.errors import InputError
 from ....storage.graph import Graph, index_dtype
 from ....storage.plural import are, counted, were
-from .options import ReadOptions
+from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, Ordered
 
 Keys = npt.NDArray[np.int64]
@@ -43,11 +45,12 @@ def clean_edges(
     """
     src, dst = _checked_ids(src, dst, num_nodes)
     w = _checked_weight(weight, len(src), options, notes)
-    src, dst, w = _self_loops(src, dst, w, options, notes)
+    src, dst, w, loops = without_loops(src, dst, w, options)
+    tell_loops(*loops, options, notes)
     if options.direction == "reverse":
         src, dst = dst, src
         notes.append(REVERSED)
-    keys, w = _sorted(_keys(src, dst, num_nodes), w)
+    keys, w = sort_keys(edge_keys(src, dst, num_nodes), w)
     return _of_sorted(keys, w, num_nodes, options, hint, notes)
 
 
@@ -67,40 +70,57 @@ def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: 
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(ordered.in_degree, out=indptr[1:])
         return Graph(indptr, ordered.src, ordered.weight)
-    keys = _keys(ordered.src, np.repeat(np.arange(num_nodes), ordered.in_degree), num_nodes)
+    keys = edge_keys(ordered.src, np.repeat(np.arange(num_nodes), ordered.in_degree), num_nodes)
     return _of_sorted(keys, ordered.weight, num_nodes, options, hint, notes)
 
 
 def _of_sorted(
     keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
 ) -> Graph:
-    keys, w = _duplicates(keys, w, num_nodes, options, notes)
-    keys, w = _directed(keys, w, num_nodes, options, hint, notes)
+    keys, w, repeats = merge(keys, w, options)
+    tell_repeats(repeats, num_nodes, w is not None, options, notes)
+    symmetric = options.direction is None and is_symmetric(keys, w, *_back(keys, w, num_nodes))
+    direction = settled_direction(symmetric, len(keys), options, hint, notes)
+    if direction == "reverse":
+        keys, w = _back(keys, w, num_nodes)
+    elif direction == "undirected":
+        before = len(keys)
+        keys, w = with_reverses(keys, w, *_back(keys, w, num_nodes))
+        tell_reverses(before, len(keys), notes)
     return graph_of_keys(keys, num_nodes, w)
 
 
 def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
     """The graph of ascending keys dst * V + src, int64 [E]."""
+    indptr, indices = rows_of_keys(keys, num_nodes, num_nodes)
+    return Graph(indptr, indices, weight)
+
+
+def rows_of_keys(keys: Keys, num_nodes: int, num_rows: int) -> tuple[Keys, npt.NDArray[np.integer]]:
+    """``indptr`` of the first `num_rows` rows and the sources, from ascending keys dst * V + src of no other rows."""
     dst = keys // max(num_nodes, 1)
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
+    indptr = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(np.bincount(dst, minlength=num_rows), out=indptr[1:])
     dst *= num_nodes
-    return Graph(indptr, np.subtract(keys, dst, out=dst).astype(index_dtype(num_nodes)), weight)
+    return indptr, np.subtract(keys, dst, out=dst).astype(index_dtype(num_nodes))
 
 
-def _keys(src: AnyArray, dst: AnyArray, num_nodes: int) -> Keys:
+def edge_keys(src: AnyArray, dst: AnyArray, num_nodes: int) -> Keys:
+    """int64 [E], dst * V + src."""
     keys = dst.astype(np.int64)
     keys *= num_nodes
     keys += src.astype(np.int64, copy=False)
     return keys
 
 
-def _transposed(keys: Keys, num_nodes: int) -> Keys:
+def _back(keys: Keys, w: Weights, num_nodes: int) -> tuple[Keys, Weights]:
+    """The reverses of the edges, sorted."""
     dst, src = np.divmod(keys, max(num_nodes, 1))
-    return _keys(dst, src, num_nodes)
+    return sort_keys(edge_keys(dst, src, num_nodes), w)
 
 
-def _sorted(keys: Keys, weight: Weights) -> tuple[Keys, Weights]:
+def sort_keys(keys: Keys, weight: Weights) -> tuple[Keys, Weights]:
+    """Ascending keys and their weights, equal keys in their order; without weights in place."""
     if weight is None:
         keys.sort()
         return keys, None
@@ -127,15 +147,19 @@ def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray
             continue
         if ids.dtype.kind not in "iu":
             raise InputError(f"edge {name} ids are {ids.dtype}; expected integers: convert them before saving")
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= num_nodes:
-            raise InputError(
-                f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, "
-                f"{num_nodes}): number the nodes from 0, one row of labels and features for each"
-            )
+        check_range(name, int(ids.min()), int(ids.max()), num_nodes)
     if len(src) == 0:
         return src.astype(np.int64), dst.astype(np.int64)
     return src, dst
+
+
+def check_range(name: str, low: int, high: int, num_nodes: int) -> None:
+    """Refuse ends of edges, a `name` such as source, that are not all in [0, V)."""
+    if low < 0 or high >= num_nodes:
+        raise InputError(
+            f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, "
+            f"{num_nodes}): number the nodes from 0, one row of labels and features for each"
+        )
 
 
 def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOptions, notes: list[str]) -> Weights:
@@ -151,39 +175,72 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
             f"edge weights have shape {list(weight.shape)}; expected one number for each of {num_edges} edges, or set "
             "edge_weights=ignore"
         )
+    w, faults = as_weights(weight)
+    check_weights(faults)
+    return w
+
+
+@dataclass(frozen=True)
+class WeightFaults:
+    """What is wrong with some edge weights."""
+
+    infinite: int = 0
+    """Number that are NaN or infinite as float32."""
+    negative: int = 0
+    least: float = 0.0
+
+    def __add__(self, other: "WeightFaults") -> "WeightFaults":
+        return WeightFaults(
+            self.infinite + other.infinite, self.negative + other.negative, min(self.least, other.least)
+        )
+
+
+def as_weights(weight: AnyArray) -> tuple[npt.NDArray[np.float32], WeightFaults]:
+    """Weights as float32 [E], and their faults. Raises InputError if they are no numbers."""
     if weight.dtype.kind not in "biuf":
         raise InputError(f"edge weights are {weight.dtype}; expected numbers, or set edge_weights=ignore")
     with np.errstate(over="ignore"):
         w = weight.astype(np.float32)
-    if not np.isfinite(w).all():
+    least = np.fmin.reduce(w) if len(w) else 0.0
+    negative = int((w < 0).sum()) if least < 0 else 0
+    return w, WeightFaults(int((~np.isfinite(w)).sum()), negative, float(least) if negative else 0.0)
+
+
+def check_weights(faults: WeightFaults) -> None:
+    """Raise InputError if there are any."""
+    if faults.infinite:
         raise InputError(
-            f"{(~np.isfinite(w)).sum()} edge weights are NaN or infinite as float32; correct them, or set "
+            f"{faults.infinite} edge weights are NaN or infinite as float32; correct them, or set "
             "edge_weights=ignore to read none"
         )
-    if (w < 0).any():
+    if faults.negative:
         raise InputError(
-            f"{(w < 0).sum()} edge weights are negative (least: {w.min()}); expected >= 0: correct them, or set "
-            "edge_weights=ignore"
+            f"{faults.negative} edge weights are negative (least: {np.float32(faults.least)}); expected >= 0: correct "
+            "them, or set edge_weights=ignore"
         )
-    return w
 
 
-def _self_loops(
-    src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, notes: list[str]
-) -> tuple[AnyArray, AnyArray, Weights]:
+def without_loops(
+    src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions
+) -> tuple[AnyArray, AnyArray, Weights, tuple[int, int]]:
+    """The edges that `self_loops` leaves; the number of loops, and the node of the first."""
     loops = src == dst
     count = int(loops.sum())
-    if not count:
-        return src, dst, w
-    if options.self_loops == "error":
+    found = (count, int(src[np.argmax(loops)]) if count else 0)
+    if not count or options.self_loops == "keep":
+        return src, dst, w, found
+    return src[~loops], dst[~loops], None if w is None else w[~loops], found
+
+
+def tell_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -> None:
+    """Note the self loops. Raises InputError if there are any and they are an error."""
+    if count and options.self_loops == "error":
         raise InputError(
-            f"there {are(count)} {counted(count, 'self loop')} (first: node {src[loops][0]}); set self_loops=drop or "
+            f"there {are(count)} {counted(count, 'self loop')} (first: node {first}); set self_loops=drop or "
             "self_loops=keep"
         )
-    notes.append(_loop_notes(count, options))
-    if options.self_loops == "keep":
-        return src, dst, w
-    return src[~loops], dst[~loops], None if w is None else w[~loops]
+    if count:
+        notes.append(_loop_notes(count, options))
 
 
 def _loop_notes(count: int, options: ReadOptions) -> str:
@@ -192,81 +249,98 @@ def _loop_notes(count: int, options: ReadOptions) -> str:
     )
 
 
-def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, notes: list[str]) -> tuple[Keys, Weights]:
+def merge(keys: Keys, w: Weights, options: ReadOptions) -> tuple[Keys, Weights, tuple[int, int]]:
+    """Ascending keys with each edge once, unless duplicates are kept; the number of duplicates, and the first's key."""
     first = _starts(keys)
-    count = len(keys) - int(first.sum())
+    count = len(keys) - int(np.count_nonzero(first))
+    found = (count, int(keys[np.argmin(first)]) if count else 0)
+    if not count or options.duplicates != "merge":
+        return keys, w, found
+    if w is not None:
+        with np.errstate(over="ignore"):
+            w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
+    return keys[first], w, found
+
+
+def tell_repeats(
+    repeats: tuple[int, int], num_nodes: int, weighted: bool, options: ReadOptions, notes: list[str]
+) -> None:
+    """Note the duplicates, of which `merge` has told. Raises InputError if there are any and they are an error."""
+    count, key = repeats
     if not count:
-        return keys, w
+        return
     if options.duplicates == "error":
-        dst, src = divmod(int(keys[~first][0]), num_nodes)
+        dst, src = divmod(key, num_nodes)
         raise InputError(
             f"there {are(count)} {counted(count, 'duplicate edge')} (first: {src} -> {dst}); set duplicates=merge "
             "(weights are summed) or duplicates=keep"
         )
     if options.duplicates == "keep":
         notes.append(f"{counted(count, 'duplicate edge')} {were(count)} kept.")
-        return keys, w
+        return
     notes.append(
-        f"{counted(count, 'duplicate edge')} {were(count)} merged{'' if w is None else ', their weights summed'}."
+        f"{counted(count, 'duplicate edge')} {were(count)} merged{', their weights summed' if weighted else ''}."
     )
-    if w is not None:
-        with np.errstate(over="ignore"):
-            w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
-    return keys[first], w
 
 
-def _directed(
-    keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
-) -> tuple[Keys, Weights]:
-    direction = options.direction
-    if direction is None:
-        if _is_symmetric(keys, w, num_nodes):
-            if len(keys):
-                notes.append("The edges are symmetric as stored and were used as they are.")
-            return keys, w
-        if hint is None:
-            raise InputError(
-                "the edges are not symmetric and their direction is not known: set direction=directed (messages flow "
-                "src -> dst), direction=reverse (dst -> src) or direction=undirected (both ways)"
-            )
-        direction = hint.direction
-        notes.append(
-            f"The edges were read with direction={direction} because {hint.reason} (set direction to change that)."
+def settled_direction(
+    symmetric: bool, num_edges: int, options: ReadOptions, hint: Hint | None, notes: list[str]
+) -> Direction:
+    """The direction in which edges that are already reversed if the options say so remain to be read: by the options,
+    by the edges' symmetry, which counts only without options, or by the hint.
+
+    Raises:
+        InputError: nothing decides it.
+    """
+    if options.direction is not None:
+        return "undirected" if options.direction == "undirected" else "directed"
+    if symmetric:
+        if num_edges:
+            notes.append("The edges are symmetric as stored and were used as they are.")
+        return "directed"
+    if hint is None:
+        raise InputError(
+            "the edges are not symmetric and their direction is not known: set direction=directed (messages flow "
+            "src -> dst), direction=reverse (dst -> src) or direction=undirected (both ways)"
         )
-        if direction == "reverse":
-            return _sorted(_transposed(keys, num_nodes), w)
-    if direction != "undirected":
-        return keys, w
-    before = len(keys)
-    keys, w = _with_reverses(keys, w, num_nodes)
-    if len(keys) > before:
-        notes.append(f"The edges were made symmetric: {before} stored, {len(keys)} with their reverses.")
-    return keys, w
+    notes.append(
+        f"The edges were read with direction={hint.direction} because {hint.reason} (set direction to change that)."
+    )
+    return hint.direction
 
 
-def _is_symmetric(keys: Keys, w: Weights, num_nodes: int) -> bool:
-    back = _transposed(keys, num_nodes)
-    if w is None:
-        back.sort()
+def tell_reverses(before: int, after: int, notes: list[str]) -> None:
+    """Note the reverses that were added to the edges."""
+    if after > before:
+        notes.append(f"The edges were made symmetric: {before} stored, {after} with their reverses.")
+
+
+def is_symmetric(keys: Keys, w: Weights, back: Keys, back_w: Weights) -> bool:
+    """True if the edges and their reverses are the same. Both are sorted."""
+    if w is None or back_w is None:
         return np.array_equal(keys, back)
-    here, there = np.lexsort((w, keys)), np.lexsort((w, back))
+    here, there = np.lexsort((w, keys)), np.lexsort((back_w, back))
     # Sums of merged duplicates may differ by rounding between the two directions.
-    return np.array_equal(keys[here], back[there]) and np.allclose(w[here], w[there], rtol=1e-5, atol=0)
+    return np.array_equal(keys[here], back[there]) and np.allclose(w[here], back_w[there], rtol=1e-5, atol=0)
 
 
-def _with_reverses(keys: Keys, w: Weights, num_nodes: int) -> tuple[Keys, Weights]:
-    """The union of the edges and their reverses: the i-th copy of an edge pairs with the i-th copy of its reverse."""
-    back = _transposed(keys, num_nodes)
+def with_reverses(keys: Keys, w: Weights, back: Keys, back_w: Weights) -> tuple[Keys, Weights]:
+    """The union of the edges and their reverses, both sorted: the i-th copy of an edge pairs with the i-th copy of its
+    reverse."""
     both = np.concatenate([keys, back])
-    first = _starts(keys)
-    if w is None and first.all():
+    if w is None and _starts(keys).all() and _starts(back).all():
         both.sort()
         return both[_starts(both)], None
-    copy = np.arange(len(keys)) - np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
-    copies = np.concatenate([copy, copy])
+    copies = np.concatenate([_copy_numbers(keys), _copy_numbers(back)])
     order = np.lexsort((copies, both))
     both, copies = both[order], copies[order]
     kept = np.flatnonzero(_starts(both, copies))
-    if w is not None:
-        w = np.maximum.reduceat(np.concatenate([w, w])[order], kept) if len(kept) else w
+    if w is not None and back_w is not None:
+        w = np.maximum.reduceat(np.concatenate([w, back_w])[order], kept) if len(kept) else w
     return both[kept], w
+
+
+def _copy_numbers(keys: Keys) -> Keys:
+    """Each ascending key's number among its equals."""
+    at = np.arange(len(keys))
+    return at - np.maximum.accumulate(np.where(_starts(keys), at, 0))

@@ -1,5 +1,6 @@
 """Renumbering of a table's node ids, numbers or names, to 0 to V - 1."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,28 +29,35 @@ def as_one_kind(columns: Columns, from_csv: set[str]) -> Columns:
         InputError: numbers and text are mixed, or a column is neither, or has nulls.
     """
     for what, column in columns.items():
-        if not (pa.types.is_integer(column.type) or is_text(column.type)):
-            raise InputError(f"column {what} is {column.type}; expected ids: whole numbers or text")
-        if column.null_count:
-            quoted = " (NA and null are nulls in CSV unless quoted)" if what in from_csv else ""
-            raise InputError(
-                f"column {what} holds {column.null_count} nulls{quoted}; expected an id in every row: drop those rows"
-            )
-    numbers = {what: _as_numbers(column) if what in from_csv else column for what, column in columns.items()}
+        check_id_column(what, column.type, column.null_count, what in from_csv)
+    numbers = {what: as_numbers(column) if what in from_csv else column for what, column in columns.items()}
     if all(c is not None and pa.types.is_integer(c.type) for c in numbers.values()):
         return {what: c for what, c in numbers.items() if c is not None}
-    kinds = {what: is_text(column.type) for what, column in columns.items()}
-    if not all(kinds.values()):
-        text = next(what for what, is_ in kinds.items() if is_)
-        number = next(what for what, is_ in kinds.items() if not is_)
-        raise InputError(
-            f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of "
-            "them"
-        )
+    check_one_kind({what: column.type for what, column in columns.items()})
     return columns
 
 
-def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) -> None:
+    """Raise InputError unless a column holds ids, one in every row."""
+    if not (pa.types.is_integer(kind) or is_text(kind)):
+        raise InputError(f"column {what} is {kind}; expected ids: whole numbers or text")
+    if nulls:
+        quoted = " (NA and null are nulls in CSV unless quoted)" if from_csv else ""
+        raise InputError(f"column {what} holds {nulls} nulls{quoted}; expected an id in every row: drop those rows")
+
+
+def check_one_kind(types: Mapping[str, pa.DataType]) -> None:
+    """Raise InputError if some columns of ids are text and others numbers."""
+    kinds = {what: is_text(kind) for what, kind in types.items()}
+    if not all(kinds.values()) and any(kinds.values()):
+        text = next(what for what, is_ in kinds.items() if is_)
+        number = next(what for what, is_ in kinds.items() if not is_)
+        raise InputError(
+            f"column {text} is text and column {number} is {types[number]}; expected one kind: convert one of them"
+        )
+
+
+def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """A column of text as int64, if the numbers say the same: 007 and 1.0 are not whole numbers here."""
     try:
         numbers = column.cast(pa.int64())
@@ -67,8 +75,7 @@ def numbered_by_name(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, di
     known: Any = ids.cast(pa.large_string())
     counted = pc.value_counts(known)
     if len(counted) < len(known):
-        again = next(c["values"].as_py() for c in counted if c["counts"].as_py() > 1)
-        raise InputError(f"column nodes.id holds '{again}' more than once; expected one row for each node")
+        raise repeated(next(f"'{c['values'].as_py()}'" for c in counted if c["counts"].as_py() > 1))
     known = NodeNames.of_arrow(known)
     found = {}
     for what, column in ends.items():
@@ -83,17 +90,30 @@ def numbered_by_name(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, di
 def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:
     """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
     if (ids[1:] == ids[:-1]).any():
-        again = ids[1:][ids[1:] == ids[:-1]][0]
-        raise InputError(f"column nodes.id holds {again} more than once; expected one row for each node")
-    if not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1):
-        return None
+        raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]))
+    return ids if len(ids) and have_gaps(len(ids), ids[0], ids[-1], options, notes) else None
+
+
+def have_gaps(count: int, least: Any, largest: Any, options: ReadOptions, notes: list[str]) -> bool:
+    """True if `count` distinct ids are not 0 to V - 1, which is noted.
+
+    Raises:
+        InputError: they are not, and that is an error.
+    """
+    if least == 0 and largest == count - 1:
+        return False
     if options.missing_ids == "error":
         raise InputError(
-            f"column nodes.id has gaps: {len(ids)} ids between {ids[0]} and {ids[-1]}; expected 0 to {len(ids) - 1}: "
-            "set missing_ids=compact to renumber the nodes"
+            f"column nodes.id has gaps: {count} ids between {least} and {largest}; expected 0 to {count - 1}: set "
+            "missing_ids=compact to renumber the nodes"
         )
-    notes.append(f"Node ids had gaps: {len(ids)} nodes were renumbered from 0 in ascending order of id.")
-    return ids
+    notes.append(f"Node ids had gaps: {count} nodes were renumbered from 0 in ascending order of id.")
+    return True
+
+
+def repeated(shown: str) -> InputError:
+    """Error for an id of several nodes."""
+    return InputError(f"column nodes.id holds {shown} more than once; expected one row for each node")
 
 
 def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:

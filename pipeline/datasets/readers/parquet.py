@@ -67,8 +67,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
     edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
     notes: list[str] = []
-    labels, class_names = _labels(_column(nodes, "label", "nodes", source))
-    features = _features(nodes, source, options, notes)
+    labels, class_names = labels_of(column_of(nodes, "label", "nodes", source))
+    features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
     split = _split(nodes)
     if edges is None:
         ids, order = _by_number(nodes["id"], options, notes) if "id" in nodes.column_names else (None, None)
@@ -76,11 +76,11 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         if ordered is not None:
             none = np.empty(0, np.int64)
             found = Raw(name, none, none, labels, features, split=split, ordered=ordered)
-            return _finished(found, order, None if ids is None else _numbers_as_names(ids), class_names, notes)
+            return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
-    _tell_of_edge_columns(edges, notes)
-    columns: Columns = {f"edges.{key}": _column(edges, key, "edges", source) for key in ("src", "dst")}
+    tell_of_edge_columns(edges, notes)
+    columns: Columns = {f"edges.{key}": column_of(edges, key, "edges", source) for key in ("src", "dst")}
     from_csv = set(columns) if is_csv(edge_files[0]) else set()
     if "id" in nodes.column_names:
         columns["nodes.id"] = nodes["id"]
@@ -99,8 +99,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         if ids is not None:
             sorted_ids, order = _by_number(ids, options, notes)
             if sorted_ids is not None:
-                names, ends = _numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
-    weight = _numbers(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
+                names, ends = numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
+    weight = numbers_of(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
     raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split)
     return _finished(raw, order, names, class_names, notes)
 
@@ -114,7 +114,8 @@ def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) 
     return with_gaps(ids[order], options, notes), order
 
 
-def _numbers_as_names(ids: AnyArray) -> NodeNames:
+def numbers_as_names(ids: AnyArray) -> NodeNames:
+    """Names of nodes that are called by numbers."""
     return NodeNames.of_arrow(pa.array(ids).cast(pa.large_string()))
 
 
@@ -129,7 +130,8 @@ def _finished(
     return replace(raw, node_names=names, class_names=classes, notes=tuple(notes))
 
 
-def _tell_of_edge_columns(edges: pa.Table, notes: list[str]) -> None:
+def tell_of_edge_columns(edges: pa.Table, notes: list[str]) -> None:
+    """Note the columns of edges that are not read; the table may be empty."""
     if others := [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]:
         notes.append(f"Columns of edges were not read: {_listed(others)}.")
 
@@ -139,7 +141,8 @@ def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _column(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
+def column_of(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
+    """The column `key`. Raises InputError if there is none."""
     if key not in table.column_names:
         raise InputError(
             f"{source}: {stem} has no column '{key}'; it holds "
@@ -148,7 +151,8 @@ def _column(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArr
     return table[key]
 
 
-def _numbers(column: pa.ChunkedArray, what: str) -> AnyArray:
+def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
+    """Numbers [V], nulls as NaN. Raises InputError for a column of anything else."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise InputError(f"column {what} is {column.type}; expected numbers")
     # Nulls become NaN through float64; the cleaner decides about NaN.
@@ -159,11 +163,12 @@ def _numbers(column: pa.ChunkedArray, what: str) -> AnyArray:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """True for the type of a column of lists."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
+def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """[V, F] from a list column whose lists have one length."""
     if column.null_count:
         raise InputError(f"column {what} holds {column.null_count} nulls; expected a list in every row")
@@ -175,7 +180,7 @@ def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
             f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length"
         )
     flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
-    return _numbers(flat, what).reshape(len(column), -1 if len(flat) else 0)
+    return numbers_of(flat, what).reshape(len(column), -1 if len(flat) else 0)
 
 
 def _lengths(lists: Any) -> npt.NDArray[np.integer]:
@@ -186,10 +191,10 @@ def _lengths(lists: Any) -> npt.NDArray[np.integer]:
     )
 
 
-def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
+def labels_of(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
     """Class numbers, and the names of the classes if they are text."""
-    if _is_list(column.type):
-        return _matrix(column, "nodes.label"), None
+    if is_list(column.type):
+        return matrix_of(column, "nodes.label"), None
     if is_text(column.type):
         return numbered(column)
     if pa.types.is_null(column.type) or (
@@ -198,16 +203,18 @@ def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
         column = column.cast(pa.int64()).fill_null(-1)
     elif column.null_count and pa.types.is_floating(column.type):
         column = column.fill_null(-1.0)
-    return _numbers(column, "nodes.label"), None
+    return numbers_of(column, "nodes.label"), None
 
 
-def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+def chosen_features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
+    """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
+    noted."""
     others = [c for c in nodes.column_names if c and c not in ("id", "label", "split")]
     wanted = options.named_features
     if wanted == ("*",):
         wanted = tuple(c for c in others if _is_feature(nodes[c].type))
     for key in wanted or ():
-        _ = _column(nodes, key, "nodes", source)
+        _ = column_of(nodes, key, "nodes", source)
     if wanted is None:
         wanted = _customary(nodes, source)
         takable = [c for c in others if c not in wanted and _is_feature(nodes[c].type)]
@@ -219,18 +226,23 @@ def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[s
             )
     if text := [c for c in others if c not in wanted and not _is_feature(nodes[c].type)]:
         notes.append(f"Columns of nodes that are not numeric were not read: {_listed(text)}.")
+    return wanted
+
+
+def feature_rows(nodes: pa.Table, wanted: Sequence[str]) -> AnyArray | None:
+    """[V, F] numbers from the columns `wanted`; None without any."""
     if not wanted:
         return None
-    if len(wanted) == 1 and _is_list(nodes[wanted[0]].type):
-        return _matrix(nodes[wanted[0]], f"nodes.{wanted[0]}")
+    if len(wanted) == 1 and is_list(nodes[wanted[0]].type):
+        return matrix_of(nodes[wanted[0]], f"nodes.{wanted[0]}")
     parts = [
-        (_matrix if _is_list(nodes[c].type) else _numbers)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted
+        (matrix_of if is_list(nodes[c].type) else numbers_of)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted
     ]
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
 
 
 def _is_feature(kind: pa.DataType) -> bool:
-    kind = kind.value_type if _is_list(kind) else kind
+    kind = kind.value_type if is_list(kind) else kind
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
@@ -238,7 +250,7 @@ def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
     """Columns that are features by their names: one of lists, or numbered ones."""
     for key in ("features", "x"):
         if key in nodes.column_names:
-            if not _is_list(nodes[key].type):
+            if not is_list(nodes[key].type):
                 raise InputError(
                     f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row"
                 )
@@ -250,11 +262,17 @@ def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
 def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
     if "split" not in nodes.column_names:
         return {}
-    values: list[Any] = nodes["split"].to_pylist()
+    codes = split_codes(nodes["split"])
+    return {part: codes == number for number, part in enumerate(SPLITS, 1)}
+
+
+def split_codes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
+    """uint8 [V], 1 for train, 2 for val, 3 for test, else 0."""
+    values: list[Any] = column.to_pylist()
     strange = sorted({str(v) for v in values if v is not None} - set(SPLITS))
     if strange:
         raise InputError(
             f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}"
         )
-    column = np.array([v or "" for v in values])
-    return {part: column == part for part in SPLITS}
+    number = {part: number for number, part in enumerate(SPLITS, 1)}
+    return np.array([number.get(v, 0) for v in values], np.uint8)

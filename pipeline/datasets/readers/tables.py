@@ -1,6 +1,7 @@
 """Tables of edges and nodes from Parquet or CSV files, with the column names that Millrace uses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,13 +81,18 @@ def read_parquet(path: Path) -> pa.Table:
         InputError: it unpacks to far more than numbers of a graph can.
     """
     file = pq.ParquetFile(path, page_checksum_verification=True)
-    unpacked, size = file.metadata.num_rows * file.metadata.num_columns * 4, path.stat().st_size
+    check_ratio(path, file.metadata)
+    return file.read()
+
+
+def check_ratio(path: Path, metadata: pq.FileMetaData) -> None:
+    """Raise InputError for a file that unpacks to far more than numbers of a graph can."""
+    unpacked, size = metadata.num_rows * metadata.num_columns * 4, path.stat().st_size
     if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
         raise InputError(
             f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file "
             "again"
         )
-    return file.read()
 
 
 def read_table(files: Sequence[Path], stem: str) -> pa.Table:
@@ -95,11 +101,16 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
     Raises:
         InputError: a file cannot be read, or their columns differ in type.
     """
-    try:
+    with reading(files, stem):
         tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else read_parquet(f) for f in files]
-        table = pa.concat_tables(
-            [_renamed(t, stem) for t in tables], promote_options="permissive" if is_csv(files[0]) else "default"
-        )
+        return plain(joined([renamed(t, stem) for t in tables], from_csv=is_csv(files[0])))
+
+
+@contextmanager
+def reading(files: Sequence[Path], stem: str) -> Iterator[None]:
+    """Turn errors of pyarrow into one that names the files."""
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
         if isinstance(e, InputError):
             raise
@@ -107,13 +118,23 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
         raise InputError(
             f"{message} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema"
         ) from e
+
+
+def joined(tables: Sequence[pa.Table], *, from_csv: bool) -> pa.Table:
+    """Rows of tables with one schema; from CSV, whose types are guessed, also with types that have a common one."""
+    return pa.concat_tables(tables, promote_options="permissive" if from_csv else "default")
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table with the values of columns that are stored as dictionaries."""
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))
     return table
 
 
-def _renamed(table: pa.Table, stem: str) -> pa.Table:
+def renamed(table: pa.Table, stem: str) -> pa.Table:
+    """The table with Millrace's names for columns that have others; it may be empty."""
     names, lower = list(table.column_names), [n.strip().lower() for n in table.column_names]
     for key, others in ALIASES[stem].items():
         if key not in names:

@@ -211,8 +211,8 @@ def test_refuses_what_is_no_store(tmp_path, written):
         (b"\xff\xfe", "damaged"),
         (b"[]", "holds 'list'"),
         (b"{}", "holds 'None'"),
-        (b'{"format": "millrace-test", "schema_version": 99}', "schema version 99; this Millrace reads version 1"),
-        (b'{"format": "millrace-test", "schema_version": 1}', "does not match its checksum"),
+        (b'{"format": "millrace-test", "schema_version": 99}', "schema version 99; this Millrace reads version 2"),
+        (b'{"format": "millrace-test", "schema_version": 2}', "does not match its checksum"),
     ],
 )
 def test_refuses_a_bad_manifest(written, text, message):

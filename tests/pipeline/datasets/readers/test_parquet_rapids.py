@@ -96,7 +96,7 @@ def test_edges_that_are_clean_need_no_more_than_their_counts(tmp_path, on_gpus, 
         (folder / f"edges-{i}.parquet").unlink()
     options = ReadOptions(direction="directed")
     want = open_dataset(folder, options=options)
-    monkeypatch.setattr("millrace.pipeline.datasets.cleaning.edges._keys", None)
+    monkeypatch.setattr("millrace.pipeline.datasets.cleaning.edges.edge_keys", None)
     assert_same(want, open_dataset(folder, options=replace(options, edges_on="gpu")))
     assert not used[0].repeated and not used[0].loops
 

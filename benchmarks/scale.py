@@ -1,0 +1,245 @@
+"""Stages at scale: a generated graph as Parquet, and the time, memory and traffic of each stage on it.
+
+    python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --out graph/
+    python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1
+    python benchmarks/scale.py edges graph/ --out store/ --memory 1GiB
+
+``generate``  writes ``edges-*.parquet`` (``src``, ``dst``) and ``nodes-*.parquet`` (``label``, ``features``), slice by
+              slice. ``--kind rmat``: a Kronecker graph (Chakrabarti, Zhan and Faloutsos, SDM 2004; quarters 0.57,
+              0.19, 0.19, 0.05) with scrambled ids, and labels that say nothing. ``--kind community``: nodes in classes,
+              four of five edges inside one, and features of which each is its class's mean plus noise. ``--ids
+              sparse`` gives the nodes an ``id`` column of integers with gaps, ``--ids uuid`` one of text.
+``ingest``    runs ``millrace convert`` and prints seconds, processor seconds, the peak of anonymous plus shared memory,
+              and the bytes read and written, each summed over all processes that the command starts.
+``edges``     the same without features: what the edges alone take.
+
+Shared memory is ``RssShmem``: shmem, memfd and tmpfs. Pages of files that are mapped belong to the page cache and are
+not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside those that reached the disk.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS_PER_GROUP, ROWS_PER_FILE = 1 << 20, 1 << 24
+SPREAD = 0x9E3779B97F4A7C15
+"""An odd number, by which ids are scrambled."""
+EVERY_S = 0.05
+"""Interval between two looks at the memory of the processes."""
+
+
+def scrambled(ids: np.ndarray, scale: int) -> np.ndarray:
+    """A permutation of [0, 2^scale)."""
+    mask = np.uint64((1 << scale) - 1)
+    x = ids.astype(np.uint64) * np.uint64(SPREAD) & mask
+    x ^= x >> np.uint64(max(1, scale // 2))
+    return (x * np.uint64(SPREAD) & mask).astype(np.int64)
+
+
+def rmat(rng: np.random.Generator, count: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of `count` edges of a Kronecker graph, its ids scrambled."""
+    scale = max(1, (nodes - 1).bit_length())
+    src, dst = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for _ in range(scale):
+        u = rng.random(count, np.float32)
+        down = u >= 0.76
+        src = 2 * src + down
+        dst = 2 * dst + np.where(down, u >= 0.95, u >= 0.57)
+    return scrambled(src, scale) % nodes, scrambled(dst, scale) % nodes
+
+
+def community(rng: np.random.Generator, count: int, nodes: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of `count` edges, of which four in five stay in a class: that of node v is v modulo `classes`."""
+    src, dst = rng.integers(0, nodes, count), rng.integers(0, nodes, count)
+    inside = rng.random(count, np.float32) < 0.8
+    same = dst - dst % classes + src % classes
+    return src, np.where(inside & (same < nodes), same, dst)
+
+
+def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
+    """Row groups of the edges or of the nodes."""
+    kind = np.int32 if args.nodes < 2**31 else np.int64
+    name = np.vectorize(lambda v: f"{v:016x}-{v * 7:08x}", otypes=[object])
+    rename = {"none": lambda v: v, "sparse": lambda v: v * 37 + 5, "uuid": name}[args.ids]
+    total = args.edges if stem == "edges" else args.nodes
+    means = np.random.default_rng(args.seed).standard_normal((args.classes, args.features)).astype(np.float32)
+    for at, first in enumerate(range(0, total, ROWS_PER_GROUP)):
+        count = min(ROWS_PER_GROUP, total - first)
+        rng = np.random.default_rng([args.seed, stem == "edges", at])
+        if stem == "edges":
+            draw = rmat(rng, count, args.nodes) if args.kind == "rmat" else None
+            src, dst = draw or community(rng, count, args.nodes, args.classes)
+            yield pa.table({"src": rename(src.astype(kind)), "dst": rename(dst.astype(kind))})
+            continue
+        ids = np.arange(first, first + count)
+        labels = ids % args.classes if args.kind == "community" else rng.integers(0, args.classes, count)
+        x = rng.standard_normal((count, args.features), np.float32)
+        if args.kind == "community":
+            x += means[labels]
+        flat = pa.array(x.astype(args.dtype).reshape(-1))
+        columns: dict[str, Any] = {} if args.ids == "none" else {"id": rename(ids)}
+        columns["label"] = labels.astype(np.int16)
+        if args.features:
+            columns["features"] = pa.FixedSizeListArray.from_arrays(flat, args.features)
+        yield pa.table(columns)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Write the graph."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    for stem in ("nodes", "edges"):
+        writer, held = None, 0
+        for table in tables(args, stem):
+            if writer is None or held >= ROWS_PER_FILE:
+                if writer is not None:
+                    writer.close()
+                number = len(list(args.out.glob(f"{stem}-*.parquet")))
+                writer, held = pq.ParquetWriter(args.out / f"{stem}-{number:05d}.parquet", table.schema), 0
+            writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+            held += table.num_rows
+        if writer is not None:
+            writer.close()
+    print(f"{args.out}: {sum(f.stat().st_size for f in args.out.iterdir()) / 1e9:.2f} GB")
+
+
+def fields(pid: int, file: str) -> dict[str, int]:
+    """Numbers of a file of /proc; empty if the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split(":", 1) for line in lines if ":" in line]
+    return {name: int(value.split()[0]) for name, value in pairs if value.split() and value.split()[0].isdigit()}
+
+
+def tree(root: int) -> list[int]:
+    """A process and everything below it."""
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        try:
+            todo += [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes."""
+    import resource
+
+    peak, io, stop = 0, {}, threading.Event()
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(EVERY_S):
+            held = 0
+            for pid in tree(process.pid):
+                status = fields(pid, "status")
+                held += (status.get("RssAnon", 0) + status.get("RssShmem", 0)) << 10
+                io[pid] = fields(pid, "io") or io.get(pid, {})
+            peak = max(peak, held)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out, _ = process.communicate()
+    stop.set()
+    watcher.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    traffic = {
+        name: sum(counts.get(key, 0) for counts in io.values())
+        for name, key in {
+            "read": "rchar",
+            "written": "wchar",
+            "from_disk": "read_bytes",
+            "to_disk": "write_bytes",
+        }.items()
+    }
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    seconds = {"seconds": time.perf_counter() - start, "processor_seconds": cpu}
+    return {"code": process.returncode, **seconds, "peak_bytes": peak, **traffic, "result": out.decode()}
+
+
+def shown(stage: str, found: dict[str, Any], count: int) -> None:
+    """Print a line of figures."""
+    if found["code"]:
+        sys.exit(f"{stage} failed with exit code {found['code']}")
+    gb = {name: f"{found[name] / 1e9:.2f}" for name in ("read", "written", "from_disk", "to_disk")}
+    print(
+        f"{stage}: {found['seconds']:.1f} s, {found['processor_seconds']:.1f} processor s, "
+        f"{count / found['seconds'] / 1e6:.2f} M edges/s, peak {found['peak_bytes'] / 2**20:,.0f} MiB, "
+        f"read {gb['read']} GB, written {gb['written']} GB (disk {gb['from_disk']} and {gb['to_disk']})",
+        flush=True,
+    )
+
+
+def ingest(args: argparse.Namespace, source: Path) -> None:
+    """Run ``millrace convert`` on a folder of Parquet."""
+    words = [sys.executable, "-m", "millrace", "convert", str(source), "--out", str(args.out), "--json"]
+    words += ["--features", args.format]
+    for name in ("memory", "workers", "scheduler"):
+        if getattr(args, name) is not None:
+            words += [f"--{name}", str(getattr(args, name))]
+    for text in args.set or ["read.direction=directed"]:
+        words += ["--set", text]
+    found = measured(words)
+    edges = sum(pq.read_metadata(f).num_rows for f in source.glob("edges*.parquet"))
+    shown(args.command, found, edges)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def edges_alone(args: argparse.Namespace) -> None:
+    """``ingest`` of the same edges and labels without features."""
+    with tempfile.TemporaryDirectory(dir=args.source.resolve().parent) as folder:
+        for file in args.source.resolve().glob("edges*.parquet"):
+            (Path(folder) / file.name).symlink_to(file)
+        for file in sorted(args.source.glob("nodes*.parquet")):
+            bare = pq.read_table(file, columns=[c for c in pq.read_schema(file).names if c != "features"])
+            pq.write_table(bare, Path(folder) / file.name)
+        ingest(args, Path(folder))
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("generate")
+    make.add_argument("--kind", choices=["rmat", "community"], default="rmat")
+    make.add_argument("--ids", choices=["none", "sparse", "uuid"], default="none")
+    make.add_argument("--dtype", choices=["float16", "float32"], default="float32")
+    for name, default in {"nodes": 4e6, "edges": 6e7, "features": 64, "classes": 16, "seed": 0}.items():
+        make.add_argument(f"--{name}", type=lambda text: int(float(text)), default=int(default))
+    make.add_argument("--out", type=Path, required=True)
+    for name in ("ingest", "edges"):
+        run = commands.add_parser(name)
+        run.add_argument("source", type=Path)
+        run.add_argument("--out", type=Path, required=True)
+        run.add_argument("--format", choices=["zarr", "npy"], default="npy")
+        run.add_argument("--json", type=Path)
+        run.add_argument("--set", action="append")
+        for option in ("memory", "workers", "scheduler"):
+            run.add_argument(f"--{option}")
+    args = parser.parse_args()
+    if args.command == "generate":
+        generate(args)
+    else:
+        (ingest if args.command == "ingest" else lambda a, _: edges_alone(a))(args, args.source)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Results of Dask tasks, while the scheduler answers."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Future, as_completed
+
+from .scheduler_watch import SchedulerWatch
+
+LOOK_S = 0.02
+"""Interval between looks at the tasks."""
+RESULT_S = 2.0
+"""Longest wait for the result of a task that is done, if it still exists."""
+
+
+def result_of(watch: SchedulerWatch, future: Future) -> Any:
+    """Result of a task that is done, or of the same task done again if its worker is gone."""
+    while True:
+        try:
+            return future.result(timeout=RESULT_S)
+        except TimeoutError:
+            if future.status == "error":
+                raise
+            # Its worker is gone, and the task is done again; or the scheduler does not answer.
+            watch.poll()
+
+
+def completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]:
+    """Futures as they are done, while the scheduler answers."""
+    running = as_completed(futures)
+    while not running.is_empty():
+        watch.poll()
+        yield from (batch := running.next_batch(block=False))
+        if not batch:
+            time.sleep(LOOK_S)

@@ -1,0 +1,213 @@
+"""The store's arrays: made by the driver, filled in by tasks by whole Zarr chunks, which are digested on the way."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import MemoryStore
+
+from ...storage.errors import RunError
+from ...storage.fingerprint import digest_leaves, leaf_rows
+from ...storage.store.arrays import chunk_rows, create_array
+
+SLICE_BYTES = 64 << 20
+"""About this much is written at a time."""
+
+
+class Piece(NamedTuple):
+    """Values in a file, which follow those of other pieces."""
+
+    path: Path | None
+    """None: zeros."""
+    rows: int
+    base: int = 0
+    """Added to all values."""
+    offset: int = 0
+    """First byte in the file."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """An array of the store, and the pieces that make it."""
+
+    name: str
+    dtype: str
+    pieces: tuple[Piece, ...]
+    digest_dtype: str = ""
+    """The dtype that it is digested in; empty: not digested."""
+    entry: tuple[int, ...] = ()
+    """Shape of one entry."""
+
+    @property
+    def rows(self) -> int:
+        """Its length."""
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return (self.rows, *self.entry)
+
+    def slices(self) -> list[tuple[int, int]]:
+        """Rows that one task writes: whole Zarr chunks."""
+        step = slice_rows(self.shape, self.dtype)
+        return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
+
+
+def slice_rows(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    """Rows of about `SLICE_BYTES`, in whole Zarr chunks."""
+    kind = np.dtype(dtype)
+    chunk = chunk_rows(shape, kind.itemsize)
+    row = max(1, kind.itemsize * int(np.prod(shape[1:], dtype=np.int64)))
+    return chunk * max(1, SLICE_BYTES // (row * chunk))
+
+
+def make_arrays(store: Path, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:
+    """Make arrays of these shapes and dtypes unless they are there; return the manifest's entries for them."""
+    group, entries = zarr.open_group(str(store / "arrays"), mode="a"), {}
+    for name, (shape, dtype) in arrays.items():
+        if name in group:
+            memory = zarr.open_group(MemoryStore(), mode="w")
+            entries[name] = create_array(memory, name, shape, dtype)[1]
+        else:
+            entries[name] = create_array(group, name, shape, dtype)[1]
+    return entries
+
+
+def put_rows(store: Path, name: str, first: int, rows: npt.NDArray[Any]) -> None:
+    """Write rows that begin with a Zarr chunk, and end with one or with the array."""
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        z = zarr.open_array(str(store / "arrays" / name), mode="r+", zarr_format=3)
+        z[first : first + len(rows)] = rows
+
+
+def write_slice(store: Path, output: Output, first: int, stop: int) -> dict[str, Any]:
+    """Write rows ``[first, stop)`` of an array."""
+    rows = read_pieces(output, first, stop)
+    put_rows(store, output.name, first, rows)
+    return {"leaves": digest_leaves(rows, output.digest_dtype).hex() if output.digest_dtype else ""}
+
+
+def read_pieces(output: Output, first: int, stop: int) -> npt.NDArray[Any]:
+    """Rows ``[first, stop)`` of an array from its pieces.
+
+    Raises:
+        RunError: a file is incomplete.
+    """
+    out, before = np.zeros((stop - first, *output.entry), output.dtype), 0
+    row = out.itemsize * int(np.prod(output.entry, dtype=np.int64))
+    for piece in output.pieces:
+        low, high = max(first, before), min(stop, before + piece.rows)
+        if low < high:
+            part = out[low - first : high - first]
+            if piece.path is not None:
+                with open(piece.path, "rb") as file:
+                    file.seek(piece.offset + (low - before) * row)
+                    if part.size and file.readinto(part.reshape(-1).view(np.uint8).data) != part.nbytes:
+                        raise RunError(f"{piece.path} is incomplete; remove its folder and convert again")
+            if piece.base:
+                part += np.asarray(piece.base, out.dtype)
+        before += piece.rows
+    return out
+
+
+class Matrix(NamedTuple):
+    """Features of the store: where and how they are written."""
+
+    store: Path
+    shape: tuple[int, int]
+    """V, F."""
+    npy: bool
+    """In a file of their own, ``features.npy``, rather than a Zarr array."""
+
+    @property
+    def chunk(self) -> int:
+        """Rows that are written, and digested, as one."""
+        return leaf_rows(np.float32, self.shape)
+
+    @property
+    def header(self) -> bytes:
+        """First bytes of ``features.npy``."""
+        import io
+
+        file = io.BytesIO()
+        form = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(file, form)
+        return file.getvalue()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of ``features.npy``."""
+        return len(self.header) + 4 * self.shape[0] * self.shape[1]
+
+    def make(self) -> dict[str, Any]:
+        """Make the file or the array, unless it is there; return the manifest's entries for it."""
+        if not self.npy:
+            return make_arrays(self.store, {"features": (self.shape, "float32")})
+        with open(self.store / "features.npy", "ab") as file:
+            file.truncate(self.nbytes)
+        with open(self.store / "features.npy", "r+b") as file:
+            file.write(self.header)
+        return {}
+
+    def put(self, first: int, rows: npt.NDArray[np.float32]) -> bytes:
+        """Write rows that begin and end like those of `put_rows`; return the digests of their leaves."""
+        rows = np.ascontiguousarray(rows)
+        if self.npy:
+            with open(self.store / "features.npy", "r+b") as file:
+                file.seek(len(self.header) + first * 4 * self.shape[1])
+                file.write(rows.data if rows.size else b"")
+        elif rows.size:
+            put_rows(self.store, "features", first, rows)
+        return digest_leaves(rows, np.float32)
+
+    def put_stream(
+        self, seams: Path, first: int, stop: int, parts: Iterator[npt.NDArray[np.float32]]
+    ) -> dict[str, Any]:
+        """Write rows ``[first, stop)``, which come in parts. Rows of a chunk that others write too go into a file, a
+        seam, named after `seams`."""
+        chunk = self.chunk
+        low = min(-(-first // chunk) * chunk, stop)
+        high = stop if stop == self.shape[0] else max(low, stop // chunk * chunk)
+        step = chunk * max(1, SLICE_BYTES // (4 * max(1, self.shape[1]) * chunk))
+        marks = sorted({low, high, stop, *range(low, high, step)} - {first})
+        record: dict[str, Any] = {"leaves": [], "seams": []}
+        held: list[npt.NDArray[np.float32]] = []
+        at, count = first, 0
+        for rows in parts:
+            while len(rows):
+                take = min(len(rows), marks[0] - at - count)
+                held.append(rows[:take])
+                rows, count = rows[take:], count + take
+                if at + count == marks[0]:
+                    block = held[0] if len(held) == 1 else np.concatenate(held)
+                    if low <= at < high:
+                        record["leaves"].append((at, self.put(at, block).hex()))
+                    else:
+                        path = seams.with_name(f"{seams.name}-{at}")
+                        np.ascontiguousarray(block).tofile(path)
+                        record["seams"].append((at, count, path.name))
+                    at, count, held = marks.pop(0), 0, []
+        return record
+
+
+def seams_of(records: Sequence[dict[str, Any]], chunk: int) -> list[tuple[int, list[str]]]:
+    """First row and files of the chunks that several tasks have written."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for record in records:
+        for at, _, name in record["seams"]:
+            found.setdefault(at // chunk * chunk, []).append((at, name))
+    return [(first, [name for _, name in sorted(pieces)]) for first, pieces in sorted(found.items())]
+
+
+def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence[str]]]) -> dict[str, Any]:
+    """Write chunks whose rows lie in several files."""
+    record: dict[str, Any] = {"leaves": []}
+    for first, names in seams:
+        rows = np.concatenate([np.fromfile(folder / name, np.float32) for name in names])
+        record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1])).hex()))
+    return record

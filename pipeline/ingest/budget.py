@@ -1,0 +1,94 @@
+"""Sizes of an ingest's pieces, from the memory that it may take, and the space that it needs on disk."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...storage.errors import InputError
+
+DRIVER_BYTES, WORKER_BYTES, LEAST_BYTES = 288 << 20, 144 << 20, 48 << 20
+"""Memory of the driver's process and of a worker's before they hold any data, and the least for a task's data."""
+EDGE_BATCH_BYTES, EDGE_SORT_BYTES = 160, 64
+"""Bytes that cleaning takes for each edge of a batch, and sorting for each edge of a range; twice that with weights."""
+LEAST_EDGES = 1 << 12
+"""Fewest edges of a batch or a range."""
+ROW_COPIES = 16
+"""Copies of a row of features that a task may hold at once."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory for the data of one task."""
+
+    task_bytes: int
+
+    def edge_batch(self, weighted: bool) -> int:
+        """Edges that are cleaned at a time."""
+        return min(max(self.task_bytes // (EDGE_BATCH_BYTES * (1 + weighted)), LEAST_EDGES), 1 << 22)
+
+    def edge_group(self, weighted: bool) -> int:
+        """Edges that are sorted at a time."""
+        return max(self.task_bytes // (EDGE_SORT_BYTES * (1 + weighted)), LEAST_EDGES)
+
+    def rows(self, row_bytes: int) -> int:
+        """Rows of a table that are read at a time."""
+        return min(max(self.task_bytes // (ROW_COPIES * max(1, row_bytes)), 1), 1 << 20)
+
+
+def budget_of(memory: int, workers: int, in_process: bool) -> Budget:
+    """Memory of each task, if all processes together may take `memory` bytes.
+
+    Raises:
+        InputError: that is too little.
+    """
+    base = DRIVER_BYTES + (0 if in_process else workers * WORKER_BYTES)
+    tasks = 1 if in_process else workers
+    if memory - base < tasks * LEAST_BYTES:
+        least = (base + tasks * LEAST_BYTES >> 20) + 1
+        whose = "this process takes" if in_process else f"the driver and its workers ({workers}) take"
+        raise InputError(f"memory is {memory / 2**20:,.0f} MiB; {whose} {least:,} MiB or more: set memory={least}MiB")
+    return Budget((memory - base) // tasks)
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Bytes on disk while an ingest runs: an upper bound, since arrays are compressed."""
+
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    spilled_edge: int
+    sorted_edge: int
+    in_order: bool
+    """Nodes come in the order of their numbers, so that their features are not spilled."""
+
+    @property
+    def nbytes(self) -> int:
+        """The peak."""
+        nodes, edges = 64 * self.num_nodes, self.num_edges
+        stored = edges * self.sorted_edge
+        features = 4 * self.num_nodes * self.num_features * (1 if self.in_order else 2)
+        return nodes + max(edges * (self.spilled_edge + self.sorted_edge), 2 * stored, stored + features)
+
+
+def check_disk(folder: Path, need: int, held: int) -> None:
+    """Raise InputError unless `folder` has room for `need` bytes, of which `held` are there."""
+    free = shutil.disk_usage(folder).free
+    if need - held > free:
+        raise InputError(
+            f"converting takes up to {need / 2**30:,.1f} GiB of disk in {folder}, where {free / 2**30:,.1f} GiB are "
+            "free; free some, or choose another --out"
+        )
+
+
+def held_by(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    found = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found += os.stat(os.path.join(where, name)).st_size
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,197 @@
+"""`mr.convert`: a source of any kind into a dataset's store; tables of edges and nodes in bounded memory."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...storage.dataset_store import KIND, FeaturesFormat, write_dataset
+from ...storage.errors import InputError, RunError, nearest
+from ...storage.fingerprint import digest_record
+from ...storage.store.store import Store, open_store
+from ..config.load import Job
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.readers.registry import reader_of
+from ..setup.open_data import open_data, with_keys
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from .budget import budget_of
+from .run import Ingest, Settings
+from .scratch import commit, scratch
+from .source import Source, find_source, stamp_of
+from .tasks import Execute, Stages, inline, parse_memory
+
+FORMATS = ("zarr", "npy")
+LAYOUT = 1
+"""Changes with the files of an ingest under way: one of another version is not gone on with."""
+DEFAULT_MEMORY = "2GiB"
+
+
+def convert_job(job: Job, source: Any, out: Path, features: str, memory: str | int, workers: int, emit: Emit) -> Store:
+    """Write the job's dataset, or `source` in its place, as a store.
+
+    Raises:
+        InputError: see `convert`.
+        RunError: a task failed; the same call goes on.
+    """
+    if features not in FORMATS:
+        raise InputError(f"features is '{features}'; expected zarr or npy{nearest(features, list(FORMATS))}")
+    limit = parse_memory(memory)
+    if type(workers) is not int or workers < 1:
+        raise InputError(f"workers is {workers!r}; expected a whole number from 1")
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another --out")
+    spec = job.dataset if source is None else source
+    why = _why_in_memory(spec, job.read)
+    if why is not None:
+        data = open_data(job, source, emit)
+        if why:
+            emit(Note(f"the dataset was read into memory, since {why}"))
+        emit(StageStarted("store", f"writing {out}"))
+        return write_dataset(out, data, features_format="npy" if features == "npy" else "zarr")
+    try:
+        return _ingest(job, Path(spec).expanduser(), out, features, limit, workers, emit)
+    except InputError as e:
+        raise type(e)(with_keys(str(e))) from e
+
+
+def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
+    """Reason for reading a source into memory, empty if it is none to mention; None if it need not be."""
+    reader = reader_of(spec)
+    if reader is None or reader.name not in ("tables", "edge-file"):
+        return ""
+    if options.components == "largest":
+        return "components=largest needs the whole graph"
+    if options.normalize_features == "standard":
+        return "normalize_features=standard needs all features"
+    return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
+
+
+def _ingest(job: Job, path: Path, out: Path, features: str, memory: int, workers: int, emit: Emit) -> Store:
+    start = time.perf_counter()
+    source = find_source(path, job.read)
+    settings = Settings(job.read, job.split, job.seed_of("split"), features)
+    in_process = workers == 1 and job.cluster.scheduler is None
+    plan = _plan(source, settings, memory, workers)
+    with scratch(out, plan) as (folder, resumed), _executing(job, workers, in_process, emit) as (execute, slots):
+        if resumed and any((folder / "done").glob("*")):
+            emit(Note(f"going on with the conversion into {out} that was stopped"))
+        budget = budget_of(memory, slots, in_process)
+        Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
+        commit(folder, out)
+    store = open_store(out, KIND)
+    nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
+    sizes = f"{nodes:,} nodes, {edges:,} edges, {store.meta['num_classes']} classes"
+    emit(StageEnded("convert", time.perf_counter() - start, f"{store.meta['name']}: {sizes}"))
+    for note in store.meta["notes"]:
+        emit(Note(with_keys(note)))
+    return store
+
+
+def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict[str, Any]:
+    """What an ingest is made from: one with another plan is not gone on with."""
+    try:
+        files = [[str(f.resolve()), *stamp_of(f)] for f in (*source.edges, *source.nodes)]
+    except OSError as e:
+        raise InputError(f"{e.filename} cannot be read ({e.strerror})") from e
+    chosen = {name: str(getattr(settings, name)) for name in ("options", "split", "seed", "features")}
+    return {"layout": LAYOUT, "plan": digest_record({"files": files, "memory": memory, "workers": workers, **chosen})}
+
+
+@contextmanager
+def _executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[tuple[Execute, int]]:
+    """Context with what runs tasks, and how many it runs at once."""
+    if in_process:
+        yield inline, 1
+        return
+    from ..cluster.dask_cluster import check_reachable, opened, worker_records
+    from ..cluster.scheduler_watch import SchedulerWatch
+
+    check_reachable(job.cluster)
+    job = job.model_copy(update={"device": "cpu"})
+    with (
+        opened(job, emit, workers) as client,
+        closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
+    ):
+        slots = sum(int(record["nthreads"]) for record in worker_records(client).values())
+        yield partial(_on_cluster, client, watch, uuid.uuid4().hex[:8]), max(workers, slots)
+
+
+def _on_cluster(
+    client: Any, watch: Any, batch: str, stage: str, calls: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run tasks on Dask's workers; their keys begin with the name of the stage."""
+    from distributed import KilledWorker
+
+    from ..cluster.futures import completed, result_of
+
+    futures = [
+        client.submit(task, *arguments, key=(f"{stage}-{batch}", number), pure=False)
+        for number, (task, *arguments) in enumerate(calls)
+    ]
+    number_of = {future.key: number for number, future in enumerate(futures)}
+    try:
+        for future in completed(watch, futures):
+            yield number_of[future.key], result_of(watch, future)
+    except KilledWorker as e:
+        raise RunError(
+            f"{stage}: workers were killed again and again, perhaps for want of memory ({e}); set a smaller memory, "
+            "then give the same command again"
+        ) from e
+    finally:
+        del futures
+
+
+def convert(
+    source: str | Path | object,
+    out: str | os.PathLike[str],
+    *,
+    features: FeaturesFormat = "zarr",
+    memory: str | int = DEFAULT_MEMORY,
+    workers: int = 1,
+    scheduler: str | None = None,
+    options: ReadOptions | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    emit: Emit | None = None,
+    verbose: bool = True,
+) -> Store:
+    """Write a dataset as a Millrace store; it opens fast, and can leave its features on disk.
+
+    Files of edges and nodes, Parquet or CSV, are read in pieces and sorted on disk: memory grows with neither edges nor
+    features. Everything else is opened by `open_dataset` first, and so are tables with ``components=largest``,
+    ``normalize_features=standard`` or ``edges_on=gpu``. The store is the same, to the bit.
+
+    A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
+
+    Args:
+        source: as `open_dataset` takes it.
+        out: the folder to make. While it is made, spilled edges lie beside it.
+        features: "zarr" (compressed, checksummed) or "npy" (can be memory-mapped).
+        memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
+        workers: processes that share the work; 1: this process.
+        scheduler: address of a Dask scheduler, whose workers do the work, and see the same files.
+        options: treatment of defects.
+        split: see `open_dataset`.
+        seed: of a random split.
+        emit: called with events.
+        verbose: print progress and notes, if `emit` is not given.
+
+    Raises:
+        InputError: says what was seen, what was expected and what to change.
+        RunError: the disk is full, a file is lost, or workers are killed; the same call goes on.
+    """
+    from ..config.load import resolve
+    from ..telemetry.console import heard
+
+    table: dict[str, Any] = {"split": split, "seed": seed, "cluster": {"scheduler": scheduler}}
+    table = {key: value for key, value in table.items() if value is not None}
+    job = resolve(table).model_copy(update={"read": options or ReadOptions()})
+    if isinstance(source, str | Path):
+        job = job.model_copy(update={"dataset": str(source)})
+    with heard(emit, verbose) as listener:
+        given = None if isinstance(source, str | Path) else source
+        return convert_job(job, given, Path(out).expanduser(), features, memory, workers, listener)

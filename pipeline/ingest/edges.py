@@ -1,0 +1,210 @@
+"""Edges: cleaned and spilled by ranges of destinations, then sorted and merged range by range."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...storage.graph import index_dtype
+from ..datasets.cleaning.edges import (
+    WeightFaults,
+    as_weights,
+    edge_keys,
+    is_symmetric,
+    merge,
+    rows_of_keys,
+    sort_keys,
+    with_reverses,
+    without_loops,
+)
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.raw import AnyArray
+from ..datasets.readers.parquet import numbers_of
+from .names import NodeMap
+from .source import Span, Table, batches
+from .spill import Field, RunWriter, cells_of, read_cells, shift_of
+
+ENDS = ("src", "dst")
+
+
+@dataclass(frozen=True)
+class EdgeWork:
+    """Arguments that all tasks on edges share."""
+
+    folder: Path
+    options: ReadOptions
+    nodes: NodeMap
+    weighted: bool
+    batch_rows: int
+    """Edges handled at a time."""
+
+    @property
+    def both_ways(self) -> bool:
+        """True if reverses of the edges are needed too: to add them, or to see whether they are there."""
+        return self.options.direction in (None, "undirected")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Arrays of an edge that are spilled: its key, and its weight."""
+        return (Field("int64"), Field("float32")) if self.weighted else (Field("int64"),)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Folders of the spilled edges."""
+        return ("forward", "backward") if self.both_ways else ("forward",)
+
+
+def spill_edges(work: EdgeWork, table: Table, number: int, span: Span) -> dict[str, Any]:
+    """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
+    num_nodes = work.nodes.num_nodes
+    cells, shift = cells_of(num_nodes), shift_of(num_nodes)
+    seen = dict(_NOTHING)
+    columns = (*ENDS, "weight") if work.weighted else ENDS
+    writers = [RunWriter(work.folder / way, number, work.fields, cells) for way in work.ways]
+    try:
+        for writer in writers:
+            writer.__enter__()
+        for batch in batches(table, span, columns, work.batch_rows):
+            edges = _cleaned(batch, work, seen)
+            if edges is None:
+                continue
+            src, dst, w = edges
+            for writer, (a, b) in zip(writers, ((src, dst), (dst, src))):
+                keys = edge_keys(a, b, num_nodes)
+                writer.add((b >> shift).astype(np.int16), keys, *(() if w is None else (w,)))
+    except BaseException as e:
+        for writer in writers:
+            writer.__exit__(type(e), e, None)
+        raise
+    for writer in writers:
+        writer.__exit__(None, None, None)
+    return seen
+
+
+_NOTHING: dict[str, Any] = {
+    "edges": 0,
+    "nulls": (0, 0),
+    "unknown": (0, 0),
+    "first_unknown": ("", ""),
+    "least": (0, 0),
+    "largest": (-1, -1),
+    "infinite": 0,
+    "negative": 0,
+    "least_weight": 0.0,
+    "loops": 0,
+    "first_loop": 0,
+}
+
+
+def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any]) -> tuple[AnyArray, AnyArray, AnyArray | None] | None:
+    """Ends and weights of a batch; None if they have defects that no option mends."""
+    seen["edges"] += batch.num_rows
+    nulls = tuple(batch[end].null_count for end in ENDS)
+    seen["nulls"] = tuple(a + b for a, b in zip(seen["nulls"], nulls))
+    if any(nulls) or not batch.num_rows:
+        return None
+    ends = []
+    for i, end in enumerate(ENDS):
+        numbers, unknown, first = work.nodes.numbers(batch[end])
+        if unknown:
+            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or first)
+            seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + unknown)
+        seen["least"] = _put(seen["least"], i, min(seen["least"][i], int(numbers.min())))
+        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], int(numbers.max())))
+        ends.append(numbers)
+    if any(seen["unknown"]) or min(seen["least"]) < 0 or max(seen["largest"]) >= work.nodes.num_nodes:
+        return None
+    w = None
+    if work.weighted:
+        w, faults = as_weights(numbers_of(batch["weight"], "edges.weight"))
+        both = WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]) + faults
+        seen["infinite"], seen["negative"], seen["least_weight"] = both.infinite, both.negative, both.least
+    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], w, work.options)
+    if loops and not seen["loops"]:
+        seen["first_loop"] = first_loop
+    seen["loops"] += loops
+    return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
+
+
+def _put(pair: tuple[Any, Any], i: int, value: Any) -> tuple[Any, Any]:
+    return (value, pair[1]) if i == 0 else (pair[0], value)
+
+
+def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The defects of all spans."""
+    total = dict(_NOTHING)
+    for seen in records:
+        for key in ("edges", "infinite", "negative"):
+            total[key] += seen[key]
+        for key in ("nulls", "unknown"):
+            total[key] = tuple(a + b for a, b in zip(total[key], seen[key]))
+        total["first_unknown"] = tuple(a or b for a, b in zip(total["first_unknown"], seen["first_unknown"]))
+        total["least"] = tuple(map(min, total["least"], seen["least"]))
+        total["largest"] = tuple(map(max, total["largest"], seen["largest"]))
+        total["least_weight"] = min(total["least_weight"], seen["least_weight"])
+        if not total["loops"]:
+            total["first_loop"] = seen["first_loop"]
+        total["loops"] += seen["loops"]
+    return total
+
+
+def groups_of(sizes: AnyArray, most: int) -> list[tuple[int, int]]:
+    """Ranges of cells with at most `most` edges each, or one cell."""
+    groups, first, held = [], 0, 0
+    for cell, size in enumerate(sizes.tolist()):
+        if held and held + size > most:
+            groups.append((first, cell))
+            first, held = cell, 0
+        held += size
+    return [*groups, (first, len(sizes))]
+
+
+def sorted_file(folder: Path, what: str, number: int) -> Path:
+    """File with an array of the sorted edges of one range of cells."""
+    return folder / "sorted" / f"{what}-{number:06d}"
+
+
+def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Sort the edges in the cells ``[first, stop)`` into rows, merge duplicates and add reverses."""
+    num_nodes, shift = work.nodes.num_nodes, shift_of(work.nodes.num_nodes)
+    (work.folder / "sorted").mkdir(exist_ok=True)
+    keys, w = _sorted_way(work, "forward", tasks, first, stop)
+    keys, w, repeats = merge(keys, w, work.options)
+    record: dict[str, Any] = {"repeats": repeats, "before": len(keys), "symmetric": False}
+    if work.both_ways:
+        back, back_w = _sorted_way(work, "backward", tasks, first, stop)
+        back, back_w, _ = merge(back, back_w, work.options)
+        if work.options.direction is None:
+            record["symmetric"] = bool(is_symmetric(keys, w, back, back_w))
+        else:
+            keys, w = with_reverses(keys, w, back, back_w)
+        del back, back_w
+    begin, end = first << shift, min(stop << shift, num_nodes)
+    keys -= begin * num_nodes
+    indptr, indices = rows_of_keys(keys, num_nodes, end - begin)
+    indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
+    indices.tofile(sorted_file(work.folder, "indices", number))
+    if w is not None:
+        w.tofile(sorted_file(work.folder, "edge_weight", number))
+    degree = np.diff(indptr)
+    return record | {
+        "rows": end - begin,
+        "edges": len(indices),
+        "largest": int(degree.max(initial=0)),
+        "isolated": int((degree == 0).sum()),
+    }
+
+
+def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, AnyArray | None]:
+    keys, *w = read_cells(work.folder / way, tasks, work.fields, first, stop)
+    return sort_keys(keys, w[0] if w else None)
+
+
+def edge_bytes(work: EdgeWork) -> tuple[int, int]:
+    """Bytes on disk of an edge that is spilled, and of one that is sorted."""
+    record = sum(field.nbytes for field in work.fields)
+    ways = len(work.ways)
+    widest = 2 if work.options.direction == "undirected" else 1
+    return ways * record, widest * (index_dtype(work.nodes.num_nodes).itemsize + 4 * work.weighted)

@@ -1,0 +1,52 @@
+"""Labels and split: a few values for each node, which one task holds at once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...storage.dataset import SPLITS
+from ...storage.fingerprint import digest_arrays
+from ..datasets.cleaning.clean import names_of_classes
+from ..datasets.cleaning.columns import clean_labels
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.splits import make_split
+from .names import NodeMap
+from .scan import gathered_labels, gathered_split
+
+
+def settle_labels(
+    nodes: NodeMap,
+    spans: Sequence[tuple[int, int]],
+    records: Sequence[dict[str, Any]],
+    options: ReadOptions,
+    split: str | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Clean the labels and make the split, as files; return what the manifest says of them."""
+    folder: Path = nodes.folder
+    numbers = [nodes.positions(k, first, rows) for k, (first, rows) in enumerate(spans)]
+    labels, class_names = gathered_labels(folder, records, numbers, nodes.num_nodes)
+    notes: list[str] = []
+    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
+    if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
+        class_names = names_of_classes(labels, num_classes)
+    del labels
+    codes = gathered_split(folder, len(spans), numbers, nodes.num_nodes)
+    stored = {} if codes is None else {part: codes == number for number, part in enumerate(SPLITS, 1)}
+    split_notes: list[str] = []
+    sets = make_split(y, stored, split, seed, options, split_notes)
+    y.tofile(folder / "labels")
+    parts = {name: getattr(sets, name) for name in SPLITS}
+    for name, ids in parts.items():
+        ids.tofile(folder / name)
+    return {
+        "shape": list(y.shape),
+        "dtype": str(y.dtype),
+        "num_classes": num_classes,
+        "task": task,
+        "class_names": class_names,
+        "notes": notes,
+        "split_notes": split_notes,
+        "sizes": {name: len(ids) for name, ids in parts.items()},
+        "fingerprint": {"labels": digest_arrays(labels=y), "split": digest_arrays(**parts)},
+    }

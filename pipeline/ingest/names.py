@@ -1,0 +1,180 @@
+"""Numbers of nodes that have ids of their own: integers with gaps, or text. The map lies in files, which tasks map."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from ...storage.node_names import NodeNames
+from ..datasets.cleaning.node_ids import repeated
+from ..datasets.cleaning.raw import AnyArray
+from ..datasets.readers.parquet import numbers_as_names
+from .scan import file_of, integers
+
+Kind = Literal["rows", "dense", "gaps", "text"]
+PIECE = 1 << 20
+"""Entries handled at a time."""
+
+
+@dataclass(frozen=True)
+class NodeMap:
+    """From ids to the numbers of nodes."""
+
+    kind: Kind
+    """rows: ids are absent, or the numbers of the rows; dense: 0 to V - 1, in another order; gaps: integers; text."""
+    folder: Path
+    num_nodes: int
+
+    def numbers(self, column: pa.ChunkedArray) -> tuple[AnyArray, int, str]:
+        """Numbers of the nodes with some ids; how many ids are unknown, and the first of them. An unknown id gets a
+        number all the same."""
+        if self.kind == "text":
+            return self._of_text(column)
+        ids = integers(column)
+        if self.kind != "gaps":
+            return ids, 0, ""
+        known = _mapped(self.folder / "ids.npy")
+        order = np.argsort(ids)  # neighbours in the map lie on one page
+        at = np.empty(len(ids), np.int64)
+        at[order] = np.minimum(np.searchsorted(known, ids[order]), len(known) - 1)
+        absent = known[at] != ids
+        return at, int(absent.sum()), str(ids[np.argmax(absent)]) if absent.any() else ""
+
+    def positions(self, number: int, first: int, rows: int) -> npt.NDArray[np.int64] | slice:
+        """Numbers of the nodes in a span that was scanned."""
+        path = file_of(self.folder, "id", number)
+        if self.kind in ("rows", "text") or not path.exists():
+            return slice(first, first + rows)
+        ids = np.load(path)
+        return ids.astype(np.int64) if self.kind == "dense" else np.searchsorted(_mapped(self.folder / "ids.npy"), ids)
+
+    def _of_text(self, column: pa.ChunkedArray) -> tuple[AnyArray, int, str]:
+        from ...stages.kernels.names.text import find_texts
+
+        ends = NodeNames.of_arrow(column)
+        index, mask = _mapped(self.folder / "index.npy"), _mask(self.num_nodes)
+        hashes = _hashes(ends)
+        least = hashes & ~mask
+        order = np.argsort(least)
+        at = np.empty(len(ends), np.int64)
+        at[order] = np.searchsorted(index, least[order])
+        known = node_names(self.folder)
+        out = np.empty(len(ends), np.int64)
+        find_texts(index, at, mask, known.text, known.starts, ends.text, ends.starts, hashes, out)
+        absent = out < 0
+        first = f"'{ends[int(np.argmax(absent))]}'" if absent.any() else ""
+        return np.maximum(out, 0), int(absent.sum()), first
+
+
+def _mask(num_nodes: int) -> np.uint64:
+    return np.uint64((1 << max(1, num_nodes - 1).bit_length()) - 1)
+
+
+def _hashes(names: NodeNames) -> npt.NDArray[np.uint64]:
+    from ...stages.kernels.names.text import hash_texts
+
+    out = np.empty(len(names), np.uint64)
+    hash_texts(names.text, names.starts, out)
+    return out
+
+
+def _mapped(path: Path) -> AnyArray:
+    return np.load(path, mmap_mode="r")
+
+
+def node_names(folder: Path) -> NodeNames:
+    """The nodes' names, mapped."""
+    text = folder / "names.text"
+    letters = np.memmap(text, np.uint8, "r") if text.stat().st_size else np.empty(0, np.uint8)
+    return NodeNames(letters, _mapped(folder / "starts.npy"))
+
+
+def _new(path: Path, dtype: npt.DTypeLike, count: int) -> AnyArray:
+    """An array in a file, which is not in the memory of this process."""
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=(count,))
+
+
+def sort_ids(folder: Path, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Sort integer ids into a file. `spans` are first rows and numbers of rows.
+
+    Raises:
+        InputError: two nodes have one id.
+    """
+    pieces = []
+    for number, (first, rows) in enumerate(spans):
+        path = file_of(folder, "id", number)
+        pieces.append(np.load(path, mmap_mode="r") if path.exists() else np.arange(first, first + rows))
+    total, kind = sum(len(p) for p in pieces), np.result_type(*pieces)
+    ids = _new(folder / "ids.npy", np.int64 if kind.kind == "f" else kind, total)
+    at = 0
+    for piece in pieces:
+        ids[at : at + len(piece)] = piece
+        at += len(piece)
+    ids.sort()
+    for first in range(0, total, PIECE):
+        piece = ids[first : first + PIECE + 1]
+        again = piece[1:] == piece[:-1]
+        if again.any():
+            raise repeated(str(piece[np.argmax(again)]))
+    return {"least": int(ids[0]), "largest": int(ids[-1])}
+
+
+def index_names(folder: Path, spans: int) -> dict[str, Any]:
+    """Join the names of all spans in one file, and sort an index of their hashes.
+
+    Raises:
+        InputError: two nodes have one name.
+    """
+    lengths = [np.load(file_of(folder, "length", k), mmap_mode="r") for k in range(spans)]
+    total = sum(len(n) for n in lengths)
+    starts, index = _new(folder / "starts.npy", np.int64, total + 1), _new(folder / "index.npy", np.uint64, total)
+    mask, at, byte = _mask(total), 0, 0
+    with open(folder / "names.text", "wb") as file:
+        for k, of_span in enumerate(lengths):
+            text = np.load(file_of(folder, "text", k), mmap_mode="r")
+            file.write(text.data)
+            ends = np.cumsum(of_span)
+            local = np.concatenate([[0], ends])
+            index[at : at + len(of_span)] = (_hashes(NodeNames(text, local)) & ~mask) | np.arange(
+                at, at + len(of_span), dtype=np.uint64
+            )
+            starts[at + 1 : at + 1 + len(of_span)] = byte + ends
+            at, byte = at + len(of_span), byte + int(local[-1])
+    index.sort()
+    again = min(_repeated_rows(index, mask, node_names(folder)), default=None)
+    if again is not None:
+        raise repeated(f"'{node_names(folder)[again]}'")
+    return {"bytes": byte}
+
+
+def _repeated_rows(index: AnyArray, mask: np.uint64, names: NodeNames) -> Iterator[int]:
+    """First row of each name that several rows have."""
+    held: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+    for first in range(0, len(index), PIECE):
+        entries = np.concatenate([held, index[first : first + PIECE]])
+        upper = entries & ~mask
+        last = int(np.searchsorted(upper, upper[-1])) if first + PIECE < len(index) else len(entries)
+        begins = np.flatnonzero(np.diff(upper[:last], prepend=~upper[:1]))
+        sizes = np.diff(begins, append=last)
+        for begin, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist()):
+            rows = (entries[begin : begin + size] & mask).astype(np.int64)
+            seen: dict[str, int] = {}
+            for row, name in zip(rows.tolist(), names.take(rows)):
+                if name in seen:
+                    yield seen[name]
+                else:
+                    seen[name] = row
+        held = entries[last:]
+
+
+def name_ids(folder: Path, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Write the names of nodes that have integer ids with gaps."""
+    names = numbers_as_names(np.array(_mapped(folder / "ids.npy")[first:stop]))
+    names.text.tofile(folder / f"names-{number:06d}.text")
+    names.starts[1:].tofile(folder / f"names-{number:06d}.starts")
+    return {"rows": stop - first, "bytes": len(names.text)}

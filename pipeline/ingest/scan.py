@@ -1,0 +1,151 @@
+"""One pass over the nodes' ids, labels and split, which leaves them in files of arrays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
+from ..datasets.cleaning.class_names import numbered
+from ..datasets.cleaning.node_ids import as_numbers, is_text
+from ..datasets.cleaning.raw import AnyArray
+from ..datasets.readers.parquet import is_list, labels_of, split_codes
+from .source import Span, Table, batches
+
+COLUMNS = ("id", "label", "split")
+
+
+def file_of(folder: Path, what: str, number: int) -> Path:
+    """File with an array of one task."""
+    return folder / "nodes" / f"{what}-{number:06d}.npy"
+
+
+def scan_nodes(folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool) -> dict[str, Any]:
+    """Write ids (unless they are the rows' numbers), labels and split codes of a span; return what else is to know."""
+    (folder / "nodes").mkdir(exist_ok=True)
+    found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
+    classes: list[tuple[str, ...]] = []
+    nulls, names = 0, []
+    for batch in batches(table, span, COLUMNS, rows):
+        if "id" in batch.column_names:
+            column = batch["id"]
+            nulls += column.null_count
+            if column.null_count:
+                continue
+            if ids_are_text:
+                names.append(NodeNames.of_arrow(column))
+            else:
+                found["id"].append(integers(column))
+        labels, named = _labels(batch["label"])
+        found["label"].append(labels)
+        classes.append(named or ())
+        if "split" in batch.column_names:
+            found["split"].append(split_codes(batch["split"]))
+    record: dict[str, Any] = {"nulls": nulls, "rows": span.rows}
+    if nulls:
+        return record
+    if is_text(table.empty.schema.field("label").type):
+        record["classes"] = _save_named(folder, number, found.pop("label"), classes)
+    if found["id"]:
+        ids = np.concatenate(found.pop("id"))
+        record["ascending"] = bool((ids[1:] > ids[:-1]).all())
+        record["ends"] = [int(ids[0]), int(ids[-1])]
+        if np.array_equal(ids, np.arange(span.first, span.first + len(ids))):
+            record["are_rows"] = True
+        else:
+            np.save(file_of(folder, "id", number), ids)
+    if names:
+        _save_names(folder, number, names)
+    for what, arrays in found.items():
+        if arrays:
+            np.save(file_of(folder, what, number), joined_rows(arrays))
+    return record
+
+
+def integers(column: pa.ChunkedArray) -> AnyArray:
+    """Ids that are whole numbers, or text that says the same."""
+    if is_text(column.type):
+        whole = as_numbers(column)
+        assert whole is not None, "the import saw that all are numbers"
+        column = whole
+    return column.to_numpy()
+
+
+class UnequalListsError(InputError):
+    """Lists are null or differ in length; which of them, `explain_lists` says."""
+
+    def __init__(self, text: str = "lists are null or differ in length") -> None:
+        super().__init__(text)
+
+
+def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
+    try:
+        return labels_of(column)
+    except InputError as e:
+        raise (UnequalListsError() if is_list(column.type) else e) from e
+
+
+def ascend(records: Sequence[dict[str, Any]]) -> bool:
+    """True if integer ids rise from row to row, so that nodes have the numbers of their rows."""
+    ends = [record["ends"] for record in records]
+    return all(record["ascending"] for record in records) and all(a[1] < b[0] for a, b in zip(ends, ends[1:]))
+
+
+def joined_rows(arrays: Sequence[AnyArray]) -> AnyArray:
+    """Rows of all arrays. Raises UnequalListsError if they have several widths."""
+    if len({a.shape[1:] for a in arrays}) > 1:
+        raise UnequalListsError
+    return np.concatenate(arrays)
+
+
+def _save_named(
+    folder: Path, number: int, codes: Sequence[AnyArray], classes: Sequence[tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Write class numbers among the classes of this span; return their names."""
+    names = sorted({name for some in classes for name in some})
+    at = {name: i for i, name in enumerate(names)}
+    of_span = [np.array([*(at[name] for name in some), -1], np.int64)[code] for code, some in zip(codes, classes)]
+    np.save(file_of(folder, "label", number), np.concatenate(of_span))
+    return tuple(names)
+
+
+def _save_names(folder: Path, number: int, names: Sequence[NodeNames]) -> None:
+    np.save(file_of(folder, "text", number), np.concatenate([n.text for n in names]))
+    np.save(file_of(folder, "length", number), np.concatenate([np.diff(n.starts) for n in names]))
+
+
+def gathered_labels(
+    folder: Path, records: Sequence[dict[str, Any]], numbers: Sequence[npt.NDArray[np.int64] | slice], total: int
+) -> tuple[AnyArray, tuple[str, ...] | None]:
+    """Labels of all nodes in the order of their numbers, and the names of classes if the labels are text."""
+    paths = [file_of(folder, "label", k) for k in range(len(records))]
+    if "classes" in records[0]:
+        names = sorted({name for record in records for name in record["classes"]})
+        codes, ordered = numbered(pa.array(names, pa.large_string()))
+        code_of = dict(zip(names, codes.tolist()))
+        tables = [np.array([*(code_of[name] for name in record["classes"]), -1], np.int64) for record in records]
+        pieces = [table[np.load(path)] for table, path in zip(tables, paths)]
+    else:
+        pieces, ordered = [np.load(path) for path in paths], None
+    if len({piece.shape[1:] for piece in pieces}) > 1:
+        raise UnequalListsError
+    out = np.empty((total, *pieces[0].shape[1:]), np.result_type(*pieces))
+    for piece, at in zip(pieces, numbers):
+        out[at] = piece
+    return out, ordered
+
+
+def gathered_split(
+    folder: Path, spans: int, numbers: Sequence[npt.NDArray[np.int64] | slice], total: int
+) -> npt.NDArray[np.uint8] | None:
+    """Split codes of all nodes; None if the nodes have no such column."""
+    if not file_of(folder, "split", 0).exists():
+        return None
+    out = np.empty(total, np.uint8)
+    for k, at in zip(range(spans), numbers):
+        out[at] = np.load(file_of(folder, "split", k))
+    return out

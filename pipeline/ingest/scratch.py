@@ -1,0 +1,81 @@
+"""The folder that an ingest works in, beside the store that it makes: locked, and kept when the ingest is killed."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ...storage.errors import InputError
+from ...storage.store.committed_folder import fsync_tree
+
+PREFIX = ".ingest-"
+STORE = "store"
+PLAN = "plan.json"
+
+
+def scratch_of(out: Path) -> Path:
+    """The folder of the ingest that makes `out`."""
+    return out.with_name(f"{PREFIX}{out.name}")
+
+
+@contextmanager
+def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
+    """Context with the folder of an ingest, and whether it goes on with one that was killed and had the same plan.
+
+    The folder is removed if the ingest ends, or the input is refused; it stays if the ingest is stopped or fails.
+
+    Raises:
+        InputError: another process makes `out`, or its folder cannot be written.
+    """
+    folder = scratch_of(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as e:
+        raise InputError(f"cannot write {out}: {e.strerror or e}") from e
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another process is converting into {out}; wait for it, or choose another --out"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        resumed = _plan_in(folder) == plan
+        if not resumed:
+            _empty(folder)
+            (folder / PLAN).write_text(json.dumps(plan))
+        (folder / STORE).mkdir(exist_ok=True)
+        try:
+            yield folder, resumed
+        except InputError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def commit(folder: Path, out: Path) -> None:
+    """Put the finished store in its place."""
+    fsync_tree(folder / STORE)
+    os.rename(folder / STORE, out)
+
+
+def _plan_in(folder: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return json.loads((folder / PLAN).read_text())
+    return None
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,188 @@
+"""The tables that an ingest reads, and their rows in pieces."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...storage.errors import InputError, RunError
+from ..datasets.cleaning.node_ids import as_numbers, is_text
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.readers.parquet import is_list
+from ..datasets.readers.tables import (
+    check_ratio,
+    files_of,
+    joined,
+    nodes_beside,
+    plain,
+    read_table,
+    reading,
+    renamed,
+)
+
+BUFFER_BYTES = 1 << 20
+"""Bytes of a column that are read at a time."""
+ROWS_PER_GROUP = 1 << 20
+"""Rows of a row group of what is imported."""
+IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
+"""Columns of ids."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one file that one task reads: some row groups."""
+
+    path: Path
+    groups: tuple[int, ...]
+    first: int
+    """Number of its first row among those of all files."""
+    rows: int
+    stamp: tuple[int, int]
+    """Size and time of the file when the ingest began."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Files that hold one table, the edges or the nodes."""
+
+    stem: str
+    """edges or nodes."""
+    files: tuple[Path, ...]
+    """The user's."""
+    paths: tuple[Path, ...]
+    """Those that are read: CSV is imported first."""
+    empty: pa.Table
+    """No rows; the columns by Millrace's names, and their types."""
+    rows: int
+    row_bytes: int
+    """Bytes of a row in memory, estimated."""
+    from_csv: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the user named: the files of edges and of nodes."""
+
+    path: Path
+    name: str
+    edges: tuple[Path, ...]
+    nodes: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_source(path: Path, options: ReadOptions) -> Source:
+    """The files of a folder of tables, or of a file of edges and the one of nodes beside it. Raises InputError."""
+    if path.is_dir():
+        if options.nodes_file is not None:
+            raise InputError(f"nodes_file is given, but {path} is a folder, whose nodes* are read; leave it out")
+        return Source(path, path.name, tuple(files_of(path, "edges")), tuple(files_of(path, "nodes")))
+    nodes, stem = nodes_beside(path, options), path.name.partition(".")[0]
+    name = path.resolve().parent.name if stem == "edges" else stem
+    return Source(path, name, (path,), (nodes,), (f"The nodes were read from {nodes}.",))
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file's last change."""
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns
+
+
+def describe(files: Sequence[Path], stem: str, imported: Sequence[Path] | None = None) -> Table:
+    """The table in some Parquet files; reads their footers.
+
+    Args:
+        files: the user's.
+        stem: edges or nodes.
+        imported: Parquet files that were made of them, if they are CSV.
+
+    Raises:
+        InputError: a file is not Parquet, or their columns differ in type.
+    """
+    paths = tuple(imported or files)
+    with reading(files, stem):
+        empties, rows, size = [], 0, 0
+        for path in paths:
+            metadata = pq.read_metadata(path)
+            if imported is None:
+                check_ratio(path, metadata)
+            empties.append(renamed(metadata.schema.to_arrow_schema().empty_table(), stem))
+            rows += metadata.num_rows
+            size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
+        empty = plain(joined(empties, from_csv=imported is not None))
+    return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None)
+
+
+def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:
+    """Write a CSV file as Parquet; say of each column of ids whether all are whole numbers."""
+    table = read_table([path], stem)
+    into.parent.mkdir(exist_ok=True)
+    pq.write_table(table, into, row_group_size=ROWS_PER_GROUP)
+    ids = [c for c in table.column_names if c in IDS[stem]]
+    return {c: is_text(table[c].type) and not table[c].null_count and as_numbers(table[c]) is not None for c in ids}
+
+
+def spans_of(table: Table, rows: int) -> list[Span]:
+    """The table's rows in pieces of about `rows`, at least one row group each."""
+    spans, first = [], 0
+    with reading(table.files, table.stem):
+        for file in table.paths:
+            metadata, stamp = pq.read_metadata(file), stamp_of(file)
+            groups: list[int] = []
+            held = 0
+            for group in range(metadata.num_row_groups):
+                count = metadata.row_group(group).num_rows
+                if held and held + count > rows:
+                    spans.append(Span(file, tuple(groups), first, held, stamp))
+                    groups, first, held = [], first + held, 0
+                groups.append(group)
+                held += count
+            if held:
+                spans.append(Span(file, tuple(groups), first, held, stamp))
+                first += held
+    return spans
+
+
+def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Rows of a span, at most `rows` at a time, with the columns of the table that exist among `columns`.
+
+    Raises:
+        InputError: the file is damaged.
+        RunError: the file is gone, or has changed since the ingest began.
+    """
+    wanted = [c for c in columns if c in table.empty.column_names]
+    try:
+        if stamp_of(span.path) != span.stamp:
+            raise FileNotFoundError(span.path)
+        file = pq.ParquetFile(span.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES)
+    except FileNotFoundError as e:
+        raise RunError(
+            f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
+        ) from e
+    with reading(table.files, table.stem), file:
+        theirs = file.schema_arrow.names
+        ours = renamed(file.schema_arrow.empty_table(), table.stem).column_names
+        there = dict(zip(ours, theirs))
+        picked = [there[c] for c in wanted if c in there]
+        if not picked:
+            for first in range(0, span.rows, rows):
+                yield _conformed(pa.table({}), table, wanted, min(rows, span.rows - first))
+            return
+        for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
+            found = pa.Table.from_batches([batch]).rename_columns([c for c in wanted if c in there])
+            yield _conformed(found, table, wanted, batch.num_rows)
+
+
+def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) -> pa.Table:
+    """The columns `wanted` in the table's types; a file without one has nulls."""
+    found, columns = plain(found), {}
+    for name in wanted:
+        kind = table.empty.schema.field(name).type
+        if name not in found.column_names:
+            columns[name] = pa.chunked_array([pa.nulls(rows, kind)])
+        else:
+            columns[name] = found[name] if is_list(kind) or found[name].type == kind else found[name].cast(kind)
+    return pa.table(columns)

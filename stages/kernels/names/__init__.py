@@ -1,0 +1,1 @@
+"""Kernels that find the numbers of nodes that are called by text."""

@@ -1,0 +1,365 @@
+"""Tables converted in pieces: byte for byte the store of what is opened in memory, and the same refusals."""
+
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import millrace as mr
+from millrace.pipeline.datasets import ReadOptions, open_dataset
+from millrace.pipeline.ingest import arrays, budget, convert, run, scratch, spill
+from millrace.storage import fingerprint
+from millrace.storage.dataset_store import open_dataset_store, write_dataset
+from millrace.storage.errors import InputError, RunError, StoreError
+from millrace.storage.store import arrays as store_arrays
+from millrace.storage.store import committed_folder
+
+UNDIRECTED = ReadOptions(direction="undirected")
+DIRECTED = ReadOptions(direction="directed")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Everything is cut into many pieces."""
+    monkeypatch.setattr(store_arrays, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(fingerprint, "LEAF_BYTES", 1024)
+    monkeypatch.setattr(arrays, "SLICE_BYTES", 4096)
+    monkeypatch.setattr(budget, "LEAST_EDGES", 64)
+    monkeypatch.setattr(run, "SPAN_ROWS", 8)
+    monkeypatch.setattr(spill, "CELLS", 16)
+    for module in (committed_folder, scratch):
+        monkeypatch.setattr(module, "fsync_tree", lambda path: None)
+    monkeypatch.setattr(convert, "budget_of", lambda *_: budget.Budget(1 << 14))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def parquet(folder: Path, stem: str, table: pa.Table, cuts=(0.3, 0.3, 0.8), group=7) -> None:
+    """Several files, of which one is empty, with several row groups each."""
+    folder.mkdir(exist_ok=True)
+    marks = [0, *(int(c * table.num_rows) for c in cuts), table.num_rows]
+    for i, (a, b) in enumerate(zip(marks, marks[1:])):
+        pq.write_table(table.slice(a, b - a), folder / f"{stem}-{i}.parquet", row_group_size=group)
+
+
+def graph(
+    folder: Path, seed=0, *, nodes=60, edges=400, ids="rows", weighted=True, labels="int", features="list", split=False
+):
+    rng = np.random.default_rng(seed)
+    rows = np.arange(nodes)
+    known = {
+        "rows": rows,
+        "shuffled": rng.permutation(nodes),
+        "gaps": np.sort(rng.choice(10**12, nodes, replace=False)),
+        "wild": rng.choice(np.arange(-(10**9), 10**9, 999_983), nodes, replace=False),
+        "text": np.array([f"{'ä' * (i % 3)}node {rng.integers(1 << 40)}" for i in rows], object),
+    }[ids]
+    ends = known[np.minimum(rng.geometric(0.05, (2, edges)) - 1, nodes - 1)]
+    kind = pa.string() if ids == "text" else pa.int64()
+    table = {"src": pa.array(ends[0], kind), "dst": pa.array(ends[1], kind)}
+    if weighted:
+        table["weight"] = pa.array(np.exp(rng.normal(0, 6, edges)))
+    parquet(folder, "edges", pa.table(table))
+    y = rng.integers(-1, 3, nodes)
+    of = {
+        "int": pa.array(y),
+        "null": pa.array([None if v < 0 else int(v) for v in y], pa.int8()),
+        "float": pa.array([None if v < 0 else float(v) for v in y]),
+        "text": pa.array([None if v < 0 else ["b", "a10", "2"][v] for v in y]),
+        "many": pa.array(rng.integers(0, 2, (nodes, 3)).tolist()),
+    }
+    of_nodes = {"label": of[labels]}
+    if ids != "rows" or seed % 2:
+        of_nodes["id"] = pa.array(known)
+    x = rng.normal(size=(nodes, 5)).astype("f4")
+    if features == "list":
+        of_nodes["features"] = pa.array(x.tolist(), pa.list_(pa.float32()))
+    elif features == "fixed":
+        of_nodes["x"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1).astype("f2")), 5)
+    elif features == "columns":
+        of_nodes |= {f"feature_{i}": pa.array(x[:, i] * 1000) for i in range(5)} | {"age": pa.array(rows)}
+    if split:
+        of_nodes["split"] = pa.array([None if v < 0 else ["train", "val", "test"][i % 3] for i, v in zip(rows, y)])
+    parquet(folder, "nodes", pa.table(of_nodes), (0.5, 0.5, 0.6), group=11)
+    return folder
+
+
+def same(folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", **given) -> mr.Dataset:
+    """Convert and compare; return the dataset."""
+    want, got = tmp_path / "want", tmp_path / "got"
+    for path in (want, got):
+        if path.exists():
+            path.rename(path.with_name(f"{path.name}-{len(list(tmp_path.iterdir()))}"))
+    dataset = open_dataset(folder, options=options, **given)
+    write_dataset(want, dataset, features_format=features)
+    mr.convert(folder, got, options=options, features=features, verbose=False, **given)
+    a, b = contents(want), contents(got)
+    assert a.keys() == b.keys()
+    assert not [name for name in a if a[name] != b[name]]
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".ingest")]
+    return open_dataset_store(got)
+
+
+DIRECTIONS, DUPLICATES, LOOPS = ["directed", "reverse", "undirected"], ["merge", "keep"], ["keep", "drop"]
+
+
+@pytest.mark.parametrize("ids", ["rows", "shuffled", "gaps", "wild", "text"])
+def test_the_store_is_that_of_the_reader_in_memory(tmp_path, ids):
+    labels, features = ["int", "null", "float", "text", "many"], ["list", "fixed", "columns", "none"]
+    for n, (direction, duplicates, loops) in enumerate(product(DIRECTIONS, DUPLICATES, LOOPS)):
+        folder = graph(
+            tmp_path / f"g{n}", n, ids=ids, weighted=n % 3 < 2, labels=labels[n % 5], features=features[n % 4],
+            split=n % 7 == 3,
+        )  # fmt: skip
+        options = ReadOptions(
+            direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact",
+            unlabelled_in_split="drop", normalize_features=["none", "row", "binary"][n % 3],
+            label_gaps=["keep", "compact"][n % 2], edge_weights=["use", "use", "ignore"][n % 3],
+        )  # fmt: skip
+        same(folder, tmp_path, options, ["zarr", "npy"][n % 2], seed=n)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 3), (2, 40), (7, 500), (300, 2), (500, 3000)])
+def test_any_size(tmp_path, nodes, edges, seed):
+    rng = np.random.default_rng(seed)
+    ids = ["rows", "shuffled", "gaps", "text"][seed % 4]
+    folder = graph(
+        tmp_path / "g", seed, nodes=nodes, edges=edges, ids=ids, labels="many", weighted=bool((seed + nodes) % 3)
+    )
+    options = ReadOptions(
+        direction=DIRECTIONS[rng.integers(3)], duplicates=DUPLICATES[rng.integers(2)], missing_ids="compact"
+    )
+    same(folder, tmp_path, options, ["zarr", "npy"][seed % 2], split="fraction:0.5,0.2")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("duplicates", DUPLICATES)
+def test_symmetric_edges_are_seen_to_be(tmp_path, weighted, duplicates):
+    folder = graph(tmp_path / "g", weighted=weighted)
+    whole = pa.concat_tables([pq.read_table(f) for f in sorted(folder.glob("edges*"))])
+    names = ["dst", "src", *whole.column_names[2:]]
+    parquet(folder, "edges-b", whole.rename_columns(names).select(whole.column_names))
+    data = same(folder, tmp_path, ReadOptions(duplicates=duplicates))
+    assert "The edges are symmetric as stored and were used as they are." in data.notes
+
+
+def test_one_row_group_one_file_and_more_writers_than_rows(tmp_path):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    pq.write_table(pa.table({"source": [0, 1], "to": [1, 0]}), folder / "edges.parquet")
+    pq.write_table(pa.table({"y": [0, 1], "x": [[1.0], [2.0]], "note": ["a", "b"]}), folder / "nodes.parquet")
+    data = same(folder, tmp_path, ReadOptions(), split="fraction:0.5,0.5")
+    assert data.graph.num_edges == 2
+    assert "Columns of nodes that are not numeric were not read: note." in data.notes
+
+
+def test_csv(tmp_path):
+    folder = tmp_path / "people"
+    folder.mkdir()
+    (folder / "edges.csv").write_text('source,target\nann,bob\nbob,"Meier, Eve"\n"Meier, Eve",dan\ndan,ann\n')
+    (folder / "nodes.csv").write_text(
+        'id,label,age,income\nann,reader,31,4.2\nbob,reader,25,3.9\n"Meier, Eve",writer,62,2.5\ndan,,58,2.8\n'
+    )
+    options = ReadOptions(direction="undirected", feature_columns="age,income")
+    data = same(folder, tmp_path, options, split="fraction:0.7,0")
+    assert list(data.node_names) == ["ann", "bob", "Meier, Eve", "dan"] and data.class_names == ("reader", "writer")
+    same(folder / "edges.csv", tmp_path, options, split="fraction:0.7,0")
+    (folder / "edges.csv").write_text("src,dst,weight\n3,1,2\n2,1,0.5\n")
+    (folder / "nodes.csv").write_text("id,label\n1,0\n2,1\n3,0\n")
+    numbered = same(folder, tmp_path, ReadOptions(direction="directed", missing_ids="compact"), split="fraction:0.5,0")
+    assert list(numbered.node_names) == ["1", "2", "3"]
+
+
+GOOD = {"src": [0, 1, 2], "dst": [1, 2, 0]}
+NODES = {"label": [0, 1, 0], "features": [[1.0], [2.0], [3.0]]}
+BAD = {
+    "nulls": ({"src": pa.array([0, None, 2]), "dst": [1, 2, 0]}, {}, {}, "column edges.src holds 1 nulls"),
+    "range": ({"src": [0, 1, 40], "dst": [1, 2, 0]}, {}, {}, r"edge source ids lie in \[0, 40\], out of range"),
+    "below": ({"src": [0, 1, 1], "dst": [1, -2, 0]}, {}, {}, r"edge destination ids lie in \[-2, 1\]"),
+    "text": ({"src": ["a", "b", "c"], "dst": [1, 2, 0]}, {}, {}, "edges.src is text and column edges.dst is int64"),
+    "names": ({"src": ["a"], "dst": ["b"]}, {}, {}, "the ends of edges are text, but nodes has no column 'id'"),
+    "float ids": ({"src": [0.5], "dst": [1.0]}, {}, {}, "column edges.src is double; expected ids"),
+    "no dst": ({"src": [0, 1, 2], "end": [1, 2, 0]}, {}, {}, "edges has no column 'dst'"),
+    "no label": (GOOD, {"lable": [0, 1, 0]}, {}, "nodes has no column 'label'.*did you mean 'lable'"),
+    "nan": ({**GOOD, "weight": [1.0, np.nan, 1.0]}, {}, {}, "1 edge weights are NaN or infinite"),
+    "infinite": ({**GOOD, "weight": [1.0, 1e300, 1.0]}, {}, {}, "NaN or infinite as float32"),
+    "negative": ({**GOOD, "weight": [1.0, -2.5, -1.0]}, {}, {}, r"2 edge weights are negative \(least: -2.5\)"),
+    "loops": ({"src": [0, 1, 2], "dst": [1, 1, 2]}, {}, {"self_loops": "error"}, r"2 self loops \(first: node 1\)"),
+    "repeated": ({"src": [0, 1, 1, 0], "dst": [1, 0, 0, 1]}, {}, {"duplicates": "error"}, r"\(first: 1 -> 0\)"),
+    "direction": (GOOD, {}, {"direction": None}, "the edges are not symmetric and their direction is not known"),
+    "unknown": (GOOD, {**NODES, "id": [1, 2, 7]}, {"missing_ids": "compact"}, r"edges.src \(first: 0\) are not the id"),
+    "gaps": (GOOD, {**NODES, "id": [0, 2, 7]}, {}, "column nodes.id has gaps: 3 ids between 0 and 7"),
+    "one id": (GOOD, {**NODES, "id": [2, 0, 2]}, {}, "nodes.id holds 2 more than once"),
+    "null id": (GOOD, {**NODES, "id": [2, None, 1]}, {}, "column nodes.id holds 1 nulls"),
+    "no such name": (
+        {"src": ["a", "q", "q"], "dst": ["b", "b", "r"]}, {**NODES, "id": ["a", "b", "c"]}, {},
+        r"2 values of edges.src \(first: 'q'\) are not the id of any node",
+    ),
+    "one name": ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["b", "a", "a"]}, {}, "holds 'a' more than once"),
+    "ragged": (GOOD, {"label": [0, 1, 0], "features": [[1.0], [1.0, 2.0], []]}, {}, r"1 and of 2 values \(row 1\)"),
+    "null list": (GOOD, {"label": [0, 1, 0], "features": [[1.0], None, None]}, {}, "nodes.features holds 2 nulls"),
+    "ragged labels": (GOOD, {"label": [[0, 1], [1], [1, 1]]}, {}, r"of 2 and of 1 values \(row 1\)"),
+    "nan feature": (GOOD, {"label": [0, 1, 0], "features": [[1.0], [2.0], [np.nan]]}, {}, r"\(first: node 2\)"),
+    "no features": (GOOD, {"label": [0, 1, 0]}, {"missing_features": "error"}, "the input has no features"),
+    "regression": (GOOD, {"label": [0.5, 1, 0]}, {}, "labels are non-integer"),
+    "split": (GOOD, {**NODES, "split": ["train", "tran", None]}, {}, "nodes.split holds 'tran'.*did you mean 'train'"),
+    "no nodes": (GOOD, {"label": pa.array([], pa.int64())}, {}, "there are no nodes"),
+    "text feature": (GOOD, {"label": [0, 1, 0], "age": ["a", "b", "c"]}, {"feature_columns": "age"}, "age is string"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_said_as_it_is_in_memory(tmp_path, case):
+    edges, nodes, given, told = BAD[case]
+    folder = tmp_path / "g"
+    parquet(folder, "edges", pa.table(edges), (0.5,), group=1)
+    parquet(folder, "nodes", pa.table(nodes or NODES), (0.7,), group=1)
+    options = ReadOptions(**{"direction": "directed", **given})
+    with pytest.raises(InputError, match=told) as want:
+        open_dataset(folder, options=options, split="fraction:0.5,0.2")
+    with pytest.raises(InputError) as got:
+        mr.convert(folder, tmp_path / "out", options=options, split="fraction:0.5,0.2", verbose=False)
+    assert str(got.value).replace("read.", "") == str(want.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+
+
+def test_files_that_differ_or_are_no_parquet(tmp_path):
+    folder = graph(tmp_path / "g")
+    pq.write_table(pa.table({"src": ["a"], "dst": ["b"], "weight": [1.0]}), folder / "edges-9.parquet")
+    for told in ("write the files again with one schema", "cannot be read"):
+        with pytest.raises(InputError, match=told) as want:
+            open_dataset(folder, options=DIRECTED)
+        with pytest.raises(InputError) as got:
+            mr.convert(folder, tmp_path / "out", options=DIRECTED, verbose=False)
+        assert str(got.value) == str(want.value)
+        assert [p.name for p in tmp_path.iterdir()] == ["g"]
+        (folder / "edges-9.parquet").write_bytes(b"PAR1 not really")
+
+
+class Killed(BaseException):
+    """Ends an ingest as SIGKILL does, as far as one process can tell."""
+
+
+STAGES = ["scan", "number", "name", "labels", "spill", "sort", "features", "gather", "seams", "arrays"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_ingest_goes_on(tmp_path, monkeypatch, stage, before):
+    """Killed in a task of each stage, after its files are written but not recorded, or after its record."""
+    folder = graph(tmp_path / "g", nodes=500, ids="wild", split=True)
+    options = ReadOptions(direction="undirected", missing_ids="compact", unlabelled_in_split="drop")
+    write_dataset(tmp_path / "want", open_dataset(folder, options=options))
+
+    def killed(name, calls):
+        for number, (recorded, task, record, *arguments) in enumerate(calls):
+            if name == stage and number == len(calls) // 2:
+                task(*arguments) if before else recorded(task, record, *arguments)
+                raise Killed
+            yield number, recorded(task, record, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "inline", killed)
+        with pytest.raises(Killed):
+            mr.convert(folder, tmp_path / "got", options=options, verbose=False)
+    assert not (tmp_path / "got").exists()
+    kept = len(list((tmp_path / ".ingest-got" / "done").glob("*.json")))
+    events = []
+    mr.convert(folder, tmp_path / "got", options=options, emit=events.append)
+    assert contents(tmp_path / "got") == contents(tmp_path / "want")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g", "got", "want"]
+    told = f"going on with the conversion into {tmp_path / 'got'} that was stopped"
+    assert (told in [getattr(e, "text", None) for e in events]) == (kept > 0)
+
+
+def test_another_command_begins_anew(tmp_path, monkeypatch):
+    folder = graph(tmp_path / "g")
+    monkeypatch.setattr(run, "write_slice", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
+    assert (tmp_path / ".ingest-got").is_dir()
+    monkeypatch.setattr(run, "write_slice", arrays.write_slice)
+    same(folder, tmp_path, UNDIRECTED)
+
+
+def test_a_file_that_is_lost_or_changed_on_the_way(tmp_path, monkeypatch):
+    folder = graph(tmp_path / "g")
+    text = (folder / "edges-3.parquet").read_bytes()
+
+    def losing(name, calls):
+        for number, (task, *arguments) in enumerate(calls):
+            if name == "spill" and number == 1:
+                (folder / "edges-3.parquet").unlink()
+            yield number, task(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "inline", losing)
+        with pytest.raises(RunError, match=r"edges-3\.parquet is gone, or has changed, since the ingest began"):
+            mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
+    assert not (tmp_path / "got").exists()
+    (folder / "edges-3.parquet").write_bytes(text)
+    same(folder, tmp_path, DIRECTED)
+
+
+def test_a_disk_that_is_too_small_is_seen_beforehand(tmp_path, monkeypatch):
+    folder = graph(tmp_path / "g")
+    monkeypatch.setattr(budget.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match=r"converting takes up to 0\.0 GiB of disk in .* are free; free some"):
+        mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+
+
+def test_a_store_without_a_slice_is_refused(tmp_path):
+    folder = graph(tmp_path / "g")
+    mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
+    next((tmp_path / "got" / "arrays" / "indices" / "c").iterdir()).unlink()
+    with pytest.raises(StoreError, match="array 'indices' has"):
+        open_dataset(tmp_path / "got")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"memory": "much"}, "memory is 'much'; expected a size"),
+        ({"workers": 0}, "workers is 0; expected a whole number from 1"),
+        ({"features": "zar"}, "did you mean 'zarr'"),
+        ({"scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers"),
+    ],
+)
+def test_arguments_that_are_refused(tmp_path, given, told):
+    with pytest.raises(InputError, match=told):
+        mr.convert(graph(tmp_path / "g"), tmp_path / "got", options=DIRECTED, verbose=False, **given)
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+
+
+def test_too_little_memory_is_refused():
+    with pytest.raises(InputError, match="memory is 100 MiB; this process takes 337 MiB or more: set memory=337MiB"):
+        budget.budget_of(100 << 20, 1, in_process=True)
+    with pytest.raises(InputError, match=r"the driver and its workers \(2\) take 673 MiB or more"):
+        budget.budget_of(500 << 20, 2, in_process=False)
+
+
+def test_other_sources_and_options_are_read_into_memory(tmp_path):
+    store = mr.convert("sbm:nodes=200,classes=3", tmp_path / "sbm", verbose=False)
+    assert store.entries["indptr"]["shape"] == [201]
+    folder = graph(tmp_path / "g")
+    for n, options in enumerate(
+        (
+            ReadOptions(direction="undirected", components="largest"),
+            ReadOptions(direction="directed", normalize_features="standard"),
+        )
+    ):
+        events = []
+        mr.convert(folder, tmp_path / f"s{n}", options=options, emit=events.append)
+        write_dataset(tmp_path / f"w{n}", open_dataset(folder, options=options))
+        assert contents(tmp_path / f"s{n}") == contents(tmp_path / f"w{n}")
+        assert any("the dataset was read into memory, since" in getattr(e, "text", "") for e in events)
+    with pytest.raises(InputError, match="already exists"):
+        mr.convert(folder, tmp_path / "s0", verbose=False)
