@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.config.systems import System
     from millrace.pipeline.custom.callback import Callback, RunView
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+    from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.predict import predict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.run import run
     from millrace.pipeline.setup.open_queue import open_queue
     from millrace.pipeline.setup.result import Result
+    from millrace.pipeline.sweep.sweep import Sweep, sweep
     from millrace.pipeline.systems.bulk import bulk
     from millrace.pipeline.systems.grappa import grappa
     from millrace.pipeline.systems.retexo import retexo
@@ -79,6 +81,7 @@ _HOMES = {
     "Report": "pipeline.report.write",
     "report": "pipeline.report.write",
     "Result": "pipeline.setup.result",
+    "dry_run": "pipeline.dry_run",
     "run": "pipeline.run",
     "System": "pipeline.config.systems",
     "bulk": "pipeline.systems.bulk",
@@ -87,6 +90,8 @@ _HOMES = {
     "sar": "pipeline.systems.sar",
     "TrainedRun": "pipeline.inference.finished_run",
     "load": "pipeline.inference.finished_run",
+    "Sweep": "pipeline.sweep.sweep",
+    "sweep": "pipeline.sweep.sweep",
     "infer": "stages.evaluate.layerwise",
     "GAT": "stages.models",
     "GCN": "stages.models",
@@ -152,11 +157,13 @@ __all__ = [
     "RunView",
     "Split",
     "StoreError",
+    "Sweep",
     "System",
     "TrainedRun",
     "bulk",
     "convert",
     "destinations",
+    "dry_run",
     "embed",
     "from_edges",
     "from_networkx",
@@ -178,6 +185,7 @@ __all__ = [
     "run",
     "sample_minibatches",
     "sar",
+    "sweep",
     "to_dgl_blocks",
     "to_pyg",
     "write_dataset",

@@ -25,6 +25,7 @@ from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
 from .commands.shared.output import say
+from .commands.sweep import sweep
 from .commands.warm import warm
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command("train", help="The same as run; give it --samples to skip sampling.")(run)
-for command in (init, sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
+for command in (init, sweep, sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
     app.command()(command)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...storage.errors import InputError, Interrupted
+from ...storage.plural import counted
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .shared.flags import (
@@ -79,6 +80,9 @@ def run(
             help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -89,6 +93,10 @@ def run(
         "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
         "reuse": reuse,
     }  # fmt: skip
+    if dry_run:
+        record = _train(job, flags, overrides, out, resume, samples, code, dry=True)
+        show(_planned(record), record, as_json)
+        return
     # Held until the end: they work beside the imports below, and beside the run.
     beside = compile_beside(job, flags)
     result = _train(job, flags, overrides, out, resume, samples, code)
@@ -104,9 +112,11 @@ def _train(
     resume: bool,
     samples: str | None,
     code: list[str] | None,
-) -> "Result":
+    dry: bool = False,
+) -> Any:
     from ..config.load import resolve
     from ..custom.own_code import from_code_flags
+    from ..dry_run import dry_run
     from ..interop.user_module import from_flags
     from ..run import run as run_job
     from ..setup.result import STOPPED
@@ -125,21 +135,35 @@ def _train(
         table = without_executor(table)
     resolved = resolve(table)
     leave_compiler_out()
+    arguments = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
+    arguments |= from_code_flags(code)
+    if dry:
+        with Terminal() as terminal:
+            return dry_run(**arguments, emit=terminal)
     with heeded(say_aside) as requests, Terminal() as terminal:
-        result = run_job(
-            out=out,
-            resume=resume,
-            samples=samples,
-            emit=both(requests, terminal),
-            stop=requests.stop,
-            save=requests.save,
-            config=resolved,
-            model=module,
-            **from_code_flags(code),
-        )
+        result = run_job(**arguments, emit=both(requests, terminal), stop=requests.stop, save=requests.save)
     if result.status == STOPPED:
         raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
     return result
+
+
+def _planned(record: dict[str, Any]) -> str:
+    """The text of a dry run."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in record["splits"].items())
+    where = f"{counted(record['ranks'], 'rank')} on {record['device']} ({record['executor']})"
+    steps = counted(record["steps_per_epoch"], "step")
+    return "\n".join(
+        [
+            f"{record['model']} on {record['dataset']} ({record['nodes']:,} nodes, {record['edges']:,} edges), system "
+            f"{record['system']}",
+            f"  splits              {splits}",
+            f"  parameters          {record['parameters']:,}",
+            f"  epochs              {record['epochs']} of {steps}",
+            f"  runs in             {where}",
+            f"  run folder          {record['out']}",
+            "nothing was written; leave out --dry-run to run it",
+        ]
+    )
 
 
 def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:

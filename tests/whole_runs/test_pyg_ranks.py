@@ -26,7 +26,7 @@ def sbm():
 
 def convs():
     torch.manual_seed(1)
-    return [pyg.SAGEConv(5, 8), pyg.GCNConv(8, 3, normalize=False)]
+    return [pyg.SAGEConv(5, 8), pyg.GCNConv(8, 3)]
 
 
 def options(cell):
@@ -55,6 +55,27 @@ def test_two_ranks_train_and_evaluate_as_one_does(sbm, scheduler, tmp_path, cell
 
 def batch_normed():
     return [pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)))]
+
+
+@pytest.mark.parametrize("cell", ["bulk", "sar"])
+def test_a_whole_model_trains_on_two_ranks_and_predicts_anew(sbm, scheduler, tmp_path, cell):
+    """And stays what it is in PyG: its state goes back into the user's own module."""
+
+    def net():
+        torch.manual_seed(1)
+        return pyg.GAT(5, 8, 2, 3, heads=2, jk="cat")
+
+    one = mr.run(sbm, model=net(), epochs=2, out=tmp_path / "one", **options(cell))
+    two = mr.run(sbm, model=net(), epochs=2, out=tmp_path / "two", ranks=2, scheduler=scheduler, **options(cell))
+    assert told(two) == pytest.approx(told(one), rel=1e-4)
+    predicted = mr.predict(tmp_path / "two", nodes="test", model=net())
+    assert (predicted.classes == sbm.labels[predicted.nodes]).mean() == pytest.approx(two.test_accuracy)
+    again = net()
+    again.load_state_dict(torch.load(tmp_path / "two" / "model.pt", weights_only=True))
+    data = sbm.to_pyg()
+    with torch.no_grad():
+        plain = again.eval()(data.x, data.edge_index)[torch.from_numpy(predicted.nodes)]
+    torch.testing.assert_close(torch.from_numpy(predicted.logits), plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""Everything of a run before its first write: the configuration, the machine, the data, and how they go together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..stages.partition.clustered import Clustered
+from ..storage.dataset import Dataset
+from ..storage.errors import InputError
+from ..storage.queue.base import MinibatchQueue
+from .config.load import Job, check_no_secrets, read_toml
+from .config.model_table import with_model
+from .config.systems import System
+from .custom.own_code import OwnCode
+from .interop.model_argument import as_record_or_module
+from .machine.compilers import check_compiler
+from .setup.checks import check_available, check_matmul_precision
+from .setup.configure import configure
+from .setup.open_data import absolute_source, open_data, opened_from_python
+from .setup.open_queue import check_samples, open_samples, own_queue
+from .setup.prepare import Prepared, prepare
+from .setup.python_inputs import (
+    check_code_given,
+    check_module_importable,
+    check_same_data,
+    job_for_dataset,
+    with_kept_dataset,
+)
+from .setup.resume import without_executor
+from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
+from .setup.simulated_clients import check_owners
+from .telemetry.events import Emit
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that may begin: nothing is written so far."""
+
+    job: Job
+    folder: Path
+    prepared: Prepared
+    queue: MinibatchQueue | None
+    """The queue that exists by now, if there is one."""
+    module: nn.Module | None
+    in_memory: Dataset | None
+    notes: Sequence[str]
+    """Notes of a dataset that was opened before."""
+
+
+def ready_to_run(
+    dataset: Dataset | str | Path | object | None,
+    system: System | str | None,
+    model: Any,
+    code: OwnCode,
+    out: str | Path | None,
+    resume: bool,
+    samples: str | Path | None,
+    emit: Emit,
+    config: Job | Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Ready:
+    """Open the data, and refuse impossible jobs before anything is written."""
+    job, model = _configured(dataset, system, model, out, resume, config, options)
+    folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    _check_machine(job)
+    check_run_folder(folder, resume)
+    source, dataset = dataset, opened_from_python(job, dataset, emit)
+    untold = dataset.notes if isinstance(dataset, Dataset) and dataset is source else ()
+    module = model if isinstance(model, nn.Module) else None
+    if resume and module is None:
+        check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
+    if resume:
+        check_code_given(folder, code)
+    in_memory = dataset if isinstance(dataset, Dataset) else None
+    job, dataset = _opened(job, dataset, folder, resume, emit)
+    # A name is in the job.
+    prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model, code=code)
+    queue = _checked(prepared, samples, folder, resume)
+    if resume:
+        check_resumable(folder, job, prepared.fingerprint)
+    return Ready(job, folder, prepared, queue, module, in_memory, untold)
+
+
+def _configured(
+    dataset: object,
+    system: System | str | None,
+    model: Any,
+    out: str | Path | None,
+    resume: bool,
+    config: Job | Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> tuple[Job, Any]:
+    """The resolved configuration, and a model that it cannot name."""
+    if resume and config is None:
+        config = _started_config(out, dataset)
+    if isinstance(model, Mapping | str) and not isinstance(config, Job):
+        config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
+        model = None
+    model = as_record_or_module(model)
+    if resume and isinstance(config, Mapping) and "executor" not in options:
+        config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
+    job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
+    given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
+    if isinstance(config, Job) and given:
+        raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
+    return job, model
+
+
+def _check_machine(job: Job) -> None:
+    """Check that this machine, or the cluster, has what the job asks for."""
+    check_available(job)
+    if job.executor == "dask":
+        from .cluster.dask_cluster import check_reachable
+        from .machine.gpus import check_cluster
+
+        # Checked in the driver only: ranks and workers prepare the same job, but may lack the driver's certificate and
+        # see other GPUs.
+        check_cluster(job)
+        check_reachable(job.cluster)
+    else:
+        # On a cluster, ranks check their own processors and machines.
+        check_matmul_precision(job)
+        check_compiler(job)
+
+
+def _opened(
+    job: Job, dataset: Dataset | str | Path | None, folder: Path, resume: bool, emit: Emit
+) -> tuple[Job, Dataset]:
+    """The dataset, and the job with paths that are found from any working folder."""
+    if isinstance(dataset, Dataset):
+        job = job_for_dataset(job, dataset, folder)
+    else:
+        job = job.model_copy(
+            update={"dataset": absolute_source(dataset or (with_kept_dataset(job, folder) if resume else job).dataset)}
+        )
+    check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
+    if job.start_from is not None:
+        job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
+    if (owners := job.partition.owners) is not None:
+        partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
+        job = job.model_copy(update={"partition": partition})
+    if not isinstance(dataset, Dataset):
+        try:
+            dataset = open_data(job, dataset, emit)
+        except InputError:
+            if resume:
+                check_same_data(folder, job.dataset, None)
+            raise
+    dataset.check()
+    return job, dataset
+
+
+def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resume: bool) -> MinibatchQueue | None:
+    """Refuse impossible jobs before anything is written. Returns the queue that exists by now, if there is one."""
+    check_samples(prepared, samples)
+    check_owners(prepared)
+    if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
+        cut.check_available()
+    if not prepared.outline.splits["train"]:
+        raise InputError("the train split is empty: there is nothing to train on; choose another split")
+    if samples is not None:
+        return open_samples(prepared, samples)
+    in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
+    return own_queue(prepared, folder) if in_memory else None
+
+
+def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
+    """The configuration that a run was started with, for resuming it."""
+    if out is None:
+        raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
+    folder = local_folder(out).expanduser()
+    check_run_folder(folder, resume=True)
+    table = read_toml(folder / JOB)
+    # Data given from Python is in memory now; the folder's store of it is not read.
+    in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
+    return {k: v for k, v in table.items() if not (k == "features" and in_memory)}

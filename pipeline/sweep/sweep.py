@@ -1,0 +1,309 @@
+"""A sweep: many runs over shared samples, as tasks of a Dask cluster, and their table."""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import write_dataset
+from ...storage.errors import InputError
+from ...storage.fingerprint import digest_record
+from ..config.load import Job
+from ..config.records import make_system
+from ..config.systems import SYSTEMS
+from ..custom.own_code import split_options
+from ..interop.model_argument import as_record_or_module
+from ..interop.user_module import module_named
+from ..precompute import precompute
+from ..setup.open_data import absolute_source
+from ..setup.result import read_result, write_json
+from ..setup.run_folder import locked
+from ..telemetry.console import heard
+from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from .grid import Point, points
+from .task import run_one
+
+RECORD, SAMPLES, DATASET = "sweep.json", "samples", "dataset"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep:
+    """A sweep that has ended."""
+
+    out: Path
+    """Its folder, with a run's folder for each."""
+    rows: list[dict[str, Any]]
+    """For each setting, the best first: ``setting``, ``runs``, ``failed``, mean and standard deviation over seeds of
+    ``val_accuracy``, ``test_accuracy`` (pairs; None if there are none), mean ``epochs`` and ``seconds``, and the
+    ``folders`` of its runs."""
+    failures: dict[str, str]
+    """Messages of the runs that failed, by folder."""
+    sampled_s: float
+    """Seconds of drawing samples that runs have shared."""
+
+    def __repr__(self) -> str:
+        return table_text(self.rows)
+
+
+def sweep(
+    dataset: Any = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 1,
+    out: str | Path,
+    jobs: int | None = None,
+    share: bool = True,
+    verbose: bool = True,
+    emit: Emit | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Sweep:
+    """Run all combinations of some settings, each with several seeds.
+
+    Runs whose minibatches are the same train from one store of samples, drawn once. The same call goes on with a sweep
+    that was interrupted: runs that are done are kept, others resumed.
+
+    Args:
+        dataset: as in `run`.
+        grid: values by configuration key or shorthand, such as ``{"lr": [0.01, 0.003], "model": ["sage", "gat"]}``.
+        seeds: runs of each setting, which differ in their initial parameters.
+        out: the sweep's folder.
+        jobs: runs at a time, each in a process of its own with its share of the cores; by default one for each core. 1:
+            one after the other in this process. Runs of several ranks always go one after the other.
+        share: draw samples once for all runs that can share them.
+        verbose: print notes and progress.
+        emit: called with events; nothing is printed then.
+        config: a configuration that the grid varies.
+        options: configuration keys, shorthands and code, as `run` takes them.
+
+    Raises:
+        InputError: the settings do not go together, or `out` holds another sweep.
+    """
+    with heard(emit, verbose) as message:
+        return _sweep(dataset, grid or {}, seeds, Path(out).expanduser(), jobs, share, message, config, options)
+
+
+def _sweep(
+    dataset: Any,
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int,
+    out: Path,
+    jobs: int | None,
+    share: bool,
+    emit: Emit,
+    config: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Sweep:
+    from ..config.aliases import with_options
+
+    given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
+    *may_be_code, options = split_options(given[0], given[1], given[2], options)
+    code = {k: options.pop(k) for k in ("loss", "callbacks") if k in options}
+    code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
+    if not _is_name(options.get("model", "")):
+        code["model"] = options.pop("model")
+    base = with_options(dict(config or {}), options)
+    if (model := code.get("model")) is not None:
+        net = as_record_or_module(module_named(model) if isinstance(model, str) else model)
+        layers = net.num_layers if isinstance(net, nn.Module) else net.layers
+        base["model"] = {"layers": layers} if isinstance(net, nn.Module) else {"name": net.name, **vars(net)}
+        if not isinstance(net, nn.Module):
+            del code["model"]
+    if isinstance(dataset, str | Path):
+        base["dataset"] = str(dataset)
+    planned = points(base, grid, seeds)
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise InputError(f"jobs is {jobs!r}; expected a whole number, at least 1")
+    in_memory = dataset if dataset is not None and not isinstance(dataset, str | Path) else None
+    with locked(out):
+        planned = [_with_data(p, in_memory, out) for p in planned]
+        _begin(out, planned)
+        if in_memory is not None:
+            _keep(in_memory, out, emit)
+        stores, sampled_s = _shared_samples(planned, out, emit) if share else ({}, 0.0)
+        done = _run_all(planned, out, stores, jobs, code, emit)
+        rows, failures = _rows(planned, out, done)
+        write_json(out / RECORD, {**_record(planned), "rows": rows, "failures": failures, "sampled_s": sampled_s})
+    return Sweep(out, rows, failures, sampled_s)
+
+
+def _is_name(model: Any) -> bool:
+    """True if a model is one of Millrace's by name, or a table of its options."""
+    return isinstance(model, Mapping) or (isinstance(model, str) and ":" not in model)
+
+
+def _with_data(point: Point, in_memory: Any, out: Path) -> Point:
+    source = str((out / DATASET).resolve()) if in_memory is not None else absolute_source(point.job.dataset)
+    return Point(point.name, point.setting, point.seed, point.job.model_copy(update={"dataset": source}))
+
+
+def _keep(dataset: Any, out: Path, emit: Emit) -> None:
+    """Write a dataset from Python where all runs read it."""
+    from ..datasets import open_dataset
+
+    if not (out / DATASET).exists():
+        write_dataset(out / DATASET, dataset if isinstance(dataset, Dataset) else open_dataset(dataset))
+        emit(Note(f"the dataset is written to {out / DATASET}, where all runs read it"))
+
+
+def _record(planned: Sequence[Point]) -> dict[str, Any]:
+    runs = [{"name": p.name, "setting": p.setting, "seed": p.seed} for p in planned]
+    return {"runs": runs, "jobs": digest_record({p.name: p.job.model_dump(mode="json") for p in planned})}
+
+
+def _begin(out: Path, planned: Sequence[Point]) -> None:
+    """Write what is to be run, or check that the folder's sweep is the same."""
+    record, path = _record(planned), out / RECORD
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text())["jobs"]
+        except (ValueError, KeyError, TypeError, OSError):
+            before = None
+        if before != record["jobs"]:
+            raise InputError(f"{out} holds another sweep; give the same settings to go on, or choose another --out")
+    elif any(p.name != ".lock" for p in out.iterdir()):
+        raise InputError(f"{out} is not empty and holds no sweep; choose another --out")
+    else:
+        write_json(path, record)
+
+
+def _shared_samples(planned: Sequence[Point], out: Path, emit: Emit) -> tuple[dict[str, str], float]:
+    """Stores of samples by the name of a run that trains from one, and the seconds of drawing them now."""
+    groups: dict[str, list[Point]] = {}
+    for point in planned:
+        if _can_share(point.job):
+            groups.setdefault(_sample_key(point.job), []).append(point)
+    found, seconds = {}, 0.0
+    for number, group in enumerate(g for g in groups.values() if len(g) > 1):
+        path = out / SAMPLES / str(number)
+        if all(_is_done(out / p.name) for p in group):
+            continue
+        job = max((p.job for p in group), key=lambda j: j.epochs)
+        path.parent.mkdir(exist_ok=True)
+        seconds += precompute(job, path, emit=emit, stop=lambda: False)["seconds"]
+        found |= {p.name: str(path.resolve()) for p in group}
+    return found, seconds
+
+
+def _can_share(job: Job) -> bool:
+    sample = make_system(job).sample if SYSTEMS.find(job.system).samples else None
+    return sample is not None and sample.uses_queue and job.queue.kind == "memory"
+
+
+def _sample_key(job: Job) -> str:
+    """What decides the minibatches of a job, or more."""
+    record = job.model_dump(mode="json", include={"dataset", "split", "read", "sampler", "kernel", "queue", "features"})
+    seeds = {part: job.seed_of(part) for part in ("split", "minibatches")}
+    return digest_record({**record, **seeds, "system": job.system, "batch_size": job.train.batch_size})
+
+
+def _is_done(folder: Path) -> bool:
+    try:
+        result = read_result(folder)
+    except Exception:
+        return False
+    return result is not None and result.get("status") == "done"
+
+
+def _run_all(
+    planned: Sequence[Point], out: Path, stores: Mapping[str, str], jobs: int | None, code: dict[str, Any], emit: Emit
+) -> dict[str, dict[str, Any]]:
+    """Outcome of each run that was not done before."""
+    left = [p for p in planned if not _is_done(out / p.name)]
+    alone = any(p.job.ranks > 1 or p.job.executor == "dask" or p.job.device == "cuda" for p in left)
+    cores = os.cpu_count() or 1
+    jobs = 1 if alone else min(jobs or cores, max(1, len(left)))
+    emit(StageStarted("sweep", f"{len(left)} runs, {jobs} at a time", len(planned)))
+
+    def arguments(point: Point) -> tuple[Any, ...]:
+        threads = None if jobs == 1 else max(1, cores // jobs)
+        folder = str((out / point.name).resolve())
+        return point.job.model_dump(mode="json"), folder, stores.get(point.name), threads, code
+
+    outcomes: dict[str, dict[str, Any]] = {}
+    for name, outcome in _in_turn(left, arguments) if jobs == 1 else _as_tasks(left, arguments, jobs, emit):
+        outcomes[name] = outcome
+        if "failed" in outcome:
+            emit(Note(f"run {name} failed: {outcome['failed']}"))
+        emit(StageAdvanced("sweep", len(planned) - len(left) + len(outcomes), len(planned)))
+    emit(StageEnded("sweep", 0.0))
+    return outcomes
+
+
+def _in_turn(
+    left: Sequence[Point], arguments: Callable[[Point], tuple[Any, ...]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for point in left:
+        yield point.name, run_one(*arguments(point))
+
+
+def _as_tasks(
+    left: Sequence[Point], arguments: Callable[[Point], tuple[Any, ...]], jobs: int, emit: Emit
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Runs as tasks of a cluster; one that is lost with its worker is resumed elsewhere."""
+    from distributed import as_completed
+
+    from ..cluster.dask_cluster import check_reachable, opened
+
+    check_reachable(left[0].job.cluster)
+    with opened(left[0].job, emit, jobs) as client:
+        futures = {client.submit(run_one, *arguments(p), key=f"sweep-{p.name}-{id(left)}", pure=False): p for p in left}
+        for future in as_completed(futures):
+            point = futures[future]
+            try:
+                yield point.name, future.result()
+            except Exception as e:
+                yield point.name, {"failed": f"{type(e).__name__}: {e}"}
+
+
+def _rows(
+    planned: Sequence[Point], out: Path, outcomes: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The table of settings, the best first by validation accuracy, and the failures."""
+    groups: dict[str, list[Point]] = {}
+    for point in planned:
+        groups.setdefault(json.dumps(point.setting, sort_keys=True), []).append(point)
+    rows, failures = [], {p.name: str(o["failed"]) for p in planned if "failed" in (o := outcomes.get(p.name, {}))}
+    for group in groups.values():
+        results = [r for p in group if _is_done(out / p.name) and (r := read_result(out / p.name)) is not None]
+        rows.append(
+            {
+                "setting": group[0].setting,
+                "runs": len(results),
+                "failed": sum(p.name in failures for p in group),
+                **{key: _spread([r[key] for r in results]) for key in ("val_accuracy", "test_accuracy")},
+                "epochs": statistics.mean(r["epochs"] for r in results) if results else None,
+                "seconds": statistics.mean(r["seconds"]["total"] for r in results) if results else None,
+                "folders": [p.name for p in group],
+            }
+        )
+    return sorted(rows, key=lambda row: -row["val_accuracy"][0] if row["val_accuracy"] else 1.0), failures
+
+
+def _spread(values: Sequence[float | None]) -> list[float] | None:
+    """Mean and standard deviation."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return [statistics.mean(known), statistics.stdev(known) if len(known) > 1 else 0.0]
+
+
+def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of settings for people."""
+    keys = list(rows[0]["setting"]) if rows else []
+    lines = [[*keys, "runs", "validation", "test", "epochs", "seconds"]]
+    for row in rows:
+        shares = [
+            "none" if s is None else f"{s[0]:.4f} ± {s[1]:.4f}" for s in (row["val_accuracy"], row["test_accuracy"])
+        ]
+        runs = f"{row['runs']}" + (f" ({row['failed']} failed)" if row["failed"] else "")
+        means = ["" if row[k] is None else f"{row[k]:.{d}f}" for k, d in (("epochs", 0), ("seconds", 1))]
+        lines.append([*(json.dumps(row["setting"][k]) for k in keys), runs, *shares, *means])
+    widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)

@@ -1,0 +1,46 @@
+"""One run of a sweep: in this process, or as a task of a Dask worker."""
+
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Job
+from ..telemetry.events import silent
+
+
+def run_one(
+    config: dict[str, Any], out: str, samples: str | None, threads: int | None, code: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a job, or go on with it where it was begun.
+
+    Args:
+        config: a resolved configuration.
+        out: the run's folder.
+        samples: a store of samples to train from.
+        threads: of the run, where the configuration names none: they do not change results.
+        code: the user's own model and code, as `run` takes them; a model also by its name MODULE:NAME.
+
+    Returns: ``{"result": ...}``, or ``{"failed": message}`` of a run that raised.
+    """
+    import torch
+
+    from ...stages.random import Purpose, stream, torch_seed
+    from ...storage.errors import MillraceError
+    from ..interop.user_module import module_named
+    from ..run import run
+    from ..setup.run_folder import JOB
+
+    job = Job.model_validate(config)
+    if job.threads is None and threads is not None:
+        job = job.model_copy(update={"threads": threads})
+    resume = (Path(out) / JOB).is_file()
+    try:
+        if isinstance(code.get("model"), str):
+            # Initial parameters of each seed, as those of Millrace's own models.
+            torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
+            code = {**code, "model": module_named(code["model"])}
+        result = run(config=job, out=out, resume=resume, samples=samples, emit=silent, **code)
+    except MillraceError as e:
+        return {"failed": str(e)}
+    except Exception as e:
+        return {"failed": f"{type(e).__name__}: {e}"}
+    return {"result": result.to_record()}

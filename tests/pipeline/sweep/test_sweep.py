@@ -1,0 +1,175 @@
+"""Sweeps: combinations and seeds, shared samples, failures, what goes on after an interruption, and the command."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import millrace as mr
+from millrace.pipeline.sweep import sweep as sweeping
+from millrace.pipeline.sweep.grid import points, values_of
+from millrace.pipeline.sweep.task import run_one
+from millrace.tests.contracts.command import command
+
+SOURCE = "sbm:nodes=200,classes=3,degree=6,features=5,train=0.3"
+JOB = {"epochs": 2, "hidden": 8, "layers": 2, "fanout": [3, 3], "batch_size": 20, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("train.lr=0.01,0.003", "train.lr", [0.01, 0.003]),
+        ("lr=1", "train.lr", [1]),
+        ("fanout=[10,5],[3, 2]", "sampler.fanout", [[10, 5], [3, 2]]),
+        ("model=sage,gat", "model.name", ["sage", "gat"]),
+        ('train.groups=[{match="a,b", lr=0}],[]', "train.groups", [[{"match": "a,b", "lr": 0}], []]),
+    ],
+)
+def test_values_are_between_commas(text, key, values):
+    assert values_of(text) == (key, values)
+
+
+def test_all_combinations_have_all_seeds():
+    found = points({"seed": 7, **JOB}, {"train.lr": [0.1, 0.2], "model.dropout": [0.0, 0.5]}, 2)
+    assert [p.name for p in found] == [f"{n:03}-seed{s}" for n in range(4) for s in (7, 8)]
+    assert {(p.job.train.lr, p.job.model["dropout"]) for p in found} == {(a, b) for a in (0.1, 0.2) for b in (0.0, 0.5)}
+    assert all(p.job.seed_of("initial") == p.seed and p.job.seed_of("minibatches") == 7 for p in found)
+    assert found[0].setting == {"train.lr": 0.1, "model.dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "sentence"),
+    [
+        ({}, 1, "nothing is varied"),
+        ({"train.lr": [0.1]}, 1, "nothing is varied"),
+        ({"train.lr": [0.1, 0.1]}, 1, "two runs of the sweep are the same"),
+        ({"train.lr": []}, 2, "'train.lr' has no values"),
+        ({"train.lr": [0.1, "much"]}, 1, "train.lr"),
+        ({"train.rate": [1, 2]}, 1, "unknown configuration key"),
+        ({"seeds.initial": [1, 2]}, 2, "seeds.initial is varied beside seeds"),
+        ({}, 0, "seeds is 0"),
+    ],
+)
+def test_sweeps_of_nothing_or_of_the_wrong_thing_are_refused(grid, seeds, sentence, tmp_path):
+    with pytest.raises(mr.InputError, match=sentence):
+        mr.sweep(SOURCE, grid=grid, seeds=seeds, out=tmp_path / "sweep", **JOB)
+    assert not (tmp_path / "sweep").exists()
+
+
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_runs_are_those_of_run_and_share_their_samples(tmp_path):
+    grid = {"lr": [0.05, 0.01], "batch_size": [20, 30]}
+    options = {k: v for k, v in JOB.items() if k != "batch_size"}
+    found = mr.sweep(SOURCE, grid=grid, seeds=2, out=tmp_path / "sweep", jobs=1, **options)
+    assert sorted(p.name for p in (tmp_path / "sweep" / "samples").iterdir()) == ["0", "1"], "one for each batch size"
+    assert len(found.rows) == 4 and found.failures == {} and all(row["runs"] == 2 for row in found.rows)
+    accuracies = [row["val_accuracy"][0] for row in found.rows]
+    assert accuracies == sorted(accuracies, reverse=True)
+    for row in found.rows:
+        results = [result_of(tmp_path / "sweep" / name) for name in row["folders"]]
+        tests = torch.tensor([r["test_accuracy"] for r in results], dtype=torch.float64)
+        assert row["test_accuracy"] == pytest.approx([float(tests.mean()), float(tests.std())])
+        assert results[0]["parameters_sha256"] != results[1]["parameters_sha256"]
+    row = found.rows[0]
+    alone = mr.run(
+        SOURCE, out=tmp_path / "alone", seeds={"initial": 1}, lr=row["setting"]["lr"],
+        batch_size=row["setting"]["batch_size"], **options,
+    )  # fmt: skip
+    assert alone.parameters_sha256 == result_of(tmp_path / "sweep" / row["folders"][1])["parameters_sha256"]
+    assert "lr" in repr(found) and "±" in repr(found)
+    apart = mr.sweep(SOURCE, grid=grid, seeds=2, out=tmp_path / "apart", jobs=1, share=False, **options)
+    assert not (tmp_path / "apart" / "samples").exists()
+    assert [r["test_accuracy"] for r in apart.rows] == [r["test_accuracy"] for r in found.rows]
+
+
+def test_the_same_call_does_what_is_left(tmp_path, monkeypatch):
+    options = {"grid": {"lr": [0.05, 0.01, 0.02]}, "out": tmp_path / "sweep", "jobs": 1, **JOB}
+    whole = mr.sweep(SOURCE, **{**options, "out": tmp_path / "whole"})
+    calls = []
+
+    def interrupted(*arguments):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(arguments[1])
+        return run_one(*arguments)
+
+    monkeypatch.setattr(sweeping, "run_one", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mr.sweep(SOURCE, **options)
+    calls.clear()
+    found = mr.sweep(SOURCE, **options)
+    assert len(calls) == 1, "two were done"
+    assert [r["test_accuracy"] for r in found.rows] == [r["test_accuracy"] for r in whole.rows]
+    with pytest.raises(mr.InputError, match="holds another sweep"):
+        mr.sweep(SOURCE, **{**options, "epochs": 3})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").touch()
+    with pytest.raises(mr.InputError, match="is not empty and holds no sweep"):
+        mr.sweep(SOURCE, **{**options, "out": tmp_path / "other"})
+
+
+def test_a_run_that_fails_leaves_the_others_alone(tmp_path):
+    found = mr.sweep(SOURCE, grid={"monitor": ["brier", "loss"]}, out=tmp_path / "sweep", jobs=1, **JOB)
+    assert list(found.failures) == ["000"] and "train.monitor is 'brier'" in found.failures["000"]
+    assert [(row["runs"], row["failed"]) for row in found.rows] == [(1, 0), (0, 1)]
+    varied = ("--set", "sampler.fanout=[2]", "--set", "train.monitor=brier,loss", "--jobs", "1", "--epochs", "1")
+    code, out, err = command("sweep", "--out", tmp_path / "sweep2", "--dataset", SOURCE, *varied)
+    assert code == 3 and "1 runs failed" in err and "(1 failed)" in out
+
+
+def smoothed(out, y):
+    return F.cross_entropy(out, y, reduction="none", label_smoothing=0.2)
+
+
+def test_python_gives_data_systems_and_code(tmp_path):
+    data = mr.open_dataset(SOURCE)
+    found = mr.sweep(
+        data, grid={"system": ["sar", "retexo"]}, seeds=2, out=tmp_path / "sweep", jobs=1, loss=smoothed, epochs=2,
+        layers=2, metrics=["macro_f1"],
+    )  # fmt: skip
+    assert {row["setting"]["system"] for row in found.rows} == {"sar", "retexo"} and not found.failures
+    result = result_of(tmp_path / "sweep" / "000-seed0")
+    assert "loss" in result["fingerprint"] and result["test_metrics"].keys() == {"macro_f1"}
+    assert not (tmp_path / "sweep" / "samples").exists(), "nothing is sampled"
+
+
+OWN = """
+import millrace as mr
+import torch
+
+class Own(torch.nn.Module):
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 3)
+
+    def layer(self, i, neighbourhood, h):
+        return self.linear(neighbourhood.mean(h))
+"""
+
+
+def test_tasks_train_what_one_process_does(tmp_path, monkeypatch):
+    """By the command, with a module of the user's own, whose initial parameters follow the seed."""
+    (tmp_path / "own_net.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--dataset", SOURCE, "--set", "train.lr=0.05,0.01", "--set", "sampler.fanout=[3]", "--seeds", "2",
+                 "--epochs", "2", "--model", "own_net:Own", "--json")  # fmt: skip
+    told = []
+    for jobs in ("1", "2"):
+        code, out, err = command("sweep", *arguments, "--jobs", jobs, "--out", tmp_path / jobs)
+        assert code == 0, err
+        told.append(json.loads(out)["rows"])
+    assert [(r["setting"], r["test_accuracy"]) for r in told[0]] == [
+        (r["setting"], r["test_accuracy"]) for r in told[1]
+    ]
+    sums = [result_of(tmp_path / jobs / name)["parameters_sha256"] for jobs in "12" for name in told[0][0]["folders"]]
+    assert sums[:2] == sums[2:] and len(set(sums)) == 2
+    shutil.rmtree(tmp_path / "1" / "samples")
+    code, _, err = command("sweep", *arguments, "--jobs", "1", "--out", tmp_path / "1", "--report")
+    assert code == 0 and (tmp_path / "1" / "report" / "report.html").is_file(), err
