@@ -111,7 +111,7 @@ def _by_class(result: dict[str, Any]) -> dict[str, Any]:
     keys = ("support", "precision", "recall", "f1")
     width = len((counts or {}).get("support", ()))
     if not counts or any(len(counts.get(key, ())) != width for key in keys):
-        return {}
+        return {"classes": [], "more_classes": 0, "confused": [], "confusion": None}
     if confusion and {width} != {len(confusion), *map(len, confusion)}:
         confusion = None
     names = result.get("class_names") or range(width)
