@@ -69,8 +69,8 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             module = model(name)
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
-            # On a busy machine now and then one buffer more, presumably rows that lie there until a peer takes them: only
-            # then are both made again.
+            # On a busy machine now and then one buffer more, presumably rows that lie there until a peer takes them:
+            # only then are both made again.
             said = [plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1]]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
