@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
     from millrace.storage.graph import Graph, from_edges
     from millrace.storage.minibatch import Block, Bulk, MiniBatch
+    from millrace.storage.partition.reorder import reorder
 
 __version__ = "0.1.0"
 
@@ -120,6 +121,7 @@ _HOMES = {
     "Block": "storage.minibatch",
     "Bulk": "storage.minibatch",
     "MiniBatch": "storage.minibatch",
+    "reorder": "storage.partition.reorder",
 }
 """Home of each public name: module, or module:name."""
 
@@ -180,6 +182,7 @@ __all__ = [
     "partitioner",
     "plan",
     "predict",
+    "reorder",
     "report",
     "retexo",
     "run",

@@ -52,6 +52,13 @@ class Steps:
         """True if this rank trains on minibatch `index`."""
         return index % self.per_step % self.ranks == self.rank
 
+    def spans(self) -> Iterator[range]:
+        """The minibatches of each round of the epoch: at most one for each rank."""
+        for step in range(len(self)):
+            span = self.minibatches_of(step)
+            for first in range(span.start, span.stop, self.ranks):
+                yield range(first, min(first + self.ranks, span.stop))
+
     def rounds(self, step: int) -> Iterator[int | None]:
         """This rank's minibatches of a step. None stands for a round in which only other ranks have one: all ranks go
         through as many rounds, since fetching may be collective."""
@@ -102,6 +109,9 @@ class SeedPlan:
     shuffle: bool = True
     steps: Steps | None = None
     """Set if bulks hold one rank's minibatches only; None: all."""
+    local: bool = False
+    """Deal the seeds of each round in the order of their ids, so that rank r of P gets the r-th P-th of them: mostly
+    its own, if ranks own ranges. A step trains on the same seeds either way. Needs `steps`."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "bulk_size"):
@@ -141,7 +151,12 @@ class SeedPlan:
 
 @lru_cache(maxsize=2)
 def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
-    return permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
+    order = permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
+    if plan.local:
+        assert plan.steps is not None
+        for span in plan.steps.spans():
+            order[span.start * plan.batch_size : span.stop * plan.batch_size].sort()
+    return order
 
 
 def isolated_plan(

@@ -96,6 +96,8 @@ def write_dataset(
         arrays["edge_weight"] = graph.edge_weight
     if graph.edge_id is not None:
         arrays["edge_id"] = graph.edge_id
+    if graph.part_offsets is not None:
+        arrays["part_offsets"] = graph.part_offsets
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
@@ -278,6 +280,7 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
                 store.read("indices"),
                 store.read("edge_weight") if "edge_weight" in store else None,
                 store.read("edge_id") if "edge_id" in store else None,
+                store.read("part_offsets") if "part_offsets" in store else None,
             ),
             rows,
             store.read("labels"),

@@ -57,6 +57,8 @@ class Graph:
     """float32 [E], finite and non-negative, or None for an unweighted graph."""
     edge_id: npt.NDArray[np.int64] | None = None
     """int64 [E], the position of each edge in its input, or None."""
+    part_offsets: npt.NDArray[np.int64] | None = None
+    """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
 
     @property
     def num_nodes(self) -> int:
@@ -141,6 +143,10 @@ class Graph:
                 raise InputError("edge_weight holds negative, NaN or infinite values; expected finite values >= 0")
         if self.edge_id is not None and (self.edge_id.dtype != np.int64 or self.edge_id.shape != s.shape):
             raise InputError(f"edge_id is {self.edge_id.dtype}{list(self.edge_id.shape)}; expected int64 [{len(s)}]")
+        if (o := self.part_offsets) is not None:
+            vector = o.dtype == np.int64 and o.ndim == 1 and len(o) >= 2
+            if not vector or o[0] != 0 or o[-1] != self.num_nodes or (np.diff(o) < 0).any():
+                raise InputError(f"part_offsets do not rise from 0 to V={self.num_nodes}, as int64 [P+1]")
         return self
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
+from .graph import edges_of_rows
 from .plural import are, counted
 
 
@@ -30,6 +31,13 @@ class NodeNames(Sequence[str]):
         starts = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(name) for name in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
+
+    @classmethod
+    def of_numbers(cls, count: int) -> "NodeNames":
+        """The numbers 0 to `count` - 1 as names."""
+        import pyarrow as pa
+
+        return cls.of_arrow(pa.array(np.arange(count)).cast(pa.large_string()))
 
     def check(self) -> "NodeNames":
         """Check that the names lie within the text. Raises InputError otherwise."""
@@ -76,6 +84,11 @@ class NodeNames(Sequence[str]):
         lengths = np.diff(self.starts)
         starts = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
         return NodeNames(self.text[np.repeat(keep, lengths)], starts)
+
+    def reordered(self, order: npt.NDArray[np.integer]) -> "NodeNames":
+        """Names of the nodes `order`, each of which may be there once, never, or many times."""
+        starts, letters = edges_of_rows(self.starts[order], np.diff(self.starts)[order])
+        return NodeNames(self.text[letters], starts)
 
     def find(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
         """Nodes with these names, int64, in the order of `names`.

@@ -168,6 +168,10 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "classes": f"{dataset.num_classes} ({dataset.task})",
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
+    if (offsets := dataset.graph.part_offsets) is not None:
+        record["parts"] = ", ".join(f"{n:,} nodes" for n in np.diff(offsets[: SHOWN_NAMES + 1])) + (
+            f", ... ({len(offsets) - 1})" if len(offsets) > SHOWN_NAMES + 1 else ""
+        )
     for what, names in (("names of nodes", dataset.node_names), ("names of classes", dataset.class_names)):
         if names is not None:
             record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (

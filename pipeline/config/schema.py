@@ -157,7 +157,7 @@ class Partition(Section):
 
     method: str | None = None
     """contiguous, hash, ldg, fennel, metis, or metis-work (the default), which balances nodes and edges together;
-    louvain and leiden need GPUs; blocks of rows are contiguous."""
+    louvain and leiden need GPUs; ``bulk.topology = "partitioned"`` takes contiguous by default."""
     owners: str | None = None
     """File written by ``numpy.save`` with the part of each node, in place of a method."""
 

@@ -36,11 +36,12 @@ def bulk(
     prefetch_bytes: int = PREFETCH_ROWS_BYTES,
     features: Literal["shared", "owned"] = "shared",
     partitioner: Partitioner | None = None,
+    local_seeds: bool = False,
 ) -> System:
     """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
 
     Gradients are the mean over the seeds of a step. Minibatches do not depend on how the graph and features are
-    distributed.
+    distributed, given the order of the nodes.
 
     Args:
         sampler: draws minibatches.
@@ -53,8 +54,9 @@ def bulk(
         prefetch_bytes: rows of other ranks that may be ready or under way before they are needed.
         features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends rows to the others.
             A partitioned topology implies ``owned``.
-        partitioner: cuts a partitioned topology into contiguous blocks; by default nodes and edges are balanced
-            together.
+        partitioner: cuts a partitioned topology into blocks; by default into ranges of ids, with nodes and edges
+            balanced together. Other cuts train what `reorder` by the same book trains.
+        local_seeds: each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size.
     """
     drawn = sampler or NeighborSampler()
     options = {
@@ -63,11 +65,20 @@ def bulk(
         "cache_fraction": cache_fraction,
         "hot_by": hot_by,
         "prefetch_bytes": prefetch_bytes,
+        "local_seeds": local_seeds,
     }
     exchanged = ExchangeFetch(replication, cache_fraction, hot_by, prefetch_bytes)
     if topology == "partitioned":
         blocks = Blocks(replication, partitioner or Contiguous())
-        return System("bulk", blocks, SampledByOwners(drawn), exchanged, SeedWeightedMean(), Epochs(), options)
+        return System(
+            "bulk",
+            blocks,
+            SampledByOwners(drawn, local_seeds=local_seeds),
+            exchanged,
+            SeedWeightedMean(),
+            Epochs(),
+            options,
+        )
     fetch = exchanged if features == "owned" else GatherFetch()
     return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
 
@@ -90,6 +101,10 @@ class BulkOptions(Section):
     prefetch_bytes: int = Field(default=512 << 20, ge=0)
     """Rows that may be ready or under way besides those being trained on. With 0, or less than a step's rows, fetching
     and training take turns."""
+    local_seeds: bool = False
+    """Each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size: fewer rows
+    travel. A step has the same seeds either way, but minibatches depend on the number of ranks. For a partitioned
+    topology."""
 
 
 class _Bulk(Registered):
@@ -116,11 +131,6 @@ class _Bulk(Registered):
     def build(self, options: BulkOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
         cut = inputs.partitioner if self.cuts(options) else None
-        if cut is not None and not isinstance(cut, Contiguous):
-            raise InputError(
-                f'partition.method is "{cut.name}", but blocks of rows under bulk.topology = "partitioned" are '
-                'contiguous; use partition.method = "contiguous", or leave it out'
-            )
         features = "owned" if inputs.owned_features else "shared"
         system = bulk(inputs.sampler, features=features, partitioner=cut, **options.model_dump())
         if isinstance(system.sample, SampledByOwners):
@@ -153,6 +163,11 @@ class _Bulk(Registered):
                     message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
                     raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
         if not isinstance(system.sample, SampledByOwners):
+            if system.options.get("local_seeds"):
+                raise InputError(
+                    "bulk.local_seeds is true, but every rank samples from the whole graph; use bulk.topology = "
+                    '"partitioned" with it'
+                )
             return
         check_kernel(system.sample.sampler, "cpu", partitioned=True)
         if job.kernel != "cpu":

@@ -27,6 +27,8 @@ class SampledByOwners:
     sampler: Sampler
     max_bytes: int = 512 << 20
     """Sampled minibatches that may wait, in bytes of structure."""
+    local_seeds: bool = False
+    """See `SeedPlan.local`."""
 
     uses_queue: ClassVar[bool] = False
     is_isolated: ClassVar[bool] = False
@@ -37,13 +39,13 @@ class SampledByOwners:
         return self.sampler.num_layers
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`: the same minibatches as from the whole topology."""
-        return self.sampler.record()
+        """See `SamplePolicy.record`: unless seeds are local, the same minibatches as from the whole topology."""
+        return self.sampler.record() | ({"local_seeds": True} if self.local_seeds else {})
 
     def plan(self, placement: BlockRows, job: RankJob) -> SeedPlan:
         """Seeds of this rank's minibatches. A bulk holds those among k P consecutive ones."""
         ranks = job.group.size
-        plan = SeedPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed)
+        plan = SeedPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, local=self.local_seeds)
         return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)
 
     def num_minibatches(self, placement: BlockRows, job: RankJob) -> int:

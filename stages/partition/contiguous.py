@@ -16,7 +16,8 @@ class Contiguous:
     """Part p owns one range of ids. The book is P + 1 numbers, whatever V is.
 
     Cuts few edges only where the order of ids follows the graph (crawls, grids, a graph that was reordered); on
-    shuffled ids it cuts as many as a hash.
+    shuffled ids it cuts as many as a hash. A graph that was renumbered part by part keeps these parts, or joins
+    neighbouring ones where fewer are asked for, if their number divides.
     """
 
     balance: Literal["nodes", "edges"] = "edges"
@@ -32,6 +33,8 @@ class Contiguous:
     def assign(self, graph: Graph, parts: int, seed: int) -> RangeBook:
         """See `Partitioner.assign`. O(P log V) beyond reading `indptr`; draws nothing from `seed`."""
         parts = check_parts(parts)
+        if (stored := graph.part_offsets) is not None and (len(stored) - 1) % parts == 0:
+            return RangeBook(stored[:: (len(stored) - 1) // parts].copy())
         n, e = graph.num_nodes, graph.num_edges
         cuts = np.arange(parts + 1, dtype=np.int64)
         if self.balance == "nodes":

@@ -1,9 +1,12 @@
 """Block rows of graph and features on a process grid (Tripathy, Yelick, Buluc, MLSys 2024, section on partitioned
 graphs).
 
-P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c contiguous blocks,
-and block i, with the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So each grid column
-holds everything once, and a rank fetches rows from its own column.
+P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c blocks by any
+partitioner, and block i, with the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So
+each grid column holds everything once, and a rank fetches rows from its own column.
+
+Nodes are renumbered block by block, in their old order within each, so that a block is a range of ids: P/c + 1 offsets
+say who owns what. See `storage.partition.reorder`. Blocks that are ranges already keep their ids.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
+from ...storage.partition.reorder import ascending
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
@@ -122,13 +126,20 @@ class Blocks:
             heaviest = 1.0 if weight is None else float(weight.max(initial=0.0))
             return BlockRows(**whole, split=_only_train(data.split.train), book=book, heaviest=heaviest, column=column)
         shards = data.shards
-        sizes = np.zeros((2, grid.blocks))
-        sizes[0, column.rank] = shards.num_owned
-        sizes[1, column.rank] = 1.0 if shards.edge_weight is None else shards.edge_weight.max(initial=0.0)
+        sizes = np.zeros((4, grid.blocks))
+        sizes[:, column.rank] = (
+            shards.num_owned,
+            shards.num_edges,
+            1.0 if shards.edge_weight is None else shards.edge_weight.max(initial=0.0),
+            data.owned[0] if shards.num_owned else -1,
+        )
         # Each entry comes from one rank: nothing is rounded.
         column.all_reduce(torch.from_numpy(sizes.reshape(-1)), "control")
         book = RangeBook(np.concatenate([[0], np.cumsum(sizes[0])]).astype(np.int64))
-        graph = rows_of(shards, book)
+        # If every block's first node is where ranges of these sizes begin, blocks are ranges: no id below it has
+        # another owner.
+        ranges = bool((sizes[3] == book.offsets[:-1])[sizes[0] > 0].all())
+        graph = rows_of(shards, book, ranges)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
         message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
@@ -141,8 +152,8 @@ class Blocks:
             _only_train(torch.cat(message).numpy()),
             book=book,
             block=shards.part,
-            first_edge=int(shards.first_edge[0]) if shards.num_owned else 0,
-            heaviest=float(sizes[1].max(initial=0.0)),
+            first_edge=int(sizes[1, : column.rank].sum()),
+            heaviest=float(sizes[2].max(initial=0.0)),
             train_labels=torch.cat(labels),
             column=column,
         )
@@ -153,8 +164,15 @@ def _only_train(ids: Any) -> Split:
     return Split(ids, none, none)
 
 
-def rows_of(shards: EdgeShards, book: RangeBook) -> Graph:
-    """In-edges of a part in the whole graph's order, with global sources."""
+def rows_of(shards: EdgeShards, book: RangeBook, ranges: bool = True) -> Graph:
+    """In-edges of a part, with sources as `book` numbers them.
+
+    Args:
+        shards: the part's edges.
+        book: ranges of the new numbers.
+        ranges: the parts were ranges before: edges keep their order. Otherwise they are sorted by source, as `reorder`
+            sorts them.
+    """
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
     np.add.at(degree, shards.rows, shards.counts)
@@ -171,4 +189,4 @@ def rows_of(shards: EdgeShards, book: RangeBook) -> Graph:
     if shards.edge_weight is not None:
         weight = np.empty_like(shards.edge_weight)
         weight[shards.edge] = shards.edge_weight
-    return Graph(indptr, indices, weight)
+    return Graph(indptr, indices, weight) if ranges else Graph(indptr, *ascending(indptr, indices, weight))

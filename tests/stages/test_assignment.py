@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.stages.assignment import SeedPlan, Steps, isolated_plan
 
@@ -46,3 +48,23 @@ def test_isolated_ranks_need_no_more_than_the_common_number_of_steps(own):
     assert plan.num_minibatches == 6 or own < 24
     other = isolated_plan(np.arange(own), 4, 2, seed=1, steps=6, rank=0)
     assert other.seed == 1 != plan.seed
+
+
+@given(st.integers(0, 60), st.integers(1, 7), st.integers(1, 5), st.integers(1, 4))
+def test_local_seeds_leave_each_round_its_seeds_and_deal_them_in_order(
+    seeds: int, batch: int, per_step: int, ranks: int
+) -> None:
+    ids = np.arange(seeds) * 3
+    plain = SeedPlan(ids, batch, 2, seed=1).of_rank(per_step, ranks, 0)
+    local = SeedPlan(ids, batch, 2, seed=1, local=True).of_rank(per_step, ranks, 0)
+    steps = local.steps
+    assert steps is not None
+    spans = list(steps.spans())
+    assert [j for span in spans for j in span] == list(range(local.num_minibatches))
+    for rank in range(ranks):
+        mine = Steps(steps.minibatches, per_step, ranks, rank)
+        found = [j for step in range(len(mine)) for j in mine.rounds(step)]
+        assert found == [span[rank] if rank < len(span) else None for span in spans]
+    for span in spans:
+        part = slice(span.start * batch, span.stop * batch)
+        assert local.order(3)[part].tolist() == sorted(plain.order(3)[part].tolist())

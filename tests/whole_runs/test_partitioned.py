@@ -161,6 +161,9 @@ def four(dataset, tmp_path_factory):
     rehearsal.add("replicated", JOB)
     for name, changes in SAME.items():
         rehearsal.add(name, with_(JOB, **changes))
+    for name, local in (("metis", False), ("metis, local seeds", True)):
+        changes = {"partition": {"method": "metis"}, "bulk": {**PARTITIONED, "local_seeds": local}}
+        rehearsal.add(name, with_(JOB, **changes, model={"norm": "none"}))
     return SimpleNamespace(folder=folder, reports={k.rpartition(" ")[0]: v for k, v in rehearsal.train().items()})
 
 
@@ -212,6 +215,15 @@ def test_what_each_rank_holds_and_sends(four):
     )  # fmt: skip
     assert by_samples > by_degree
     assert all(f["fetched"]["asked"] == f["fetched"]["rows"] == 0 for f in four.reports["everything everywhere"])
+
+
+def test_local_seeds_need_fewer_rows_of_others(four):
+    """Of a graph with communities, cut by METIS; each step trains on as many seeds."""
+    usual, local = four.reports["metis"], four.reports["metis, local seeds"]
+    for kind in ("features", "graph"):
+        sent = [sum(r["bytes"]["network"][kind] for r in reports) for reports in (local, usual)]
+        assert sent[0] < 0.9 * sent[1], kind
+    assert [r["minibatches"] for r in local] == [r["minibatches"] for r in usual]
 
 
 # --- two ranks: other models, odd graphs, and going on ---
@@ -314,6 +326,32 @@ def test_a_graph_with_an_empty_block_trains_the_same(odd, tmp_path):
         assert [r["parameters_sha256"] for r in found] == [r["parameters_sha256"] for r in whole]
         assert [r["test_accuracy"] for r in found] == pytest.approx([r["test_accuracy"] for r in whole])
     assert hot[1]["fetched"]["rows"] > 0 == hot[0]["fetched"]["rows"]
+
+
+def test_any_cut_trains_what_the_reordered_graph_trains(odd, tmp_path):
+    """The same bits as a run over the whole graph with the nodes of each part made a range."""
+    owners = np.where(np.arange(40) % 3 == 1, 0, 1)
+    np.save(tmp_path / "owners.npy", owners)
+    table = with_(JOB, sampler={"fanout": [3, 2]}, train={"batch_size": 5}, model={"name": "gcn", "norm": "none"})
+    tables = {"nodewise": table, "layerwise": {**table, "sampler": {"name": "ladies", "sizes": [20, 25]}}}
+    (tmp_path / "reordered").mkdir()
+    cut = Rehearsal(odd, tmp_path, 2)
+    whole = Rehearsal(mr.reorder(odd, np.argsort(owners, kind="stable")), tmp_path / "reordered", 2)
+    by_owners = {"bulk": PARTITIONED, "partition": {"owners": str(tmp_path / "owners.npy")}}
+    for name, options in tables.items():
+        cut.add(name, with_(options, **by_owners))
+        whole.add(name, options)
+    local = with_(with_(table, **by_owners), bulk={"local_seeds": True})
+    for name, stop_after in (("local", None), ("stopped", 1), ("stopped", None)):
+        cut.add(name, local, stop_after)
+    nodewise, layerwise, undisturbed, stopped, resumed = cut.train().values()
+    for found, wanted in zip((nodewise, layerwise), whole.train().values()):
+        assert [r["parameters_sha256"] for r in found] == [r["parameters_sha256"] for r in wanted]
+        assert [r["test_accuracy"] for r in found] == pytest.approx([r["test_accuracy"] for r in wanted])
+    # Ranks that train on their own seeds: other minibatches, the same after a stop.
+    assert stopped == [None, None]
+    assert [r["parameters_sha256"] for r in resumed] == [r["parameters_sha256"] for r in undisturbed]
+    assert undisturbed[0]["parameters_sha256"] != nodewise[0]["parameters_sha256"]
 
 
 def test_hot_rows_by_degree_are_chosen_where_one_block_has_all_rows(odd, tmp_path):
@@ -508,6 +546,10 @@ REFUSED = {
         ["--ranks", 4, "--set", "bulk.cache_fraction=0.1"],
         "bulk.cache_fraction is 0.1, but every rank has all features",
     ),
+    "local seeds where all have all": (
+        ["--ranks", 2, "--set", "features=owned", "--set", "bulk.local_seeds=true"],
+        "bulk.local_seeds is true, but every rank samples from the whole graph; use bulk.topology = ",
+    ),
     "the reference": (
         ["--ranks", 2, CUT, "--set", "kernel=reference"],
         'kernel is "reference", which samples from a whole graph',
@@ -515,15 +557,6 @@ REFUSED = {
     "a stored queue": (
         ["--ranks", 2, CUT, "--set", "queue.kind=zarr"],
         'queue.kind is "zarr", but bulk.topology is "partitioned"',
-    ),
-    "hash": (["--ranks", 2, CUT, "--set", "partition.method=hash"], 'partition.method is "hash", but blocks of rows'),
-    "metis": (
-        ["--ranks", 2, CUT, "--set", "partition.method=metis"],
-        'use partition.method = "contiguous", or leave it out',
-    ),
-    "owners": (
-        ["--ranks", 2, CUT, "--set", "partition.owners=OWNERS"],
-        'blocks of rows under bulk.topology = "partitioned" are contiguous',
     ),
     "samples": (
         ["--ranks", 2, CUT, "--samples", "SAMPLES"],
@@ -543,7 +576,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """Stores of samples, with and without a cut topology, and a file of owners."""
+    """Stores of samples, with and without a cut topology."""
     folder = tmp_path_factory.mktemp("samples")
     words = ["--dataset", DATASET, "--fanout", "4,3", "--batch-size", 16, "--epochs", 2, "--seed", 3]
     for name, more in (
@@ -552,15 +585,13 @@ def samples(tmp_path_factory):
     ):
         code, _, err = command("sample", *words, "--out", folder / name, *more)
         assert code == 0, err
-    np.save(folder / "owners.npy", np.arange(NODES) % 2)
     return folder
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused_in_a_few_lines_and_nothing_is_written(case, samples, tmp_path):
     words, phrase = REFUSED[case]
-    known = {"partition.owners=OWNERS": f"partition.owners={samples / 'owners.npy'}", "SAMPLES": samples / "cut"}
-    words = [known.get(w, w) for w in words]
+    words = [samples / "cut" if w == "SAMPLES" else w for w in words]
     code, said, err = command(
         "run", "--dataset", DATASET, "--fanout", "4,3", "--batch-size", 16, "--out", tmp_path / "run", *words
     )
@@ -586,6 +617,7 @@ def test_a_record_of_the_system_becomes_the_configuration():
         "cache_fraction": 0.25,
         "hot_by": "degree",
         "prefetch_bytes": 77,
+        "local_seeds": True,
     }
     system = mr.bulk(LaborSampler((4, 2)), **options)
     found = configure({}, system=system, ranks=4)

@@ -1,0 +1,84 @@
+"""Renumbering of nodes, so that the nodes of a part, or nodes that are used together, have neighbouring ids."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dataset import SPLITS, Dataset, Split, require_dataset
+from ..errors import InputError
+from ..features import FeatureStore, FloatArray
+from ..graph import Graph, index_dtype
+from ..node_names import NodeNames
+from .book import PartitionBook
+
+
+class ReorderedFeatures:
+    """Rows of a feature store under other numbers. See `FeatureStore`."""
+
+    def __init__(self, features: FeatureStore, order: npt.NDArray[np.int64]) -> None:
+        self._features, self._order = features, order
+        self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """See `FeatureStore.gather`."""
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
+            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
+        return self._features.gather(self._order[ids], out)
+
+
+def ascending(
+    indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer], *of_edges: npt.NDArray[Any] | None
+) -> tuple[Any, ...]:
+    """`indices` in ascending order within each row, and each array of `of_edges` in the same order. Equal ones keep
+    their order. Arrays that ascend already are returned as they are."""
+    falls = np.flatnonzero(indices[1:] < indices[:-1]) + 1
+    if np.isin(falls, indptr, assume_unique=False).all():
+        return indices, *of_edges
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    # Rows are sorted already, so a stable sort by source and then by row keeps each row's edges together.
+    width = int(indices.max()) + 1
+    keys = rows * width + indices
+    if all(array is None for array in of_edges):
+        keys.sort()
+        return (keys - rows * width).astype(indices.dtype), *of_edges
+    order = np.argsort(keys, kind="stable")
+    return indices[order], *(None if array is None else array[order] for array in of_edges)
+
+
+def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) -> Dataset:
+    """The dataset with its nodes renumbered. Their old names, or numbers, become the names of the nodes.
+
+    The graph, labels and split are copied; feature rows are read when they are gathered.
+
+    Args:
+        dataset: V nodes.
+        order: [V], the old number of each new node; or a partition book: nodes part by part, in ascending order within
+            each, so that a part is a range of ids, which ``graph.part_offsets`` keeps.
+
+    Raises:
+        InputError: `order` does not name every node once.
+    """
+    require_dataset(dataset)
+    n, graph, offsets = dataset.num_nodes, dataset.graph, None
+    if isinstance(order, PartitionBook):
+        offsets = np.append(0, np.cumsum(order.sizes())).astype(np.int64)
+        order = np.concatenate([order.owned(p) for p in range(order.num_parts)])
+    old = np.asarray(order)
+    if old.shape != (n,) or old.dtype.kind not in "iu" or not np.array_equal(np.sort(old), np.arange(n)):
+        raise InputError(f"order is {old.dtype}{list(old.shape)}; expected each of the {n} nodes once")
+    old = old.astype(np.int64, copy=False)
+    new = np.empty(n, index_dtype(n))
+    new[old] = np.arange(n, dtype=new.dtype)
+    rows = graph.take(old)
+    indices, weight, edge_id = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id)
+    names = NodeNames.of_numbers(n) if dataset.node_names is None else NodeNames.of(dataset.node_names)
+    return replace(
+        dataset,
+        graph=Graph(rows.indptr, indices.astype(graph.indices.dtype, copy=False), weight, edge_id, offsets),
+        features=ReorderedFeatures(dataset.features, old),
+        labels=dataset.labels[old],
+        split=Split(*(np.sort(new[getattr(dataset.split, name)]).astype(np.int64) for name in SPLITS)),
+        node_names=names.reordered(old),
+    )
