@@ -107,13 +107,19 @@ class NeighborSampler:
         made: list[Any] = [None] * len(samples)
 
         def finish(i: int) -> None:
-            m = samples[i]
-            weight = [
-                self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None) for e in m.lists
-            ]
+            m, weight = samples[i], [None for _ in samples[i].lists]
+            if graph.edge_weight is not None:
+                weight = [
+                    self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None)
+                    for e in m.lists
+                ]
             made[i] = self.minibatch(request, i, m, weight, [e.positions for e in m.lists])
 
-        parallel(finish, [(i,) for i in range(len(samples))])
+        if graph.edge_weight is not None:
+            parallel(finish, [(i,) for i in range(len(samples))])
+        else:
+            for i in range(len(samples)):
+                finish(i)
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
