@@ -56,10 +56,12 @@ def by_millrace(dataset: mr.Dataset, net: GAT, ranks: int, out: Path, args: argp
     batch = -(-len(dataset.split.train) // ranks)
     cluster = {"dashboard_port": 0} if ranks > 1 else {}
     train = {"weight_decay": args.weight_decay, "evaluate_every": args.every}
-    options: dict[str, Any] = {"epochs": args.epochs, "lr": args.lr, "seed": args.seed, "ranks": ranks}
+    options: dict[str, Any] = {"epochs": args.epochs, "lr": args.lr, "ranks": ranks, "split": args.split}
+    # By its path, so that a fresh process opens it, whatever its size. The split is the same for all seeds.
+    options["seeds"] = {"minibatches": args.seed}
     return mr.run(
-        dataset, model=net, fanout=[-1, -1], batch_size=batch, train=train, cluster=cluster, out=out, verbose=False,
-        **options,
+        str(Path(args.dataset).resolve()), model=net, fanout=[-1, -1], batch_size=batch, train=train, cluster=cluster,
+        out=out, verbose=False, **options,
     )  # fmt: skip
 
 
