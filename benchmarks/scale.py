@@ -37,6 +37,8 @@ SPREAD = 0x9E3779B97F4A7C15
 """An odd number, by which ids are scrambled."""
 EVERY_S = 0.05
 """Interval between two looks at the memory of the processes."""
+COUNTERS = {"rchar": "read", "wchar": "written", "read_bytes": "from_disk", "write_bytes": "to_disk"}
+"""Counters of /proc/PID/io, and their names here."""
 
 
 def scrambled(ids: np.ndarray, scale: int) -> np.ndarray:
@@ -140,19 +142,23 @@ def measured(command: list[str]) -> dict[str, Any]:
     """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes."""
     import resource
 
-    peak, io, stop = 0, {}, threading.Event()
+    peak, io, stop = 0, dict.fromkeys(COUNTERS, 0), threading.Event()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
     def watch() -> None:
         nonlocal peak
         while not stop.wait(EVERY_S):
-            held = 0
+            held, now = 0, dict.fromkeys(COUNTERS, 0)
             for pid in tree(process.pid):
                 status = fields(pid, "status")
                 held += (status.get("RssAnon", 0) + status.get("RssShmem", 0)) << 10
-                io[pid] = fields(pid, "io") or io.get(pid, {})
+                for key, value in fields(pid, "io").items():
+                    if key in now:
+                        now[key] += value
             peak = max(peak, held)
+            # A process has the counts of its children that have ended.
+            io.update({key: max(io[key], value) for key, value in now.items()})
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -160,15 +166,7 @@ def measured(command: list[str]) -> dict[str, Any]:
     stop.set()
     watcher.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    traffic = {
-        name: sum(counts.get(key, 0) for counts in io.values())
-        for name, key in {
-            "read": "rchar",
-            "written": "wchar",
-            "from_disk": "read_bytes",
-            "to_disk": "write_bytes",
-        }.items()
-    }
+    traffic = {name: io[key] for key, name in COUNTERS.items()}
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     seconds = {"seconds": time.perf_counter() - start, "processor_seconds": cpu}
     return {"code": process.returncode, **seconds, "peak_bytes": peak, **traffic, "result": out.decode()}

@@ -61,6 +61,23 @@ def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
         file.write(np.ascontiguousarray(piece).data)
 
 
+def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> dict[str, int]:
+    """Median, largest and number of zeros of in-degrees, of which each of the ascending `degrees` occurs so often."""
+    total = int(counts.sum())
+    before = np.cumsum(counts)
+    # The mean of the two in the middle, which are one if their number is odd.
+    middle = (
+        [0, 0]
+        if not total
+        else [int(degrees[np.searchsorted(before, at, side="right")]) for at in ((total - 1) // 2, total // 2)]
+    )
+    return {
+        "median": sum(middle) // 2,
+        "largest": int(degrees.max(initial=0)),
+        "zero": int(counts[degrees == 0].sum()),
+    }
+
+
 def write_dataset(
     path: Path, dataset: Dataset, overwrite: bool = False, *, features_format: FeaturesFormat = "zarr"
 ) -> Store:
@@ -108,6 +125,7 @@ def write_dataset(
         "task": dataset.task,
         "notes": list(dataset.notes),
         "features_format": features_format,
+        "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -250,6 +268,20 @@ def _open_names(store: Store) -> NodeNames | None:
         return names.check()
     except InputError as e:
         raise StoreError(f"{store.path}: {e}; write the dataset again") from e
+
+
+def first_names(store: Store, most: int) -> list[str] | None:
+    """Names of the first nodes of a stored dataset, at most so many; None if nodes are called by their numbers.
+
+    Raises:
+        StoreError: the store is damaged.
+    """
+    if "node_name_text" not in store:
+        return None
+    starts = store.piece("node_name_starts", slice(0, most + 1))
+    with proving(store.path):
+        names = NodeNames(store.piece("node_name_text", slice(0, int(starts[-1]))), starts).check()
+    return names[:most]
 
 
 def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names: bool = True) -> Dataset:

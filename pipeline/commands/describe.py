@@ -1,6 +1,7 @@
 """Description of a folder, a file or a dataset, as `millrace inspect` prints it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,12 @@ import numpy as np
 
 from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
+from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, Dataset
+from ...storage.dataset_store import FEATURES_FILE, first_names
 from ...storage.errors import InputError, StoreError, first_line
+from ...storage.features import MappedFeatures
 from ...storage.minibatch import MiniBatch
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import Store, open_store
@@ -51,6 +55,8 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         return _run(folder)
     if format_ == "samples":
         return _samples(folder, minibatch)
+    if format_ == "dataset" and job is None and "in_degree" in (store := open_store(folder, format_)).meta:
+        return _dataset_store(store)
     if format_ in (None, "dataset"):
         return _dataset(open_data(job or Job(), path, silent))
     store = open_store(folder, format_)
@@ -155,6 +161,52 @@ def _minibatch(m: MiniBatch) -> dict[str, Any]:
     return record
 
 
+def _dataset_store(store: Store) -> dict[str, Any]:
+    """A stored dataset by its manifest, and the first names of its nodes; its arrays stay on disk."""
+    degree = store.value("in_degree", dict)
+    features = store.path / FEATURES_FILE
+    with proving(store.path):
+        lengths = {name: entry["shape"][0] for name, entry in store.entries.items()}
+        rows = MappedFeatures(features).rows if features.is_file() else None
+        shape, dtype = (
+            (rows.shape, rows.dtype) if rows is not None
+            else (store.entries["features"]["shape"], store.entries["features"]["dtype"])
+        )  # fmt: skip
+        record: dict[str, Any] = {
+            "dataset": store.value("name", str),
+            "nodes": lengths["indptr"] - 1,
+            "edges": lengths["indices"],
+            "in-degree": f"median {degree['median']}, largest {degree['largest']}",
+            "without in-edges": degree["zero"],
+            "edge weights": "edge_weight" in store,
+            "features": f"{shape[1]} of {dtype}",
+            "classes": f"{store.value('num_classes', int)} ({store.value('task', str)})",
+            "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
+        }
+    _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
+    _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
+    return _with_notes(record, store.value("notes", list))
+
+
+def _add_parts(record: dict[str, Any], offsets: Any) -> None:
+    if offsets is not None:
+        record["parts"] = ", ".join(f"{n:,} nodes" for n in np.diff(offsets[: SHOWN_NAMES + 1])) + (
+            f", ... ({len(offsets) - 1})" if len(offsets) > SHOWN_NAMES + 1 else ""
+        )
+
+
+def _add_names(record: dict[str, Any], nodes: Sequence[str] | None, classes: Sequence[str] | None) -> None:
+    for what, names in (("names of nodes", nodes), ("names of classes", classes)):
+        if names is not None:
+            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (
+                ", ..." if len(names) > SHOWN_NAMES else ""
+            )
+
+
+def _with_notes(record: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+    return record | {f"note {i + 1}": note for i, note in enumerate(notes)}
+
+
 def _dataset(dataset: Dataset) -> dict[str, Any]:
     degree = dataset.graph.in_degree
     record: dict[str, Any] = {
@@ -168,15 +220,6 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "classes": f"{dataset.num_classes} ({dataset.task})",
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
-    if (offsets := dataset.graph.part_offsets) is not None:
-        record["parts"] = ", ".join(f"{n:,} nodes" for n in np.diff(offsets[: SHOWN_NAMES + 1])) + (
-            f", ... ({len(offsets) - 1})" if len(offsets) > SHOWN_NAMES + 1 else ""
-        )
-    for what, names in (("names of nodes", dataset.node_names), ("names of classes", dataset.class_names)):
-        if names is not None:
-            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (
-                ", ..." if len(names) > SHOWN_NAMES else ""
-            )
-    for i, note in enumerate(dataset.notes):
-        record[f"note {i + 1}"] = note
-    return record
+    _add_parts(record, dataset.graph.part_offsets)
+    _add_names(record, dataset.node_names, dataset.class_names)
+    return _with_notes(record, dataset.notes)

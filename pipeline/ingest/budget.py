@@ -13,15 +13,18 @@ EDGE_BATCH_BYTES, EDGE_SORT_BYTES = 160, 64
 """Bytes that cleaning takes for each edge of a batch, and sorting for each edge of a range; twice that with weights."""
 LEAST_EDGES = 1 << 12
 """Fewest edges of a batch or a range."""
+TASKS_PER_SLOT = 4
+"""Tasks of a stage for each that runs at once, so that all end at about the same time."""
 ROW_COPIES = 16
 """Copies of a row of features that a task may hold at once."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Memory for the data of one task."""
+    """Memory for the data of one task, and how many tasks run at once."""
 
     task_bytes: int
+    slots: int = 1
 
     def edge_batch(self, weighted: bool) -> int:
         """Edges that are cleaned at a time."""
@@ -30,6 +33,10 @@ class Budget:
     def edge_group(self, weighted: bool) -> int:
         """Edges that are sorted at a time."""
         return max(self.task_bytes // (EDGE_SORT_BYTES * (1 + weighted)), LEAST_EDGES)
+
+    def span(self, batch: int, rows: int) -> int:
+        """Of `rows`, those that one task reads: up to four batches, and fewer where that leaves workers idle."""
+        return max(1, min(4 * batch, max(batch // 4, -(-rows // (TASKS_PER_SLOT * self.slots)))))
 
     def rows(self, row_bytes: int) -> int:
         """Rows of a table that are read at a time."""
@@ -48,7 +55,7 @@ def budget_of(memory: int, workers: int, in_process: bool) -> Budget:
         least = (base + tasks * LEAST_BYTES >> 20) + 1
         whose = "this process takes" if in_process else f"the driver and its workers ({workers}) take"
         raise InputError(f"memory is {memory / 2**20:,.0f} MiB; {whose} {least:,} MiB or more: set memory={least}MiB")
-    return Budget((memory - base) // tasks)
+    return Budget((memory - base) // tasks, tasks)
 
 
 @dataclass(frozen=True)

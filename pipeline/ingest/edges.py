@@ -188,12 +188,12 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     indices.tofile(sorted_file(work.folder, "indices", number))
     if w is not None:
         w.tofile(sorted_file(work.folder, "edge_weight", number))
-    degree = np.diff(indptr)
+    degrees, counts = np.unique(np.diff(indptr), return_counts=True)
     return record | {
         "rows": end - begin,
         "edges": len(indices),
-        "largest": int(degree.max(initial=0)),
-        "isolated": int((degree == 0).sum()),
+        "degrees": degrees.tolist(),
+        "counts": counts.tolist(),
     }
 
 

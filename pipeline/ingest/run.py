@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import FEATURES_FILE, KIND
+from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
 from ...storage.graph import index_dtype
@@ -138,9 +138,9 @@ class Ingest:
         self.ignored = has_weight and not self.weighted
         row = 4 * len(self.feature_columns) + 2 * self.nodes.row_bytes
         self.row_batch = self.budget.rows(row)
-        self.node_spans = spans_of(self.nodes, max(self.row_batch, SPAN_ROWS))
+        self.node_spans = spans_of(self.nodes, max(self.budget.span(self.row_batch, self.nodes.rows), SPAN_ROWS))
         self.edge_batch = self.budget.edge_batch(self.weighted)
-        self.edge_spans = spans_of(self.edges, 4 * self.edge_batch)
+        self.edge_spans = spans_of(self.edges, self.budget.span(self.edge_batch, self.edges.rows))
 
     def _check_ids(self, flags: dict[str, list[dict[str, Any]]]) -> bool:
         """True if ids are text."""
@@ -280,6 +280,9 @@ class Ingest:
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
         settled_direction(all(r["symmetric"] for r in found), before, options, None, notes)
         tell_reverses(before, after, notes)
+        degrees, at = np.unique(np.concatenate([r["degrees"] for r in found]), return_inverse=True)
+        counts = np.bincount(at, np.concatenate([r["counts"] for r in found])).astype(np.int64)
+        self.in_degree = degree_summary(degrees.astype(np.int64), counts)
         for way in work.ways:
             shutil.rmtree(self.folder / way, ignore_errors=True)
         starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
@@ -381,6 +384,7 @@ class Ingest:
             "task": self.labels["task"],
             "notes": self.notes,
             "features_format": self.settings.features,
+            "in_degree": self.in_degree,
             **({} if names is None else {"class_names": list(names)}),
             **({"features_bytes": (self.store / FEATURES_FILE).stat().st_size} if matrix.npy else {}),
         }
