@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import millrace as mr
-from millrace.pipeline import run
+from millrace.pipeline import ready
 from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.machine import gpus
@@ -333,7 +333,7 @@ def test_an_address_that_is_not_here_is_named_as_on_a_processor(monkeypatch):
 def let_through(monkeypatch):
     """A machine with two GPUs, as far as the driver is concerned."""
     dask_cuda.install(monkeypatch, "0,1")
-    monkeypatch.setattr(run, "check_available", lambda job: None)
+    monkeypatch.setattr(ready, "check_available", lambda job: None)
     monkeypatch.setattr(prepare, "check_available", lambda job: None)
     return monkeypatch
 

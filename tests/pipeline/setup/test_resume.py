@@ -117,7 +117,7 @@ def test_a_stored_executor_gives_way_to_more_ranks():
 def test_the_executor_is_implied_when_a_run_is_resumed(tmp_path, monkeypatch):
     """One that holds a single rank is refused only where it was asked for."""
     seen = []
-    monkeypatch.setattr("millrace.pipeline.run.check_available", lambda job: seen.append(job) or 1 / 0)
+    monkeypatch.setattr("millrace.pipeline.ready.check_available", lambda job: seen.append(job) or 1 / 0)
     stored = resolve({"executor": "inline"}).model_dump(exclude_none=True)
     for options in ({"ranks": 2}, {"ranks": 2, "executor": "inline"}, {}):
         with pytest.raises(ZeroDivisionError):
