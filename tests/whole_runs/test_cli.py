@@ -286,7 +286,7 @@ BAD = {
     "run: flag unknown": ("run --nope", "No such option: --nope"),
     "run: flag of another library": ("run --learning-rate 1", "no such option: --learning-rate; give --lr"),
     "run: flag for a key": ("run --weight-decay 1", "give --set train.weight_decay=..."),
-    "run: flag that cannot be": ("run --callbacks 1", "no such option: --callbacks; there are no callbacks"),
+    "run: flag that cannot be": ("run --callbacks 1", "no such option: --callbacks; it is code, not a key"),
     "run: flag without value": ("run --epochs", "requires an argument"),
     "run: flag of another type": ("run --epochs many", "Invalid value for '--epochs'"),
     "run: two job files": ("run a.toml b.toml", "unexpected extra argument"),
