@@ -22,7 +22,7 @@ from millrace.pipeline.telemetry.metrics_file import recorded
 
 
 class Counts(mr.Callback):
-    """What a tracker would do: a number after each step, and a line in the record after every tenth."""
+    """Logs as a tracker does: counts each step, and writes a line after every tenth."""
 
     def __init__(self) -> None:
         self.steps = 0

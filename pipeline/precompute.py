@@ -18,7 +18,7 @@ from ..storage.queue.zarr import ZarrQueue
 from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
-from .config.records import make_system
+from .config.records import make_system, without_partitioner
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import seed_plan
@@ -49,6 +49,11 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     system = make_system(job.model_copy(update={job.system: type(job.options)()}))
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
+    if make_system(without_partitioner(job)).sample.record() != system.sample.record():
+        raise InputError(
+            f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
+            "draw samples for any of them"
+        )
     check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):

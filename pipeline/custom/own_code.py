@@ -43,7 +43,7 @@ class OwnCode:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Description of each of `DECIDING` that was given. Made in the driver, since ranks hold copies."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What was given of each kind, in words for messages."""
+    """Names for messages of the code of each kind."""
 
     @property
     def is_empty(self) -> bool:

@@ -35,7 +35,7 @@ class Budget:
         return max(self.task_bytes // (EDGE_SORT_BYTES * (1 + weighted)), LEAST_EDGES)
 
     def span(self, batch: int, rows: int) -> int:
-        """Of `rows`, those that one task reads: up to four batches, and fewer where that leaves workers idle."""
+        """Number of the `rows` that one task reads: up to four batches, fewer where workers would be idle."""
         return max(1, min(4 * batch, max(batch // 4, -(-rows // (TASKS_PER_SLOT * self.slots)))))
 
     def rows(self, row_bytes: int) -> int:

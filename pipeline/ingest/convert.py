@@ -92,7 +92,7 @@ def _ingest(job: Job, path: Path, out: Path, features: str, memory: int, workers
 
 
 def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict[str, Any]:
-    """What an ingest is made from: one with another plan is not gone on with."""
+    """Digest of an ingest's files and options. An interrupted ingest with another digest is not continued."""
     try:
         files = [[str(f.resolve()), *stamp_of(f)] for f in (*source.edges, *source.nodes)]
     except OSError as e:

@@ -101,7 +101,7 @@ def _parts(work: FeatureWork, table: Table, span: Span) -> Iterator[tuple[int, n
 
 
 class _Seen:
-    """What cleaning has found in the features of a span."""
+    """Counts of what cleaning changes in the features of a span."""
 
     def __init__(self) -> None:
         self.unusable, self.first, self.largest = 0, -1, 0.0

@@ -60,7 +60,7 @@ SEAMS_PER_TASK = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose."""
+    """Options of a conversion that decide the contents of the store."""
 
     options: ReadOptions
     split: str | None
@@ -315,7 +315,7 @@ class Ingest:
     # -- features and the rest
 
     def _write_features(self, groups: Sequence[dict[str, Any]]) -> tuple[Matrix, dict[int, str]]:
-        """Where features are, and the digests of their leaves by first row."""
+        """Write the features. Returns their array, and the digests of its leaves by first row."""
         options, degrees = self.settings.options, not self.feature_columns or not self.width
         shape = (self.map.num_nodes, 2 if degrees else self.width)
         matrix = Matrix(self.store, shape, self.settings.features == "npy")

@@ -171,7 +171,9 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
 def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path, capsys, scheduler):
     wanted = request.config.getoption("--signal-cells")
     everything = wanted != "few"
-    cells = [c for c in ALL if wanted in ("all", *str(c).split("-"))] if everything else FEW
+    cells = [c for c in ALL if wanted == "all" or wanted in str(c)] if everything else FEW
+    if not cells:
+        pytest.skip(f"no cell has {wanted} in its name")
     with ThreadPoolExecutor(1 if everything else 2) as pool:
         undisturbed = {s: pool.submit(parameters_of, s, tmp_path / s) for s in sorted({c.system for c in cells})}
         futures = {cell: pool.submit(run_cell, cell, tmp_path / str(cell), scheduler) for cell in cells}

@@ -604,6 +604,14 @@ def test_what_does_not_fit_is_refused_in_a_few_lines_and_nothing_is_written(case
     assert not (tmp_path / "run").exists()
 
 
+def test_samples_for_local_seeds_are_refused(tmp_path):
+    words = ["--dataset", DATASET, "--fanout", "4,3", "--set", "bulk.topology=partitioned", "--set", "ranks=2"]
+    code, said, err = command("sample", *words, "--set", "bulk.local_seeds=true", "--out", tmp_path / "samples")
+    assert (code, said) == (2, "")
+    assert "bulk.local_seeds is true, so that minibatches depend on the ranks that train" in " ".join(err.split())
+    assert not (tmp_path / "samples").exists()
+
+
 def test_samples_are_the_same_ones_however_the_topology_will_be_held(samples):
     cut, whole = ([minibatch_digest(m) for m in mr.open_queue(samples / name)] for name in ("cut", "whole"))
     assert len(cut) == 2 * 19

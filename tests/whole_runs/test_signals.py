@@ -38,6 +38,8 @@ def outcomes(
     """Two cells at a time: they mostly wait."""
     wanted = request.config.getoption("--signal-cells")
     cells = FEW if wanted == "few" else [c for c in table() if wanted == "all" or wanted in str(c)]
+    if not cells:
+        pytest.skip(f"no cell has {wanted} in its name")
     folder = tmp_path_factory.mktemp("signals")
     with ThreadPoolExecutor(2 if wanted == "few" else 1) as pool:
         yield {c: pool.submit(run_cell, c, folder / str(c), wanted != "few" or c in RESUMED) for c in cells}

@@ -182,7 +182,7 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
 
 @dataclass(frozen=True)
 class WeightFaults:
-    """What is wrong with some edge weights."""
+    """Counts of unusable edge weights, and the least weight."""
 
     infinite: int = 0
     """Number that are NaN or infinite as float32."""
