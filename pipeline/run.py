@@ -116,8 +116,8 @@ def run(
     """
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
-    with heard(emit, verbose) as message:
-        return _run(dataset, system, model, code, out, resume, samples, message, stop, save, config, options)
+    with heard(emit, verbose) as tell:
+        return _run(dataset, system, model, code, out, resume, samples, tell, stop, save, config, options)
 
 
 def _run(
@@ -146,19 +146,19 @@ def _run(
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
-        with recorded(folder / METRICS, emit, resume) as message:
+        with recorded(folder / METRICS, emit, resume) as tell:
             for note in ready.notes:
-                message(Note(note))
+                tell(Note(note))
             try:
                 if job.executor == "dask":
                     from .supervision.supervisor import run_on_cluster
 
-                    reports = run_on_cluster(prepared, folder, samples, module, message, stop, save)
+                    reports = run_on_cluster(prepared, folder, samples, module, tell, stop, save)
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:
-                            queue = own_queue(prepared, folder, lambda text: message(Note(text)))
-                        reports = [_run_inline(prepared, folder, queue, samples, message, stop, save, clock)]
+                            queue = own_queue(prepared, folder, lambda text: tell(Note(text)))
+                        reports = [_run_inline(prepared, folder, queue, samples, tell, stop, save, clock)]
             except Interrupted:
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)

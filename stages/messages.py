@@ -127,7 +127,7 @@ class Fetched:
     neighbourhoods: tuple[Neighbourhood, ...]
     """L, outermost first."""
     h: Tensor
-    """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""
+    """[num_src of neighbourhoods[0], F]; may lie in a buffer that the next fetch reuses."""
     y: Tensor
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
     weight: Tensor | None = None
@@ -150,7 +150,7 @@ class Begun:
 
 @dataclass(frozen=True, eq=False)
 class RankJob:
-    """Facts about the run that policies may use: plain values, the same on every rank except for `group`."""
+    """What policies may know of the run on this rank: facts, and the handles that they use."""
 
     seed: int
     batch_size: int
@@ -158,7 +158,7 @@ class RankJob:
     epochs: int
     dtype: torch.dtype
     kernel: Any
-    """The sampling kernels, a module of `stages.kernels`."""
+    """The sampling backend: see `stages.kernels.sampling_backend`."""
     group: Group
     ledger: Ledger
     queue: Any = None

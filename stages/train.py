@@ -75,8 +75,8 @@ def forward_backward(
         torch.default_generator.set_state(fetched.begun.generator)
     total, logits = loss_of(model, fetched, task, matmul_precision, weights, loss)
     (total * weight if weight != 1.0 else total).backward()
-    message = (total if weights is None else summed_loss(logits.detach(), fetched.y, task, loss=loss)).detach()
-    return WorkDone(message if message.is_cuda else float(message), len(fetched.y))
+    loss_sum = (total if weights is None else summed_loss(logits.detach(), fetched.y, task, loss=loss)).detach()
+    return WorkDone(loss_sum if loss_sum.is_cuda else float(loss_sum), len(fetched.y))
 
 
 def begin(

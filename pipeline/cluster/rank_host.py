@@ -141,17 +141,17 @@ def own_environment() -> dict[str, str]:
     return environment
 
 
-def _show(worker: Any, pulses: dict[str, Any]) -> None:
+def _show(worker: Any, state: dict[str, Any]) -> None:
     """Add the rank's state to the worker's heartbeats, for the driver and the dashboard."""
-    vars(worker).setdefault("millrace_ranks", []).append(pulses)
+    vars(worker).setdefault("millrace_ranks", []).append(state)
     worker.metrics[METRIC] = _ranks_of
 
 
 def _ranks_of(worker: Any) -> list[dict[str, Any]]:
-    records = [dict(pulses) for pulses in worker.millrace_ranks]
-    for message, pulses in zip(records, list(worker.millrace_ranks)):
-        if message["ended"]:
-            worker.millrace_ranks.remove(pulses)
+    records = [dict(state) for state in worker.millrace_ranks]
+    for record, state in zip(records, list(worker.millrace_ranks)):
+        if record["ended"]:
+            worker.millrace_ranks.remove(state)
     return records
 
 

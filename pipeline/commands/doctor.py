@@ -118,13 +118,13 @@ def _driver() -> list[tuple[str, str]]:
     """Lines about the driver and each GPU, from `nvidia-smi`."""
     lacking = 'device = "cuda" needs an NVIDIA GPU and its driver'
     try:
-        message = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S, check=False)
+        done = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
         how = "is not here" if isinstance(e, FileNotFoundError) else "does not answer"
         return [("driver", f"not found (nvidia-smi {how}): {lacking}")]
-    rows = [[cell.strip() for cell in line.split(",")] for line in message.stdout.splitlines() if line.count(",") == 3]
-    if message.returncode or not rows:
-        said = (message.stdout + message.stderr).strip().splitlines() or ["no GPU"]
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
+    if done.returncode or not rows:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["no GPU"]
         return [("driver", f"not usable (nvidia-smi says: {said[0]}): {lacking}")]
     return [("driver", rows[0][0]), *((f"gpu {i}", _card(*row[1:])) for i, row in enumerate(rows))]
 

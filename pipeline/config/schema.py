@@ -41,7 +41,7 @@ class Schedule(Section):
     factor: float = Field(default=0.1, gt=0, lt=1)
     """Factor of ``step`` and ``plateau``."""
     patience: int = Field(default=5, ge=0)
-    """Validations without a better one that ``plateau`` bears."""
+    """Validations without improvement after which ``plateau`` lowers the rate."""
 
     @property
     def needs_epochs(self) -> bool:

@@ -48,13 +48,13 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or "
+            f"features is '{features}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, or "
             "use memory"
         )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
     ):
-        raise InputError(f"edges_on is 'gpu', but {_notes(spec)} is not a folder of Parquet; leave edges_on out")
+        raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
     request = Request(name, options, split, seed, features)
     if isinstance(spec, Dataset):
         return _finished(spec, request)
@@ -117,7 +117,7 @@ def _check_format(path: Path) -> None:
         )
 
 
-def _notes(spec: str | Path | object) -> str:
+def _described(spec: str | Path | object) -> str:
     return str(spec) if isinstance(spec, str | Path) else f"a {type(spec).__name__}"
 
 

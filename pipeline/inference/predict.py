@@ -106,17 +106,17 @@ def predict_to_file(
     data = trained.open_dataset(dataset, emit=emit)
     wanted = _parsed(nodes, data)
     if embeddings:
-        message = embed(trained, data, wanted, emit=emit)
-        message.write(out)
+        found = embed(trained, data, wanted, emit=emit)
+        found.write(out)
     else:
-        message = predict(trained, data, wanted, emit=emit)
-        message.write(out, all_probabilities=all_probabilities)
+        found = predict(trained, data, wanted, emit=emit)
+        found.write(out, all_probabilities=all_probabilities)
     seconds = time.perf_counter() - start
     return {
         "run": str(run),
         "model": trained.result.model,
         "dataset": data.name,
-        "nodes": len(message),
+        "nodes": len(found),
         "out": str(out),
         "seconds": seconds,
     }

@@ -54,7 +54,7 @@ class Table:
     files: tuple[Path, ...]
     """The user's."""
     paths: tuple[Path, ...]
-    """Those that are read: CSV is imported first."""
+    """Files that are read: CSV is imported first."""
     empty: pa.Table
     """No rows; the columns by Millrace's names, and their types."""
     rows: int
@@ -65,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Source:
-    """What the user named: the files of edges and of nodes."""
+    """Files of edges and of nodes that the user named."""
 
     path: Path
     name: str

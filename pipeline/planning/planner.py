@@ -89,17 +89,17 @@ def plan(
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
     forecasts, seen = [], {}
-    with heard(emit, verbose) as message, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        with Trials(first, dataset, numbers, where, Path(scratch), message) as trials:
-            message(StageStarted("plan", f"trying {trials.at.dataset.name}", len(jobs)))
+    with heard(emit, verbose) as tell, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
+        with Trials(first, dataset, numbers, where, Path(scratch), tell) as trials:
+            tell(StageStarted("plan", f"trying {trials.at.dataset.name}", len(jobs)))
             for label, job in jobs.items():
                 forecast, result = trials.forecast(label, job)
                 forecasts.append(forecast)
                 if result is not None:
                     seen[label] = asdict(result)
-                message(StageAdvanced("plan", len(forecasts), len(jobs)))
+                tell(StageAdvanced("plan", len(forecasts), len(jobs)))
         seconds = time.perf_counter() - started
-        message(StageEnded("plan", seconds))
+        tell(StageEnded("plan", seconds))
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=trials.name,

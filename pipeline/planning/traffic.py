@@ -23,7 +23,7 @@ from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
-from ...stages.reduce.seed_weighted import TOLD
+from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ...storage.ledger import KINDS
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
@@ -108,7 +108,7 @@ def _steps(moved: Moved, s: Candidate) -> None:
     phases = s.system.schedule.phases(s.job.epochs, model)
     for phase in phases:
         parameters = [p for p in s.system.schedule.begin(phase, model).parameters() if p.requires_grad]
-        numel = sum(p.numel() for p in parameters) + TOLD
+        numel = sum(p.numel() for p in parameters) + EXTRA_NUMBERS
         moved.add_sums("gradients", numel, parameters[0].element_size(), size, s.steps / len(phases))
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
     counters = size * 2 * sum(len(kinds) for kinds in KINDS.values()) + 4

@@ -240,12 +240,12 @@ class Result:
     """Version of this record's keys."""
 
     def __repr__(self) -> str:
-        message = {
+        values = {
             "validation accuracy": self.val_accuracy,
             "test accuracy": self.test_accuracy,
             "train loss": self.train_loss,
         }
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in message.items() if value is not None)
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
         trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
 

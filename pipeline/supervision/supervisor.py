@@ -39,7 +39,7 @@ def run_on_cluster(
         module: a model of the user's own.
         emit: called with the events of the first rank and the notes of all.
         stop: asked several times a second; true ends the run with a checkpoint.
-        save: asked likewise; true writes a checkpoint.
+        save: asked as often; true writes a checkpoint.
 
     Returns:
         A report for each rank.

@@ -85,8 +85,8 @@ def sweep(
     Raises:
         InputError: the settings do not go together, or `out` holds another sweep.
     """
-    with heard(emit, verbose) as message:
-        return _sweep(dataset, grid or {}, seeds, Path(out).expanduser(), jobs, share, message, config, options)
+    with heard(emit, verbose) as tell:
+        return _sweep(dataset, grid or {}, seeds, Path(out).expanduser(), jobs, share, tell, config, options)
 
 
 def _sweep(
@@ -197,7 +197,7 @@ def _can_share(job: Job) -> bool:
 
 
 def _sample_key(job: Job) -> str:
-    """What decides the minibatches of a job, or more."""
+    """Key of all settings that minibatches of a job may depend on."""
     record = job.model_dump(mode="json", include={"dataset", "split", "read", "sampler", "kernel", "queue", "features"})
     seeds = {part: job.seed_of(part) for part in ("split", "minibatches")}
     return digest_record({**record, **seeds, "system": job.system, "batch_size": job.train.batch_size})

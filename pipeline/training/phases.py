@@ -148,7 +148,7 @@ class PhaseTraining:
         if found is not None:
             record |= self._record_of(found)
         progress.history.append(record)
-        lr = self.update.last_lr if self.update.tells_lr else None
+        lr = self.update.last_lr if self.update.reports_lr else None
         accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
         context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values))
         self.update.end_epoch(found)

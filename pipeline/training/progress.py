@@ -22,7 +22,7 @@ class Progress:
 
     cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
     best_merit: float = -math.inf
-    """Merit of the best epoch so far. This and the next four are of the current phase, where each phase has a best
+    """Merit of the best epoch so far. This and the next five are of the current phase, where each phase has a best
     epoch of its own."""
     best_accuracy: float = -1.0
     best_epoch: int = -1

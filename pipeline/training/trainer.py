@@ -65,9 +65,9 @@ class RankReport:
     peak_rss_bytes: int
     peak_device_bytes: int
     memory_bytes: dict[str, int]
-    """See `loop.Progress.memory_bytes`."""
+    """See `progress.Progress.memory_bytes`."""
     fetched: dict[str, int]
-    """See `loop.Progress.fetched`."""
+    """See `progress.Progress.fetched`."""
     parameters_sha256: str
     """After the last step; the same on every rank."""
     test_accuracy: float | None
@@ -81,9 +81,9 @@ class RankReport:
     confusion: list[list[int]] | None
     """See `measures.Counts`; on the first rank only."""
     phases: list[dict[str, Any]]
-    """See `loop.Progress.phases`."""
+    """See `progress.Progress.phases`."""
     lost: list[dict[str, int]]
-    """See `loop.Progress.lost`."""
+    """See `progress.Progress.lost`."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -238,7 +238,7 @@ def _rank_job(
 
 
 def measures_of(prepared: Prepared) -> Measures:
-    """What a run's validations and tests measure."""
+    """Metrics of a run's validations and tests."""
     train, code = prepared.job.train, prepared.code
     monitored = (train.monitor or "accuracy").removeprefix("-")
     wanted = {*train.metrics, *([] if monitored in code.metrics else [monitored])}

@@ -55,7 +55,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Measures:
-    """What is measured of the outputs for a split's nodes."""
+    """Metrics of the outputs for a split's nodes."""
 
     task: Literal["multiclass", "multilabel"] = "multiclass"
     names: Sequence[str] = ()

@@ -152,7 +152,7 @@ class PyGModel(Stack):
         return width // i if i and self.network is not None and hasattr(self, "jk") else width
 
     def _between_layers(self, i: int, rows: Tensor, before: list[Tensor]) -> Tensor:
-        """What a whole model does after convolution i, as `BasicGNN.forward` has it."""
+        """Apply what a whole model does after convolution i, as in `BasicGNN.forward`."""
         net, last = self.network, i == self.num_layers - 1
         if not last or net.jk_mode is not None:
             if net.act is not None and net.act_first:

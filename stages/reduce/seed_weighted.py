@@ -12,7 +12,7 @@ from ..policies import Statistics
 from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 
-TOLD = 2
+EXTRA_NUMBERS = 2
 """Numbers that travel with the gradients."""
 
 
@@ -60,7 +60,7 @@ class SeedWeightedMean:
             [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [message]
         )
         group.all_reduce(flat, "gradients", overlap)
-        total, flags = flat[-TOLD:].tolist()
+        total, flags = flat[-EXTRA_NUMBERS:].tolist()
         at = 0
         for p in parameters:
             part = flat[at : at + p.numel()].view_as(p)

@@ -44,7 +44,7 @@ class Sampler(Protocol):
         Args:
             graph: in-neighbour lists.
             request: what to draw.
-            kernel: a module of `stages.kernels` (`cpu`, `reference`): same names, same bits.
+            kernel: the sampling backend, as `stages.kernels.sampling_backend` gives it; all draw the same bits.
             workspace: buffers to reuse from bulk to bulk; owned by one thread.
         """
         ...

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ...config.schema import Schedule
 
 THRESHOLD = 1e-4
-"""A value is better if it is so much higher, relatively, as `torch.optim.lr_scheduler.ReduceLROnPlateau` has it."""
+"""Relative improvement that counts as better, as in `torch.optim.lr_scheduler.ReduceLROnPlateau`."""
 
 
 def lr_factor(
@@ -21,11 +21,11 @@ def lr_factor(
     `LinearLR`.
 
     Args:
-        schedule: which.
-        epoch: of the step, from 0.
-        step: of the epoch, from 0.
-        steps: in an epoch.
-        epochs: in all.
+        schedule: its kind and options.
+        epoch: epoch of the step, from 0.
+        step: number of the step in its epoch, from 0.
+        steps: steps in an epoch.
+        epochs: epochs of the whole run.
         validations: accuracies so far, or what else is to be large, the oldest first.
     """
     at, warmup = epoch + step / steps, schedule.warmup

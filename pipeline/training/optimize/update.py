@@ -47,7 +47,7 @@ class Update:
         self._schedule, self._clip_norm, self._steps = train.schedule, train.clip_norm, steps
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
         self.last_factor = 1.0
-        """What the schedule multiplied learning rates by at the last step."""
+        """Factor of the schedule at the last step."""
         self.last_lr = train.lr
         """The learning rate of the last step, of the first group."""
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -72,7 +72,7 @@ class Update:
             self.last_factor = self.factor(epoch, step, history)
             for group, lr in zip(self.optimizer.param_groups, self._lrs):
                 group["lr"] = lr * self.last_factor
-        self.last_lr = self._told_lr()
+        self.last_lr = self._reported_lr()
         self.optimizer.step()
         if self._scheduler is not None and self._scheduler[1] == "step":
             self._scheduler[0].step()
@@ -90,7 +90,7 @@ class Update:
             scheduler.step(found.merit if scheduler.mode == "max" else -found.merit)
 
     @property
-    def tells_lr(self) -> bool:
+    def reports_lr(self) -> bool:
         """True if the learning rate is in the events of epochs: where it is not that of the configuration."""
         changes = not self.is_constant or self._scheduler is not None or self._lrs_changed
         return changes or self._own_optimizer
@@ -118,7 +118,7 @@ class Update:
             self._scheduler[0].base_lrs = [b * value / before if before else value for b in bases]
         self._lrs_changed = True
 
-    def _told_lr(self) -> float:
+    def _reported_lr(self) -> float:
         """The rate of parameters without one of their own."""
         if self._own_optimizer or self._scheduler is not None or self._lrs_changed:
             return self.lr

@@ -62,15 +62,15 @@ def one_torch_thread() -> Iterator[None]:
     import torch
 
     torchs = torch.get_num_threads()
-    message = _asked
-    if message is None:
+    asked = _asked
+    if asked is None:
         set_num_threads(torchs)
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(torchs)
-        if message is None:
+        if asked is None:
             set_num_threads(None)
 
 
