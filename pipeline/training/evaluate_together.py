@@ -4,6 +4,9 @@ The same neighbourhoods that train full-batch: no rank holds more than its share
 any layer.
 """
 
+import copy
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -28,7 +31,9 @@ def evaluate_together(
     """Metrics over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
 
     Args:
-        module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back.
+        module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back. A
+            copy on the host runs in place of one whose parameters lie on a device, as rows are held and exchanged on
+            the host.
         share: of this rank.
         visits: of the same.
         split: train, val or test.
@@ -37,7 +42,7 @@ def evaluate_together(
         measures: what is measured; by default accuracy.
         by_class: count by class too.
     """
-    measures = measures or Measures()
+    measures, module = measures or Measures(), _on_host(module)
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
         neighbourhoods, h = visits.everything(share.graph, module, num_layers)
@@ -49,3 +54,9 @@ def evaluate_together(
         count = torch.tensor([len(rows)], dtype=torch.float64)
         group.all_reduce(count, "control")
         return measures.over_ranks(h[rows], share.labels[rows], group, by_class) if count[0] else None
+
+
+def _on_host(module: nn.Module) -> nn.Module:
+    """The module itself, or a copy if not all of it lies on the host."""
+    state = chain(module.parameters(), module.buffers())
+    return module if all(t.device.type == "cpu" for t in state) else copy.deepcopy(module).cpu()
