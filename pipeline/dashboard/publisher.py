@@ -3,6 +3,7 @@ run."""
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,6 +105,7 @@ class _Publisher:
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
         self._client, self._topic, self._run, self._emit = client, topic, run, emit
         self._steps = -1
+        self._sending_since: float | None = None
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name="dashboard", daemon=True)
         self._thread.start()
@@ -122,11 +124,15 @@ class _Publisher:
         self._messages.put({"run": self._run, **message})
 
     def close(self) -> None:
-        """Wait briefly until the last messages are sent."""
+        """Wait briefly until the last messages are sent, unless one has been under way for as long already."""
         self._messages.put(None)
-        self._thread.join(END_S)
+        since = self._sending_since
+        if since is None or time.monotonic() - since < END_S:
+            self._thread.join(END_S)
 
     def _send(self) -> None:
         while (message := self._messages.get()) is not None:
+            self._sending_since = time.monotonic()
             with suppress(Exception):
                 self._client.log_event(self._topic, message)
+            self._sending_since = None

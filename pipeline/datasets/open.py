@@ -48,8 +48,8 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, or "
-            "use memory"
+            f"features is '{features}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, "
+            "or use memory"
         )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
 
 COPIES = {torch.ops.aten._to_copy.default}
 BETWEEN = {torch.ops.aten.copy_.default}
@@ -26,7 +26,7 @@ class OnDevice(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "OnDevice":
+    def __new__(cls: type, held: Tensor) -> "OnDevice":
         return Tensor._make_wrapper_subclass(
             cls,
             held.shape,
@@ -39,7 +39,7 @@ class OnDevice(Tensor):
     def __init__(self, held: Tensor) -> None:
         self.held = held.detach()
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"OnDevice({self.held})"
 
     @classmethod
