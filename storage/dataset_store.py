@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import proving, require, require_within
+from .array_checks import proving, require, require_splits, require_within
 from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
@@ -185,7 +186,7 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
 
 
 class StoredGraph:
-    """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.streaming.RowSource`."""
+    """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.rows.RowSource`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -203,8 +204,19 @@ class StoredGraph:
         }
         """Arrays with an entry for each edge, and their dtypes."""
 
+    @cached_property
+    def part_offsets(self) -> npt.NDArray[np.int64] | None:
+        """See `Graph.part_offsets`. Raises StoreError if the store is damaged."""
+        if "part_offsets" not in self._store:
+            return None
+        offsets = self._store.read("part_offsets")
+        with proving(self._store.path):
+            require_splits(offsets, max(1, len(offsets) - 1), self.num_nodes, "part_offsets")
+        return offsets
+
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """int64, first edge of each of the rows ``[first, stop)``. Raises StoreError if the store is damaged."""
+        """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E. Raises StoreError if
+        the store is damaged."""
         return self._store.piece("indptr", slice(first, stop))
 
     def rows(self, first: int, stop: int) -> TakenRows:

@@ -101,6 +101,10 @@ class Graph:
             None if ids is None else ids[edges],
         )
 
+    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E."""
+        return self.indptr[first:stop]
+
     def rows(self, first: int, stop: int) -> TakenRows:
         """Rows ``[first, stop)``, without copies of their edges."""
         indptr = self.indptr[first : stop + 1]

@@ -59,7 +59,11 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "stages/kernels/aggregation/cpu": ("stages/kernels/aggregation/test_aggregation.py",),
     "stages/kernels/aggregation/cuda": ("stages/kernels/aggregation/cuda/test_backend.py",),
     "stages/kernels/minibatch_cuda": ("stages/sample/test_resident.py", "stages/kernels/test_cuda_compiles.py"),
-    "stages/kernels/partition": ("stages/partition/test_streaming.py", "stages/placement/test_chunks.py"),
+    "stages/kernels/partition": (
+        "stages/partition/test_metis_streamed.py",
+        "stages/partition/test_streaming.py",
+        "stages/placement/test_chunks.py",
+    ),
     "stages/kernels/row_block": ("stages/sample/test_remote_nodewise.py",),
     "stages/kernels/runtime": ("stages/kernels/runtime/test_threads.py", "stages/kernels/test_cuda_compiles.py"),
     "stages/kernels/sampling": ("stages/sample/test_neighbor.py", "stages/sample/test_layerwise.py"),

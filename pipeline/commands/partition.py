@@ -31,8 +31,16 @@ def partition(
         typer.Option(help="Instead of --out: store of the dataset, nodes renumbered part by part."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")
+        str,
+        typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | metis-streamed | louvain | leiden"),
     ] = "metis",
+    balance: Annotated[
+        str | None,
+        typer.Option(help="nodes | edges | train, for contiguous (not train) and metis-streamed."),
+    ] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="Times that ldg, fennel or metis-streamed reads the graph.  [default: 1, 1, 8]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
@@ -50,7 +58,7 @@ def partition(
         raise InputError("expected a folder for the parts, --out, or one for a renumbered store, --into")
     flags = {"dataset": dataset, "seed": seed, "split": split}
     job, folder = resolve(job_table(None, flags, overrides)), output_folder(out or into or Path())
-    chosen, parts = partitioner(method), check_parts(parts)
+    chosen, parts = partitioner(method, balance=balance, passes=passes), check_parts(parts)
     if into is not None and folder.exists():
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
@@ -100,12 +108,20 @@ def _write_store(
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
 
+    from ...stages.partition.base import make_book
     from ...stages.partition.quality import measure
     from ...storage.dataset_store import write_dataset
     from ...storage.partition.reorder import reorder
 
     start = time.perf_counter()
-    book = chosen.assign(data.graph, parts, job.seed_of("minibatches"))
+    book = make_book(
+        chosen,
+        data.graph,
+        parts,
+        job.seed_of("minibatches"),
+        data.split.train,
+        lambda done, total: emit(StageAdvanced("partition", done, total)),
+    )
     quality = measure(data.graph, book, data.split.train)
     emit(StageStarted("store", f"writing {out}"))
     write_dataset(out, reorder(data, book), features_format="npy")

@@ -87,9 +87,12 @@ def make_system(job: Job) -> System:
 
 def _cut(job: Job) -> Partitioner | None:
     """The partitioner of a configuration; None: not set."""
-    if job.partition.owners is not None:
-        return Given.read(Path(job.partition.owners))
-    return None if job.partition.method is None else partitioner(job.partition.method)
+    cut = job.partition
+    if cut.owners is not None:
+        if (key := next((k for k in ("balance", "passes") if getattr(cut, k) is not None), None)) is not None:
+            raise InputError(f"partition.{key} is set, but partition.owners decides who owns a node; leave one out")
+        return Given.read(Path(cut.owners))
+    return None if cut.method is None else partitioner(cut.method, balance=cut.balance, passes=cut.passes)
 
 
 def without_partitioner(job: Job) -> Job:

@@ -156,8 +156,14 @@ class Partition(Section):
     """Partitioning of the graph into parts, one or more for each rank, for systems whose ranks hold parts."""
 
     method: str | None = None
-    """contiguous, hash, ldg, fennel, metis, or metis-work (the default), which balances nodes and edges together;
-    louvain and leiden need GPUs; ``bulk.topology = "partitioned"`` takes contiguous by default."""
+    """contiguous, hash, ldg, fennel, metis, metis-work (the default), which balances nodes and edges together, or
+    metis-streamed, which reads the graph row by row; louvain and leiden need GPUs; ``bulk.topology = "partitioned"``
+    takes contiguous by default."""
+    balance: Literal["nodes", "edges", "train"] | None = None
+    """Quantity that parts share evenly, for contiguous (by default edges: nodes + in-edges) and metis-streamed (by
+    default nodes; train: nodes, and train nodes too)."""
+    passes: int | None = Field(default=None, ge=1)
+    """Times that ldg and fennel (by default 1) or metis-streamed (8) read the graph."""
     owners: str | None = None
     """File written by ``numpy.save`` with the part of each node, in place of a method."""
 

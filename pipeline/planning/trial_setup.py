@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from ...stages.fetch.exchange import MOST_STEPS
-from ...stages.partition.base import Partitioner
+from ...stages.partition.base import Partitioner, make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
 from ...stages.partition.given import Given
 from ...stages.partition.stage import partition_dataset
@@ -114,7 +114,7 @@ class Trials:
         if key not in self._cuts:
             data = self.at.dataset
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
-            book = partitioner.assign(data.graph, parts, self._job.seed_of("minibatches"))
+            book = make_book(partitioner, data.graph, parts, self._job.seed_of("minibatches"), data.split.train)
             self._cuts[key] = book, count_cut(data.graph, book, data.split.train, layers)
         return self._cuts[key]
 

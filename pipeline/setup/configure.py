@@ -37,7 +37,8 @@ def _tables_of(system: System) -> dict[str, Any]:
     if (sampler := system.sample.sampler) is not None:
         table["sampler"] = {"name": sampler.name, **vars(sampler)}
     if (cut := system.partition.partitioner) is not None and not isinstance(cut, Given):
-        table["partition"] = {"method": cut.name}
+        options = {key: getattr(cut, key) for key in ("balance", "passes") if hasattr(cut, key)}
+        table["partition"] = {"method": cut.name, **options}
     if SYSTEMS.find(system.name).owns_features(system):
         table["features"] = "owned"
     if system.options:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...stages.partition.base import make_book
 from ...stages.partition.clustered import Clustered
 from ...stages.partition.given import Given
 from ...stages.placement.clients import client_traffic, packed, read_traffic, write_clients
@@ -47,7 +48,8 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
     if isinstance(clients, int):
-        client = partition.partitioner.assign(graph, clients, job.seed_of("minibatches")).part(nodes)
+        seed, train = job.seed_of("minibatches"), prepared.dataset.split.train
+        client = make_book(partition.partitioner, graph, clients, seed, train).part(nodes)
     else:
         client, clients = nodes.astype(np.int32), graph.num_nodes
     write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)

@@ -1,12 +1,15 @@
 """Partitioners: assign each node to a part."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook
+from .rows import RowSource
 
 MAX_PARTS = 1_000_000
 """Larger numbers are taken for a mistake: every part is a folder and a rank's work."""
@@ -15,7 +18,7 @@ MAX_PARTS = 1_000_000
 @runtime_checkable
 class Partitioner(Protocol):
     """Assigns every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its
-    options."""
+    options. One with ``reads_rows = True`` takes any `RowSource`, such as a graph on disk."""
 
     @property
     def name(self) -> str:
@@ -36,6 +39,64 @@ class Partitioner(Protocol):
         ...
 
 
+@runtime_checkable
+class InPasses(Protocol):
+    """Partitioner that reads all rows of a graph several times."""
+
+    @property
+    def passes(self) -> int:
+        """Times that all rows are read."""
+        ...
+
+    def assign(
+        self,
+        graph: RowSource,
+        parts: int,
+        seed: int,
+        *,
+        train: npt.NDArray[np.int64] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> PartitionBook:
+        """See `Partitioner.assign`.
+
+        Args:
+            graph: V nodes.
+            parts: P >= 1.
+            seed: the run's seed.
+            train: int64 train nodes; none by default.
+            on_progress: called with (rows read, rows to read), over all passes.
+        """
+        ...
+
+
+def reads_rows(partitioner: Partitioner) -> bool:
+    """True if the partitioner takes any `RowSource`, so that the graph may stay on disk."""
+    return bool(getattr(partitioner, "reads_rows", False))
+
+
+def make_book(
+    partitioner: Any,
+    graph: Graph | RowSource,
+    parts: int,
+    seed: int,
+    train: npt.NDArray[np.int64] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PartitionBook:
+    """`assign` of any partitioner.
+
+    Args:
+        partitioner: see `Partitioner` and `InPasses`.
+        graph: V nodes; a `Graph`, unless the partitioner reads rows.
+        parts: P.
+        seed: the run's seed.
+        train: int64 train nodes, for a partitioner that balances them.
+        on_progress: see `InPasses.assign`; a partitioner that makes no passes does not call it.
+    """
+    if isinstance(partitioner, InPasses):
+        return partitioner.assign(graph, parts, seed, train=train, on_progress=on_progress)
+    return partitioner.assign(graph, parts, seed)
+
+
 def check_parts(parts: int, num_nodes: int | None = None) -> int:
     """Return `parts` if it is a positive integer, and at most `num_nodes` if that is given.
 
@@ -49,3 +110,15 @@ def check_parts(parts: int, num_nodes: int | None = None) -> int:
             f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node"
         )
     return int(parts)
+
+
+def check_passes(passes: int, least: int, why: str) -> None:
+    """Raise InputError unless `passes` is a whole number from `least` on."""
+    if isinstance(passes, bool) or not isinstance(passes, int | np.integer) or passes < least:
+        raise InputError(f"passes is {passes!r}; expected a whole number from {least} on, {why}")
+
+
+def check_slack(slack: float) -> None:
+    """Raise InputError unless `slack` is a number from 1 on."""
+    if not slack >= 1:
+        raise InputError(f"slack is {slack}; expected at least 1: parts of the mean size")

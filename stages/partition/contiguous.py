@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 
 from ...storage.errors import InputError
-from ...storage.graph import Graph
 from ...storage.partition.book import RangeBook
 from .base import check_parts
+from .rows import RowSource
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Contiguous:
     never divided, so a part can exceed its share by one row."""
 
     name = "contiguous"
+    reads_rows = True
 
     def __post_init__(self) -> None:
         if self.balance not in ("nodes", "edges"):
             raise InputError(f"balance is {self.balance!r}; expected 'nodes' or 'edges'")
 
-    def assign(self, graph: Graph, parts: int, seed: int) -> RangeBook:
-        """See `Partitioner.assign`. O(P log V) beyond reading `indptr`; draws nothing from `seed`."""
+    def assign(self, graph: RowSource, parts: int, seed: int) -> RangeBook:
+        """See `Partitioner.assign`. O(P log V) beyond reading the row pointers; draws nothing from `seed`."""
         parts = check_parts(parts)
         if (stored := graph.part_offsets) is not None and (len(stored) - 1) % parts == 0:
             return RangeBook(stored[:: (len(stored) - 1) // parts].copy())
@@ -39,7 +40,7 @@ class Contiguous:
         cuts = np.arange(parts + 1, dtype=np.int64)
         if self.balance == "nodes":
             return RangeBook(_share(n, cuts, parts))
-        before = graph.indptr + np.arange(n + 1, dtype=np.int64)
+        before = graph.first_edge(0, n + 1) + np.arange(n + 1, dtype=np.int64)
         return RangeBook(np.searchsorted(before, _share(n + e, cuts, parts)).astype(np.int64))
 
 

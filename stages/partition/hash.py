@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ...storage.graph import Graph
 from ...storage.partition.book import HashBook
 from ..random import Purpose, stream
 from .base import check_parts
+from .rows import RowSource
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Hash:
     """
 
     name = "hash"
+    reads_rows = True
 
-    def assign(self, graph: Graph, parts: int, seed: int) -> HashBook:
+    def assign(self, graph: RowSource, parts: int, seed: int) -> HashBook:
         """See `Partitioner.assign`. Reads nothing, and takes no memory."""
         return HashBook(stream(seed, Purpose.PARTITION), graph.num_nodes, check_parts(parts))

@@ -33,26 +33,13 @@ class Metis:
 
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
         """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges."""
-        import pymetis
-
         parts = check_parts(parts)
         adjacency = undirected(graph)
-        # METIS prints to the process's standard output and returns no table if it is asked for more parts than there
-        # are nodes.
         if not adjacency.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
-        native = pymetis.zero_copy_dtype()
-        weights, nodes = adjacency.data.astype(native), self.node_weights(graph)
-        _, part_of = pymetis.part_graph(
-            parts,
-            pymetis.CSRAdjacency(np.asarray(adjacency.indptr, native), np.asarray(adjacency.indices, native)),
-            vweights=None if nodes is None else nodes.astype(native),
-            eweights=None if weights.min() == weights.max() else weights,
-            options=pymetis.Options(seed=stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF),
-        )
-        return TableBook(np.asarray(part_of, np.int32), parts)
+        return TableBook(metis(adjacency, parts, stream(seed, Purpose.PARTITION), self.node_weights(graph)), parts)
 
 
 @dataclass(frozen=True)
@@ -79,3 +66,27 @@ def undirected(graph: Graph) -> scipy.sparse.csr_array:
     both.setdiag(0)
     both.eliminate_zeros()
     return both
+
+
+def metis(
+    adjacency: scipy.sparse.csr_array, parts: int, key: int, node_weights: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int32]:
+    """Owner of every node by METIS, int32 [V].
+
+    Args:
+        adjacency: [V, V], symmetric, with positive whole numbers and nothing on the diagonal; at least one edge.
+        parts: P, from 2 to V: for more, METIS prints to the process's standard output and returns no table.
+        key: the seed is made of its last 31 bits.
+        node_weights: int64 [V], weight of each node in the balance; by default all count the same.
+    """
+    import pymetis
+
+    native, weights = pymetis.zero_copy_dtype(), adjacency.data
+    _, part_of = pymetis.part_graph(
+        parts,
+        pymetis.CSRAdjacency(np.asarray(adjacency.indptr, native), np.asarray(adjacency.indices, native)),
+        vweights=None if node_weights is None else node_weights.astype(native),
+        eweights=None if weights.min() == weights.max() else weights.astype(native),
+        options=pymetis.Options(seed=key & 0x7FFF_FFFF),
+    )
+    return np.asarray(part_of, np.int32)

@@ -28,7 +28,7 @@ from ...storage.partition.partition import OwnRows, Partition, open_partition, p
 from ...storage.store.committed_folder import committed_folder, sweep_leftovers
 from ...storage.store.manifest import MANIFEST, write_manifest
 from ...storage.store.store import Store, open_store, write_store
-from .base import Partitioner, check_parts
+from .base import Partitioner, check_parts, make_book
 from .quality import PartCounts, PartitionQuality, count_part
 
 KIND = "partitioning"
@@ -133,7 +133,7 @@ def partition_dataset(
                 f"{out / 'book'} is of {book.num_parts} parts and {book.num_nodes} nodes; it was changed: remove {out}"
             )
     else:
-        book = partitioner.assign(dataset.graph, parts, seed)
+        book = make_book(partitioner, dataset.graph, parts, seed, dataset.split.train)
         assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
         write_book(out / "book", book, fingerprint=fingerprint)
     counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}

@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.pipeline.config.load import Job, parse_override, read_toml, resolve
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup.configure import configure
+from millrace.stages.partition.metis_streamed import MetisStreamed
 from millrace.storage.errors import InputError
 
 
@@ -122,8 +125,10 @@ def test_a_system_without_a_sampler(mode):
         (
             {"system": "sar", "partition": {"method": "metiss"}},
             "'metiss'; expected one of contiguous, hash, ldg, fennel, metis, metis-work, "
-            "louvain, leiden; did you mean 'metis'",
+            "metis-streamed, louvain, leiden; did you mean 'metis'",
         ),
+        ({"partition": {"balance": "halo"}}, "'partition.balance' is 'halo'"),
+        ({"partition": {"passes": 0}}, "'partition.passes' is 0"),
         ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),
         ({"system": "sar", "queue": {"keep": "all"}}, "no minibatches to queue"),
         (
@@ -209,3 +214,32 @@ def test_words_of_torch_and_names_in_any_case_are_known():
 def test_a_numbered_gpu_is_refused(device):
     with pytest.raises(InputError, match="each rank uses one GPU"):
         resolve({"device": device})
+
+
+def test_a_cut_has_its_balance_and_its_passes():
+    table = {"system": "sar", "partition": {"method": "metis-streamed", "balance": "train", "passes": 5}}
+    job = resolve(table)
+    assert resolve(tomllib.loads(job.to_toml())) == job
+    system = make_system(job)
+    assert system.partition.partitioner == MetisStreamed("train", passes=5)
+    assert configure({}, system=system).partition == job.partition
+
+
+@pytest.mark.parametrize(
+    ("partition", "phrase"),
+    [
+        (
+            {"balance": "nodes"},
+            "'metis-work' has no option 'balance'; leave it out, or take one of contiguous, metis-s",
+        ),
+        (
+            {"method": "hash", "passes": 3},
+            "'hash' has no option 'passes'; leave it out, or take one of ldg, fennel, me",
+        ),
+        ({"method": "metis-streamed", "passes": 2}, "passes is 2; expected a whole number from 3 on"),
+        ({"owners": "o.npy", "passes": 3}, "partition.passes is set, but partition.owners decides who owns a node"),
+    ],
+)
+def test_options_that_a_cut_does_not_have_are_refused(partition, phrase):
+    with pytest.raises(InputError, match=phrase):
+        make_system(resolve({"system": "sar", "partition": partition}))

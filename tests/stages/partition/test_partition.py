@@ -13,6 +13,7 @@ from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis, MetisWork
+from millrace.stages.partition.metis_streamed import MetisStreamed
 from millrace.stages.partition.quality import PartCounts, PartitionQuality, measure
 from millrace.stages.partition.registry import PARTITIONERS, partitioner
 from millrace.stages.partition.stage import open_neighbours, open_part, partition_dataset
@@ -24,8 +25,8 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition.partition import extract_partition
 from millrace.tests.contracts.graphs import graphs, sbm
 
-ALL = [Contiguous("nodes"), Contiguous("edges"), Hash(), Ldg(), Fennel(), Metis(), MetisWork()]
-NAMES = ["nodes", "edges", "hash", "ldg", "fennel", "metis", "metis-work"]
+ALL = [Contiguous("nodes"), Contiguous("edges"), Hash(), Ldg(), Fennel(passes=2), Metis(), MetisWork(), MetisStreamed()]
+NAMES = ["nodes", "edges", "hash", "ldg", "fennel", "metis", "metis-work", "metis-streamed"]
 
 
 def edge_list(graph: Graph) -> np.ndarray:
@@ -45,6 +46,17 @@ def test_every_partitioner_is_registered_and_follows_the_protocol():
 def test_an_unknown_partitioner_is_refused_with_the_nearest_name():
     with pytest.raises(InputError, match="did you mean 'metis'"):
         partitioner("metiss")
+
+
+def test_a_partitioner_takes_its_options_and_refuses_others():
+    assert partitioner("ldg", passes=3, balance=None) == Ldg(passes=3)
+    assert partitioner("contiguous", balance="nodes") == Contiguous("nodes")
+    with pytest.raises(InputError, match=r"'metis' has no option 'balance'; .* one of contiguous, metis-streamed$"):
+        partitioner("metis", balance="train")
+    with pytest.raises(InputError, match="balance is 'train'; expected 'nodes' or 'edges'"):
+        partitioner("contiguous", balance="train")
+    with pytest.raises(InputError, match=r"'hash' has no option 'halo'; leave it out$"):
+        partitioner("hash", halo=1)
 
 
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
