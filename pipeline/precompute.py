@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..stages.assignment import SeedPlan
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
 from ..stages.sample.base import check_kernel
+from ..storage.dataset import Dataset
 from ..storage.errors import InputError, Interrupted
+from ..storage.lazy_dataset import LazyDataset
 from ..storage.plural import counted
 from ..storage.queue.object_store import queue_at
 from ..storage.queue.zarr import ZarrQueue
@@ -21,7 +22,7 @@ from .config.load import Job
 from .config.records import make_system, without_partitioner
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
-from .setup.open_queue import seed_plan
+from .setup.open_queue import count_minibatches, seed_plan
 from .setup.run_folder import locked
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
@@ -44,7 +45,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         Interrupted: `stop` returned true; committed bulks stay, and the same command continues from there.
     """
     start = time.perf_counter()
-    dataset = open_data(job, None, emit)
+    dataset = open_data(job, None, emit, lazy=True)
     # The minibatches do not depend on how the graph is distributed.
     system = make_system(job.model_copy(update={job.system: type(job.options)()}))
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
@@ -56,61 +57,76 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         )
     check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)
-    if not len(dataset.split.train):
+    train = dataset.split_sizes["train"]
+    if not train:
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
-    plan = seed_plan(job, dataset)
+    # The workers of a cluster open a store themselves.
+    by_tasks = job.cluster.scheduler is not None and isinstance(dataset, LazyDataset)
+    if by_tasks:
+        from .cluster.dask_cluster import check_reachable
+
+        check_reachable(job.cluster)
+    else:
+        # Damage is told before anything is written.
+        _ = dataset.graph.indptr, dataset.graph.indices, dataset.graph.edge_weight, dataset.graph.edge_id
+    minibatches = count_minibatches(job, train)
     store: dict[str, Any] = {
         "fingerprint": sample_fingerprint(job, dataset, system),
         "bulk_size": job.queue.bulk_size,
         "max_bytes": 1 << 62,
         "keep": "all",
-        "meta": {"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
+        "meta": {"minibatches_per_epoch": minibatches, "dataset": dataset.name},
     }
     create = partial(queue_at(out).create, out, **store)
-    kernel = sampling_backend(job.kernel)
     # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
     create(sweep=False).close()
     # An object store has no lock. A bulk left there by a killed writer has no manifest, and is overwritten when it is
     # sampled again.
     with nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
-            fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
+        if by_tasks:
+            assert isinstance(dataset, LazyDataset)
+            from .cluster.sample_on_cluster import sample_on_cluster
+
+            bulks = -(-minibatches // job.queue.bulk_size)
+            fill = partial(sample_on_cluster, job, dataset, queue, out, bulks, emit)
         else:
-            fill = partial(
-                sample_bulks,
-                dataset.graph,
-                system.sample.sampler,
-                plan,
-                kernel,
-                queue,
-                first_epoch=0,
-                last_epoch=job.epochs,
-            )
-        edges = _fill(job, plan, queue, fill, emit, stop)
+            fill = _producer(job, dataset, system.sample.sampler, queue, str(out), store)
+        edges = _fill(job, minibatches, queue, fill, emit, stop)
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
     return {
         "out": str(out),
         "epochs": job.epochs,
-        "minibatches": job.epochs * plan.num_minibatches,
+        "minibatches": job.epochs * minibatches,
         "edges": edges,
         "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
         "seconds": seconds,
     }
 
 
+def _producer(
+    job: Job, dataset: Dataset, sampler: Any, queue: ZarrQueue, out: str, store: dict[str, Any]
+) -> Callable[..., None]:
+    """The function that samples missing bulks, on this machine."""
+    kernel = sampling_backend(job.kernel)
+    if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
+        return partial(sample_across, job, dataset, sampler, queue, out, store, gpus)
+    plan, epochs = seed_plan(job, dataset), {"first_epoch": 0, "last_epoch": job.epochs}
+    return partial(sample_bulks, dataset.graph, sampler, plan, kernel, queue, **epochs)
+
+
 def _fill(
-    job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
+    job: Job, minibatches: int, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
 ) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
-    total = job.epochs * plan.num_bulks
+    total = job.epochs * -(-minibatches // job.queue.bulk_size)
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0
     emit(
         StageStarted(
             "sample",
-            f"sampling {counted(job.epochs, 'epoch')} of {counted(plan.num_minibatches, 'minibatch', 'minibatches')}",
+            f"sampling {counted(job.epochs, 'epoch')} of {counted(minibatches, 'minibatch', 'minibatches')}",
             total,
         )
     )

@@ -145,7 +145,8 @@ def _opened(
         job = job.model_copy(update={"partition": partition})
     if not isinstance(dataset, Dataset):
         try:
-            dataset = open_data(job, dataset, emit)
+            # Ranks on a cluster open their own data, and check them: the driver needs the manifest only.
+            dataset = open_data(job, dataset, emit, lazy=job.executor == "dask")
         except InputError:
             if resume:
                 check_same_data(folder, job.dataset, None)
@@ -163,7 +164,7 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     if samples is not None:
-        return open_samples(prepared, samples)
+        return open_samples(prepared, samples, to_read=prepared.job.executor != "dask")
     in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
     return own_queue(prepared, folder) if in_memory else None
 

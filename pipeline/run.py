@@ -210,7 +210,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         dataset=dataset.name,
         num_nodes=dataset.num_nodes,
         num_edges=dataset.graph.num_edges,
-        num_features=dataset.features.num_features,
+        num_features=dataset.num_features,
         num_classes=dataset.num_classes,
         task=dataset.task,
         class_names=None if dataset.class_names is None else list(dataset.class_names),

@@ -1,6 +1,6 @@
 """The dataset message: graph, features, labels and split."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,6 +82,16 @@ class Dataset:
     def num_features(self) -> int:
         """F."""
         return self.features.num_features
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Number of nodes in each set of the split."""
+        return {name: len(getattr(self.split, name)) for name in SPLITS}
+
+    @property
+    def known_digests(self) -> Mapping[str, str]:
+        """Digests that need not be made of the arrays, by the names of `fingerprint.DatasetDigests`."""
+        return {}
 
     def __len__(self) -> int:
         """V."""

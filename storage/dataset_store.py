@@ -13,7 +13,14 @@ from .array_checks import proving, require, require_splits, require_within
 from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
-from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
+from .fingerprint import (
+    ArrayDigest,
+    DatasetDigests,
+    describe_features,
+    feature_sample_digest,
+    features_fingerprint,
+    sampled_rows,
+)
 from .graph import Graph, TakenRows
 from .node_names import NodeNames
 from .store.arrays import Rows, write_arrays
@@ -24,12 +31,14 @@ from .store.store import Store, open_store
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
 PIECE_BYTES = 16 << 20
+MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
+"""Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesPlace = Literal["memory", "mapped", "zarr"]
 
 
 class _DigestedRows:
-    """Rows of a feature store for a writer that reads them once, in order; computes their digest on the way."""
+    """Rows of a feature store for a writer that reads them once, in order; computes their digests on the way."""
 
     def __init__(self, features: FeatureStore) -> None:
         self.shape = (features.num_rows, features.num_features)
@@ -37,12 +46,16 @@ class _DigestedRows:
         self._features = features
         self._digest = ArrayDigest(self.dtype, self.shape)
         self._next = 0
+        self._sampled = sampled_rows(features.num_rows)
+        self._sample: list[npt.NDArray[Any]] = []
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         assert rows.start == self._next, "rows must be read once each, in order"
         self._next = rows.stop
         out = self._features.gather(np.arange(rows.start, rows.stop))
         self._digest.update(out)
+        first, stop = np.searchsorted(self._sampled, (rows.start, rows.stop))
+        self._sample.append(out[self._sampled[first:stop] - rows.start])
         return out
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
@@ -50,9 +63,14 @@ class _DigestedRows:
         for start in range(0, self.shape[0], step):
             yield self[start : min(start + step, self.shape[0])]
 
-    @property
-    def fingerprint(self) -> str:
-        return describe_features(*self.shape, self.dtype, self._digest.hexdigest())
+    def digests(self) -> dict[str, str]:
+        """Digests of the features by the names of `DatasetDigests`, once all rows were read."""
+        empty = np.empty((len(self._sampled), self.shape[1]), self.dtype)  # rows without columns need not be read
+        sample = np.concatenate(self._sample) if self.shape[1] and self._sample else empty
+        return {
+            "features": describe_features(*self.shape, self.dtype, self._digest.hexdigest()),
+            "feature_sample": feature_sample_digest(self.shape[0], sample),
+        }
 
 
 def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
@@ -130,7 +148,6 @@ def write_dataset(
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
     }
     sweep_leftovers(path.parent, of=path.name)
-    sweep_leftovers(path.parent, of=path.name)
     with committed_folder(path, overwrite=overwrite) as folder:
         if features_format == "npy":
             with open(folder / FEATURES_FILE, "wb") as f:
@@ -139,7 +156,9 @@ def write_dataset(
         else:
             arrays["features"] = rows
         entries = write_arrays(folder, arrays)
-        write_manifest(folder, KIND, dataset_fingerprint(dataset, rows.fingerprint), meta, entries)
+        digests = DatasetDigests(dataset, rows.digests())
+        meta["digests"] = {name: digests[name] for name in MANIFEST_DIGESTS}
+        write_manifest(folder, KIND, digests.fingerprint(), meta, entries)
     return open_store(path, KIND)
 
 
@@ -153,7 +172,8 @@ def _npy_features(store: Store) -> MappedFeatures:
         return MappedFeatures(file)
 
 
-def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
+def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
+    """Features of a dataset store, in memory or on disk. Raises what `open_dataset_store` raises."""
     written = store.value("features_format", str)
     if place == "memory" and written == "zarr":
         with proving(store.path):
@@ -174,6 +194,15 @@ def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
         f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
         "write it again"
     )
+
+
+def features_shape(store: Store) -> tuple[int, int]:
+    """V and F of the features of a dataset store; reads none of them. Raises StoreError if the store is damaged."""
+    if store.value("features_format", str) == "npy":
+        rows, width = _npy_features(store).rows.shape
+    else:
+        rows, width = store.entries["features"]["shape"]
+    return rows, width
 
 
 def features_place(path: Path) -> Literal["mapped", "zarr"]:
@@ -266,13 +295,14 @@ def open_stored(path: Path) -> StoredDataset:
     store = open_store(Path(path), KIND)
     return StoredDataset(
         StoredGraph(store),
-        _open_features(store, features_place(path)),
+        open_features(store, features_place(path)),
         StoredRows(store, "labels"),
         {name: StoredRows(store, name) for name in SPLITS},
     )
 
 
-def _open_names(store: Store) -> NodeNames | None:
+def open_names(store: Store) -> NodeNames | None:
+    """Names of the nodes of a dataset store. Raises StoreError if they are damaged."""
     if "node_name_text" not in store:
         return None
     names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"))
@@ -314,7 +344,7 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
     if features not in places:
         raise InputError(f"features='{features}'; expected 'memory', 'mapped' or 'zarr'{nearest(features, places)}")
     store = open_store(Path(path), KIND)
-    rows, called = _open_features(store, features), _open_names(store) if names else None
+    rows, called = open_features(store, features), open_names(store) if names else None
     with proving(store.path):
         # Kernels follow these ids without checking them: a checksum covers the bytes, not their meaning.
         return Dataset(

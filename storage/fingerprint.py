@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .dataset import Dataset
+from .dataset import SPLITS, Dataset
 from .features import FeatureStore
 from .graph import Graph
 from .minibatch import Block, MiniBatch
@@ -75,7 +75,7 @@ class ArrayDigest:
         return digest_of_leaves(self._dtype, self._shape, self._leaves)
 
 
-def _array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
+def array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
     """Digest of an array as if it had this `dtype`; copies at most one leaf at a time."""
     kind = np.dtype(dtype or value.dtype)
     return digest_of_leaves(kind, value.shape, [digest_leaves(np.atleast_1d(value), kind)])
@@ -89,7 +89,7 @@ def digest_arrays(**arrays: npt.NDArray[Any] | None) -> str:
     Returns:
         64 hex digits.
     """
-    return digest_record({name: None if a is None else _array_digest(a) for name, a in arrays.items()})
+    return digest_record({name: None if a is None else array_digest(a) for name, a in arrays.items()})
 
 
 def digest_record(record: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ def graph_fingerprint(graph: Graph) -> str:
     """Digest of all arrays of a graph."""
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
     return digest_record(
-        {name: None if a is None else _array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
+        {name: None if a is None else array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
     )
 
 
@@ -128,6 +128,70 @@ def features_fingerprint(features: FeatureStore) -> str:
     return describe_features(n, f, features.dtype, digest.hexdigest())
 
 
+SAMPLED_ROWS = 4096
+"""Most rows of features that `feature_sample_digest` covers."""
+
+
+def sampled_rows(num_rows: int) -> npt.NDArray[np.int64]:
+    """Evenly spaced rows, ascending: the sample that `feature_sample_digest` is made of."""
+    return np.unique(np.linspace(0, max(num_rows - 1, 0), num=min(SAMPLED_ROWS, num_rows), dtype=np.int64))
+
+
+def feature_sample_digest(num_rows: int, rows: npt.NDArray[np.floating]) -> str:
+    """Digest of shape, dtype and the `sampled_rows` of features, which notices a changed matrix without reading all of
+    it."""
+    return digest_arrays(shape=np.array([num_rows, rows.shape[1]]), rows=rows)
+
+
+def features_digest(features: FeatureStore) -> str:
+    """`feature_sample_digest` of a feature store."""
+    return feature_sample_digest(features.num_rows, features.gather(sampled_rows(features.num_rows)))
+
+
+class DatasetDigests:
+    """Digests of the parts of a dataset, each made when first asked for unless it is known.
+
+    They are ``graph``, ``features``, ``feature_sample``, and of single arrays ``labels``, ``train``, ``val`` and
+    ``test``. A store's manifest has all of them, so that only those who write a dataset need read it all.
+    """
+
+    def __init__(self, dataset: Dataset, known: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            dataset: the dataset.
+            known: digests known in advance, beside those that the dataset itself knows.
+        """
+        self._dataset, self._known = dataset, {**dataset.known_digests, **(known or {})}
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._known:
+            self._known[name] = self._make(name)
+        return self._known[name]
+
+    def of(self, *names: str) -> str:
+        """Digest of several arrays: `digest_arrays` of them."""
+        return digest_record({name: self[name] for name in names})
+
+    def _make(self, name: str) -> str:
+        dataset = self._dataset
+        if name == "graph":
+            return graph_fingerprint(dataset.graph)
+        if name == "features":
+            return features_fingerprint(dataset.features)
+        if name == "feature_sample":
+            return features_digest(dataset.features)
+        return array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
+
+    def fingerprint(self) -> dict[str, str]:
+        """See `dataset_fingerprint`."""
+        return {
+            "graph": self["graph"],
+            "features": self["features"],
+            "labels": self.of("labels"),
+            "split": self.of(*SPLITS),
+        }
+
+
 def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[str, str]:
     """Fingerprint of a dataset, by parts: ``graph``, ``features``, ``labels``, ``split``.
 
@@ -135,13 +199,7 @@ def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[s
         dataset: the dataset.
         features: `features_fingerprint` of its features, if it is known already (it reads every row).
     """
-    split = dataset.split
-    return {
-        "graph": graph_fingerprint(dataset.graph),
-        "features": features_fingerprint(dataset.features) if features is None else features,
-        "labels": digest_arrays(labels=dataset.labels),
-        "split": digest_arrays(train=split.train, val=split.val, test=split.test),
-    }
+    return DatasetDigests(dataset, {} if features is None else {"features": features}).fingerprint()
 
 
 def minibatch_digest(minibatch: MiniBatch) -> str:
@@ -150,11 +208,11 @@ def minibatch_digest(minibatch: MiniBatch) -> str:
     def block(b: Block) -> dict[str, Any]:
         return {
             "num_dst": b.num_dst,
-            "src": _array_digest(b.src, np.int64),
-            "indptr": _array_digest(b.indptr, np.int64),
-            "indices": _array_digest(b.indices, np.int64),
-            "weight": None if b.weight is None else _array_digest(b.weight),
-            "edge_id": None if b.edge_id is None else _array_digest(b.edge_id, np.int64),
+            "src": array_digest(b.src, np.int64),
+            "indptr": array_digest(b.indptr, np.int64),
+            "indices": array_digest(b.indices, np.int64),
+            "weight": None if b.weight is None else array_digest(b.weight),
+            "edge_id": None if b.edge_id is None else array_digest(b.edge_id, np.int64),
         }
 
     return digest_record({"blocks": [block(b) for b in minibatch.blocks]})

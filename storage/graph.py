@@ -6,6 +6,7 @@ a bulk.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +71,13 @@ class Graph:
         """E."""
         return len(self.indices)
 
+    @property
+    def is_weighted(self) -> bool:
+        """True if edges have weights."""
+        return self.edge_weight is not None
+
     def __repr__(self) -> str:
-        weighted = "" if self.edge_weight is None else ", weighted"
+        weighted = ", weighted" if self.is_weighted else ""
         return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
@@ -130,28 +136,45 @@ class Graph:
         Raises:
             InputError: names the first invariant that does not hold.
         """
-        p, s = self.indptr, self.indices
-        if p.dtype != np.int64 or p.ndim != 1 or len(p) < 1:
-            raise InputError(f"indptr is {p.dtype}{list(p.shape)}; expected int64 [V+1]")
-        if s.dtype not in (np.int32, np.int64) or s.ndim != 1:
-            raise InputError(f"indices is {s.dtype}{list(s.shape)}; expected int32 or int64 [E]")
-        if p[0] != 0 or p[-1] != len(s) or (p[1:] < p[:-1]).any():
-            raise InputError(f"indptr must rise from 0 to E={len(s)}; it runs from {p[0]} to {p[-1]}")
-        if len(s) and (s.min() < 0 or s.max() >= self.num_nodes):
-            raise InputError(f"indices lie in [{s.min()}, {s.max()}]; expected [0, {self.num_nodes})")
-        if self.edge_weight is not None:
-            w = self.edge_weight
-            if w.dtype != np.float32 or w.shape != s.shape:
-                raise InputError(f"edge_weight is {w.dtype}{list(w.shape)}; expected float32 [{len(s)}]")
-            if not np.isfinite(w).all() or (w < 0).any():
-                raise InputError("edge_weight holds negative, NaN or infinite values; expected finite values >= 0")
-        if self.edge_id is not None and (self.edge_id.dtype != np.int64 or self.edge_id.shape != s.shape):
-            raise InputError(f"edge_id is {self.edge_id.dtype}{list(self.edge_id.shape)}; expected int64 [{len(s)}]")
-        if (o := self.part_offsets) is not None:
-            vector = o.dtype == np.int64 and o.ndim == 1 and len(o) >= 2
-            if not vector or o[0] != 0 or o[-1] != self.num_nodes or (np.diff(o) < 0).any():
-                raise InputError(f"part_offsets do not rise from 0 to V={self.num_nodes}, as int64 [P+1]")
+        check_indptr(self.indptr, len(self.indices))
+        check_of_edges("indices", self.indices, self.num_nodes, len(self.indices))
+        for name in ("edge_weight", "edge_id"):
+            if (array := getattr(self, name)) is not None:
+                check_of_edges(name, array, self.num_nodes, len(self.indices))
+        if self.part_offsets is not None:
+            check_offsets(self.part_offsets, self.num_nodes)
         return self
+
+
+def check_indptr(p: npt.NDArray[np.integer], num_edges: int) -> None:
+    """Raise InputError unless `p` is int64 [V+1] and rises from 0 to E."""
+    if p.dtype != np.int64 or p.ndim != 1 or len(p) < 1:
+        raise InputError(f"indptr is {p.dtype}{list(p.shape)}; expected int64 [V+1]")
+    if p[0] != 0 or p[-1] != num_edges or (p[1:] < p[:-1]).any():
+        raise InputError(f"indptr must rise from 0 to E={num_edges}; it runs from {p[0]} to {p[-1]}")
+
+
+def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: int) -> None:
+    """Raise InputError unless `a` is sound as the array `name` of a graph, which has an entry for each edge."""
+    if name == "indices":
+        if a.dtype not in (np.int32, np.int64) or a.ndim != 1:
+            raise InputError(f"indices is {a.dtype}{list(a.shape)}; expected int32 or int64 [E]")
+        if len(a) and (a.min() < 0 or a.max() >= num_nodes):
+            raise InputError(f"indices lie in [{a.min()}, {a.max()}]; expected [0, {num_nodes})")
+    elif name == "edge_weight":
+        if a.dtype != np.float32 or a.shape != (num_edges,):
+            raise InputError(f"edge_weight is {a.dtype}{list(a.shape)}; expected float32 [{num_edges}]")
+        if not np.isfinite(a).all() or (a < 0).any():
+            raise InputError("edge_weight holds negative, NaN or infinite values; expected finite values >= 0")
+    elif a.dtype != np.int64 or a.shape != (num_edges,):
+        raise InputError(f"edge_id is {a.dtype}{list(a.shape)}; expected int64 [{num_edges}]")
+
+
+def check_offsets(o: npt.NDArray[np.integer], num_nodes: int) -> None:
+    """Raise InputError unless `o` is int64 [P+1] and rises from 0 to V."""
+    vector = o.dtype == np.int64 and o.ndim == 1 and len(o) >= 2
+    if not vector or o[0] != 0 or o[-1] != num_nodes or (np.diff(o) < 0).any():
+        raise InputError(f"part_offsets do not rise from 0 to V={num_nodes}, as int64 [P+1]")
 
 
 def from_edges(

@@ -2,7 +2,7 @@
 each part writes it."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any
 
 from distributed import Client, Future
 
+from ...stages.partition.base import Partitioner, can_travel
+from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
-from ...stages.partition.stage import write_part
+from ...stages.partition.stage import assign_nodes, write_part
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import open_stored
-from ...storage.errors import RunError
+from ...storage.dataset_store import features_place, open_stored
+from ...storage.errors import MillraceError, RunError, StoreError
+from ...storage.lazy_dataset import open_lazily
 from ...storage.partition.book import Book, open_book
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, remove_tree
@@ -29,27 +32,66 @@ from .scheduler_watch import SchedulerWatch
 FORGET_S = 5.0
 
 
-def parts_on_cluster(
-    job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit
-) -> Iterator[Any]:
-    """Write `parts` of the partitioning in `out`, whose book is stored, with as many workers as the job has producers.
+class Cutting:
+    """The steps of `partition_dataset` by the tasks of a cluster, from a store that its workers open. The driver reads
+    manifests.
 
-    Yields:
-        (part, its `PartCounts`), as they are written.
+    Args:
+        client: of the cluster.
+        dataset: the dataset's store.
+        out: folder of the parts.
+        watch: of the scheduler.
+        emit: called with events.
+    """
+
+    def __init__(self, client: Client, dataset: Path, out: Path, watch: SchedulerWatch, emit: Emit) -> None:
+        self.client, self.watch, self.emit = client, watch, emit
+        self.dataset, self.out = dataset.resolve(), out.resolve()
+
+    def assign(self, partitioner: Partitioner, parts: int, seed: int, fingerprint: dict[str, str]) -> None:
+        """Make the book; by a task if the partitioner reads the graph.
+
+        Raises:
+            InputError: as the partitioner raises it.
+            RunError: the task failed.
+        """
+        arguments = self.dataset, partitioner, parts, self.out, seed, fingerprint
+        if not can_travel(partitioner):
+            _assign(*arguments)
+            return
+        tuple(_done(self.watch, [self.client.submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
+
+    def damage(self, stores: Sequence[Path], made: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
+        """See `stages.partition.mend.Find`: a task for each store."""
+        batch = uuid.uuid4().hex[:8]
+        futures = [
+            self.client.submit(_damage, k, store, dict(made), key=(f"verify-{batch}", k), pure=False)
+            for k, store in enumerate(stores)
+        ]
+        found = dict(_done(self.watch, futures))
+        return ((store, found[k]) for k, store in enumerate(stores))
+
+    def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
+        """See `parts_by`."""
+        yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, self.watch)
+
+
+@contextmanager
+def cutting_on_cluster(job: Job, dataset: Dataset, out: Path, parts: int, emit: Emit) -> Iterator[Cutting]:
+    """Context with the workers that cut a job's dataset into parts in `out`: as many as the job has producers, at most
+    one for each part.
 
     Raises:
-        RunError: a part could not be written.
+        RunError: there are no workers.
     """
-    if not parts:
-        return
     path, _ = share(job, dataset, out)
     job = job.model_copy(update={"device": "cpu"})  # nothing here is done by GPUs
     with (
         _removed(path, made=path.parent == out.resolve()),
-        opened(job, emit, min(job.cluster.producers, len(parts))) as client,
+        opened(job, emit, min(job.cluster.producers, parts)) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
-        yield from parts_by(client, out, path, parts, fingerprint, emit, watch)
+        yield Cutting(client, path, out, watch, emit)
 
 
 def parts_by(
@@ -61,10 +103,16 @@ def parts_by(
     emit: Emit,
     watch: SchedulerWatch,
 ) -> Iterator[Any]:
-    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`), while
-    its scheduler answers.
+    """Write `parts` of the partitioning in `out`, whose book is stored, by the workers of `client`, from the store at
+    `dataset` (see `shared_dataset.share`), while its scheduler answers.
 
     Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
+
+    Yields:
+        (part, its `PartCounts`), as they are written.
+
+    Raises:
+        RunError: a part could not be written.
     """
     if not parts:
         return
@@ -95,6 +143,8 @@ def _done(watch: SchedulerWatch, futures: Iterable[Future]) -> Iterator[Any]:
         try:
             result = result_of(watch, future)
         except Exception as e:
+            if isinstance(e, MillraceError) and not isinstance(e, StoreError):
+                raise
             raise RunError(
                 f"partitioning failed: {type(e).__name__}: {e}; "
                 "fix that and give the command again (a run: with --resume)"
@@ -128,3 +178,14 @@ def _deal(out: Path, dataset: Path, batch: str, k: int, folder: Path) -> None:
 
 def _write(out: Path, batch: str, part: int, folder: Path, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
     return part, write_part(out, ShuffledStore(folder).part(part), _book(out, batch), part, fingerprint)
+
+
+def _assign(
+    dataset: Path, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
+) -> None:
+    if not (out / "book").exists():  # as a task that was done again finds it
+        assign_nodes(open_lazily(dataset, features_place(dataset)), partitioner, parts, out, seed, fingerprint)
+
+
+def _damage(number: int, store: Path, made: dict[str, str]) -> tuple[int, str | None]:
+    return number, damage_of(store, made)

@@ -207,7 +207,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     from ...storage.errors import RunError
     from ..interop.user_code import unpickled
     from ..setup.model import Outline
-    from ..setup.prepare import prepare, prepare_part
+    from ..setup.prepare import prepare, prepare_part, with_data_read
     from ..setup.shared_dataset import open_shared
 
     module, code = unpickled(spec.given) or (None, None)
@@ -222,7 +222,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
         raise RunError(
             f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files"
         )
-    return prepared
+    return with_data_read(prepared)
 
 
 class _Teller:

@@ -34,7 +34,8 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     """Sample bulk `number` of `epoch` into the queue.
 
     Returns:
-        epoch, number, last_index, num_bytes (packed, as the queue's bound counts), seconds (of sampling).
+        epoch, number, last_index, num_bytes (packed, as the queue's bound counts), minibatches, edges, seconds (of
+        sampling).
 
     Raises:
         RunError: the queue cannot be written.
@@ -51,6 +52,8 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
         "number": number,
         "last_index": bulk.minibatches[-1].index,
         "num_bytes": packed_bytes(bulk),
+        "minibatches": len(bulk.minibatches),
+        "edges": sum(m.num_edges for m in bulk.minibatches),
         "seconds": seconds,
     }
 

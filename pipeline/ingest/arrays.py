@@ -11,7 +11,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from ...storage.errors import RunError
-from ...storage.fingerprint import digest_leaves, leaf_rows
+from ...storage.fingerprint import digest_leaves, feature_sample_digest, leaf_rows, sampled_rows
 from ...storage.store.arrays import chunk_rows, create_array
 
 SLICE_BYTES = 64 << 20
@@ -123,11 +123,17 @@ class Matrix(NamedTuple):
     """V, F."""
     npy: bool
     """In a file of their own, ``features.npy``, rather than a Zarr array."""
+    dtype: str = "float32"
 
     @property
     def chunk(self) -> int:
         """Rows that are written, and digested, as one."""
-        return leaf_rows(np.float32, self.shape)
+        return leaf_rows(self.dtype, self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return np.dtype(self.dtype).itemsize * self.shape[1]
 
     @property
     def header(self) -> bytes:
@@ -135,48 +141,69 @@ class Matrix(NamedTuple):
         import io
 
         file = io.BytesIO()
-        form = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": self.shape}
+        form = {"descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": self.shape}
         np.lib.format.write_array_header_1_0(file, form)
         return file.getvalue()
 
     @property
     def nbytes(self) -> int:
         """Bytes of ``features.npy``."""
-        return len(self.header) + 4 * self.shape[0] * self.shape[1]
+        return len(self.header) + self.shape[0] * self.row_bytes
 
     def make(self) -> dict[str, Any]:
         """Make the file or the array, unless it is there; return the manifest's entries for it."""
+        with open(self._sample, "ab") as file:
+            file.truncate(len(sampled_rows(self.shape[0])) * self.row_bytes)
         if not self.npy:
-            return make_arrays(self.store, {"features": (self.shape, "float32")})
+            return make_arrays(self.store, {"features": (self.shape, self.dtype)})
         with open(self.store / "features.npy", "ab") as file:
             file.truncate(self.nbytes)
         with open(self.store / "features.npy", "r+b") as file:
             file.write(self.header)
         return {}
 
-    def put(self, first: int, rows: npt.NDArray[np.float32]) -> bytes:
+    def put(self, first: int, rows: npt.NDArray[np.floating]) -> bytes:
         """Write rows that begin and end like those of `put_rows`; return the digests of their leaves."""
         rows = np.ascontiguousarray(rows)
+        self._put_sample(first, rows)
         if self.npy:
             with open(self.store / "features.npy", "r+b") as file:
-                file.seek(len(self.header) + first * 4 * self.shape[1])
+                file.seek(len(self.header) + first * self.row_bytes)
                 file.write(rows.data if rows.size else b"")
         elif rows.size:
             put_rows(self.store, "features", first, rows)
-        return digest_leaves(rows, np.float32)
+        return digest_leaves(rows, self.dtype)
+
+    @property
+    def _sample(self) -> Path:
+        """File of the rows that the manifest's digest of a sample is made of."""
+        return self.store.with_name("sample")
+
+    def _put_sample(self, first: int, rows: npt.NDArray[np.floating]) -> None:
+        sampled = sampled_rows(self.shape[0])
+        low, high = np.searchsorted(sampled, (first, first + len(rows))).tolist()
+        if low < high:
+            with open(self._sample, "r+b") as file:
+                file.seek(low * self.row_bytes)
+                file.write(rows[sampled[low:high] - first].tobytes())
+
+    def sample_digest(self) -> str:
+        """Digest of a sample of the rows, once all are put. See `feature_sample_digest`."""
+        rows = np.fromfile(self._sample, self.dtype).reshape(len(sampled_rows(self.shape[0])), self.shape[1])
+        return feature_sample_digest(self.shape[0], rows)
 
     def put_stream(
-        self, seams: Path, first: int, stop: int, parts: Iterator[npt.NDArray[np.float32]]
+        self, seams: Path, first: int, stop: int, parts: Iterator[npt.NDArray[np.floating]]
     ) -> dict[str, Any]:
         """Write rows ``[first, stop)``, which come in parts. Rows of a chunk that others write too go into a file, a
         seam, named after `seams`."""
         chunk = self.chunk
         low = min(-(-first // chunk) * chunk, stop)
         high = stop if stop == self.shape[0] else max(low, stop // chunk * chunk)
-        step = chunk * max(1, SLICE_BYTES // (4 * max(1, self.shape[1]) * chunk))
+        step = chunk * max(1, SLICE_BYTES // (max(1, self.row_bytes) * chunk))
         marks = sorted({low, high, stop, *range(low, high, step)} - {first})
         record: dict[str, Any] = {"leaves": [], "seams": []}
-        held: list[npt.NDArray[np.float32]] = []
+        held: list[npt.NDArray[np.floating]] = []
         at, count = first, 0
         for rows in parts:
             while len(rows):
@@ -208,6 +235,6 @@ def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence
     """Write chunks whose rows lie in several files."""
     record: dict[str, Any] = {"leaves": []}
     for first, names in seams:
-        rows = np.concatenate([np.fromfile(folder / name, np.float32) for name in names])
+        rows = np.concatenate([np.fromfile(folder / name, matrix.dtype) for name in names])
         record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1])).hex()))
     return record

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.dataset import SPLITS
-from ...storage.fingerprint import digest_arrays
+from ...storage.fingerprint import array_digest, digest_record
 from ..datasets.cleaning.clean import names_of_classes
 from ..datasets.cleaning.columns import clean_labels
 from ..datasets.cleaning.options import ReadOptions
@@ -39,6 +39,7 @@ def settle_labels(
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():
         ids.tofile(folder / name)
+    digests = {name: array_digest(array) for name, array in {"labels": y, **parts}.items()}
     return {
         "shape": list(y.shape),
         "dtype": str(y.dtype),
@@ -48,5 +49,9 @@ def settle_labels(
         "notes": notes,
         "split_notes": split_notes,
         "sizes": {name: len(ids) for name, ids in parts.items()},
-        "fingerprint": {"labels": digest_arrays(labels=y), "split": digest_arrays(**parts)},
+        "digests": digests,
+        "fingerprint": {
+            "labels": digest_record({"labels": digests["labels"]}),
+            "split": digest_record({name: digests[name] for name in SPLITS}),
+        },
     }

@@ -385,6 +385,7 @@ class Ingest:
             "notes": self.notes,
             "features_format": self.settings.features,
             "in_degree": self.in_degree,
+            "digests": {**self.labels["digests"], "feature_sample": matrix.sample_digest()},
             **({} if names is None else {"class_names": list(names)}),
             **({"features_bytes": (self.store / FEATURES_FILE).stat().st_size} if matrix.npy else {}),
         }

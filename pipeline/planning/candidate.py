@@ -47,7 +47,7 @@ class Setting:
     def train(self) -> int:
         """Train nodes of the run."""
         n = self.numbers
-        return max(1, round(n.train * n.nodes)) if self.stands_in else len(self.dataset.split.train)
+        return max(1, round(n.train * n.nodes)) if self.stands_in else self.dataset.split_sizes["train"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,7 +127,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     """
     train = s.job.train
     every, per_rank = train.evaluate_every, math.ceil(train.per_step(seen.ranks) / seen.ranks)
-    validates = every and len(s.at.dataset.split.val)
+    validates = every and s.at.dataset.split_sizes["val"]
     validation_s = seen.evaluate_s * share_of_work(s) / every if validates else 0.0
     trial_s = max(1e-9, seen.step_s / per_rank)
     train_s = trial_s + validation_s * s.ranks / s.minibatches

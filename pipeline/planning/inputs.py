@@ -41,8 +41,8 @@ class Numbers:
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
         """The size of a dataset."""
-        n, share = dataset.num_nodes, len(dataset.split.train) / max(1, dataset.num_nodes)
-        return cls(n, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share)
+        n, share = dataset.num_nodes, dataset.split_sizes["train"] / max(1, dataset.num_nodes)
+        return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share)
 
     @property
     def is_large(self) -> bool:

@@ -218,7 +218,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
 def tried_minibatches(s: Candidate, seen: TrialResult) -> float:
     """Minibatches in an epoch of the trial."""
     if seen.all_seeds:
-        return len(s.at.dataset.split.train) / s.job.train.batch_size
+        return s.at.dataset.split_sizes["train"] / s.job.train.batch_size
     return float(MOST_STEPS * s.job.train.per_step(seen.ranks))
 
 

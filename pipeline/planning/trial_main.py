@@ -238,11 +238,12 @@ def _prepare(spec: TrialSpec, job: Job, rank: int) -> Prepared:
     if spec.parts is not None:
         prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), rank, {"rehearsed": "parts"})
         parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", spec.seeds)
-        return replace(prepared, data=parts.part(prepared.system.parts_before(rank)))
+        part = parts.part(prepared.system.parts_before(rank))
+        return replace(prepared, place_data=lambda: part)
     if spec.features is None:
         data = open_data(job, spec.dataset, silent)
     else:
-        data = open_shared(Path(spec.dataset), spec.outline["name"], spec.features)
+        data = open_shared(Path(spec.dataset), spec.outline["name"], spec.features).as_read()
     return prepare(job, replace(data, split=shortened(data.split, spec.seeds)))
 
 

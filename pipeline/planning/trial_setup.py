@@ -64,13 +64,13 @@ class Trials:
             if source is None or isinstance(source, str | Path):
                 spec = str(source if source is not None else job.dataset)
                 job, source = job.model_copy(update={"dataset": spec}), None
-            data = source if isinstance(source, Dataset) else open_data(job, source, emit)
+            data = source if isinstance(source, Dataset) else open_data(job, source, emit, lazy=True)
             self.name, numbers = data.name, Numbers.of(data)
             stands_in = numbers.is_large
         if data is None or stands_in:
             spec = numbers.stand_in()
             data = open_data(job.model_copy(update={"dataset": spec, "split": None}), None, silent)
-        if not len(data.split.train):
+        if not data.split_sizes["train"]:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self._job, self._spec, self._scratch, self._emit = job, spec, scratch, emit
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1

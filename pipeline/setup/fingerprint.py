@@ -4,28 +4,19 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...stages.kernels import OTHER_BITS
 from ...stages.sample.neighbor import NeighborSampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
-from ...storage.features import FeatureStore
-from ...storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
+from ...storage.fingerprint import DatasetDigests, digest_arrays, digest_record
 from ..config.load import Job
 from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
 
 LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor")
 """Keys of `train` that versions before did not have."""
-
-
-def features_digest(features: FeatureStore) -> str:
-    """Digest of shape, dtype and up to 4096 evenly spaced rows, which notices a changed matrix without reading all of
-    it."""
-    rows = np.unique(np.linspace(0, max(features.num_rows - 1, 0), num=min(4096, features.num_rows), dtype=np.int64))
-    return digest_arrays(shape=np.array([features.num_rows, features.num_features]), rows=features.gather(rows))
 
 
 def fingerprint_of(
@@ -51,10 +42,11 @@ def fingerprint_of(
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
     if job.train.schedule.needs_epochs:
         train["epochs"] = job.epochs
+    digests = DatasetDigests(dataset)
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
-        "features": features_digest(dataset.features),
-        "labels": digest_arrays(labels=dataset.labels, val=dataset.split.val),
+        "features": digests["feature_sample"],
+        "labels": digests.of("labels", "val"),
         "model": digest_record(model),
         "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
@@ -64,18 +56,18 @@ def fingerprint_of(
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     entry = SYSTEMS.find(system.name)
     if entry.options_decide:
-        fingerprint["phases"] = _system_digest(job, dataset, system)
+        fingerprint["phases"] = _system_digest(job, digests, system)
     if system.partition.partitioner is not None:
         # Sums are taken part by part, and a run continues with the parts and ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return fingerprint
 
 
-def _system_digest(job: Job, dataset: Dataset, system: System) -> str:
+def _system_digest(job: Job, digests: DatasetDigests, system: System) -> str:
     """Digest of a system's options that affect parameters, and of the nodes absent from its graph."""
     entry = SYSTEMS.find(system.name)
     options = {k: v for k, v in system.options.items() if k not in entry.free_options}
-    absent = {name: digest_arrays(**{name: getattr(dataset.split, name)}) for name in entry.absent_nodes(system)}
+    absent = {name: digests.of(name) for name in entry.absent_nodes(system)}
     return digest_record({**system.schedule.record(job.epochs), "options": options, **absent})
 
 
@@ -85,10 +77,11 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
     Raises:
         InputError: the job's kernel does not support its sampler.
     """
+    digests = DatasetDigests(dataset)
     return {
-        "graph": graph_fingerprint(dataset.graph),
+        "graph": digests["graph"],
         "sampler": json.dumps(system.sample.record() | _drawn_by(job, system), sort_keys=True),
-        "seeds": digest_arrays(train=dataset.split.train),
+        "seeds": digests.of("train"),
         "seed": str(job.seed_of("minibatches")),
         "batch_size": str(job.train.batch_size),
     }

@@ -10,7 +10,7 @@ from torch import nn
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
 from ...stages.random import Purpose, stream, torch_seed
-from ...storage.dataset import SPLITS, Dataset, Task
+from ...storage.dataset import Dataset, Task
 from ...storage.errors import InputError
 from ..config.load import Job, build
 from ..config.systems import System
@@ -34,8 +34,7 @@ class Outline:
     @classmethod
     def of(cls, dataset: Dataset) -> "Outline":
         """The outline of a dataset."""
-        splits = {name: len(getattr(dataset.split, name)) for name in SPLITS}
-        return cls(dataset.name, dataset.features.num_features, dataset.num_classes, dataset.task, splits)
+        return cls(dataset.name, dataset.num_features, dataset.num_classes, dataset.task, dataset.split_sizes)
 
 
 def model_of(

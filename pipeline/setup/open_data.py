@@ -9,6 +9,7 @@ from typing import Literal
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
+from ...storage.lazy_dataset import open_lazily
 from ..config.load import Job
 from ..datasets import ReadOptions, is_name, open_dataset
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -20,18 +21,29 @@ def absolute_source(source: str | Path) -> str:
     return name if not path.exists() or is_name(source) else str(path.resolve())
 
 
-def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset:
-    """Open the job's dataset, or `source` in its place, and emit its sizes and notes."""
+def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy: bool = False) -> Dataset:
+    """Open the job's dataset, or `source` in its place, and emit its sizes and notes.
+
+    Args:
+        job: a resolved configuration.
+        source: in place of the job's dataset.
+        emit: called with events.
+        lazy: leave the arrays of a store on disk until they are used (`LazyDataset`), unless it is to be split again.
+    """
     spec = source if source is not None else job.dataset
     emit(StageStarted("open", f"opening {spec if isinstance(spec, str | Path) else f'a {type(spec).__name__}'}"))
     start = time.perf_counter()
     try:
         # The driver reads all features once, to pass them on; ranks then hold their own.
         place = _place_of(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
-        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
+        path = _store_at(spec) if lazy and job.split is None and job.read == ReadOptions() else None
+        if path is not None:
+            dataset = open_lazily(path, place)
+        else:
+            dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
-    sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
+    sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"
     emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
     for note in dataset.notes:
         emit(Note(with_keys(note)))
@@ -49,12 +61,19 @@ def opened_from_python(job: Job, source: str | Path | object | None, emit: Emit)
 
 def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
     """Place of a store's features while it is open; sources other than stores are read into memory."""
-    if not isinstance(spec, str | Path):
-        return "memory"
+    path = _store_at(spec)
+    return "memory" if path is None else features_place(path)
+
+
+def _store_at(spec: str | Path | object) -> Path | None:
+    """Folder of the dataset's store that a source names; None if it names something else."""
+    if not isinstance(spec, str | Path) or is_name(spec):
+        return None
     try:
-        return features_place(Path(spec))
+        features_place(path := Path(spec).expanduser())
     except StoreError:
-        return "memory"
+        return None
+    return path
 
 
 def with_keys(text: str) -> str:

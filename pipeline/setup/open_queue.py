@@ -62,7 +62,12 @@ def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
 
 def minibatches_per_epoch(prepared: Prepared) -> int:
     """Minibatches in an epoch, over all ranks."""
-    return seed_plan(prepared.job, prepared.dataset).num_minibatches
+    return count_minibatches(prepared.job, prepared.outline.splits["train"])
+
+
+def count_minibatches(job: Job, seeds: int) -> int:
+    """Minibatches in an epoch over so many train nodes."""
+    return -(-seeds // job.train.batch_size)
 
 
 def expected(prepared: Prepared) -> Expected:
@@ -77,15 +82,21 @@ def location(prepared: Prepared, out: Path) -> str:
     return prepared.job.queue.location or str(out / FOLDER)
 
 
-def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
+def open_samples(prepared: Prepared, samples: str | Path, *, to_read: bool = True) -> MinibatchQueue:
     """The stored minibatches that a job trains from: complete, or still being written by a live process.
+
+    Args:
+        prepared: the run.
+        samples: a path or URL.
+        to_read: minibatches are to be read, and checked against the train nodes; false: only counted.
 
     Raises:
         StoreError: the store does not exist, is damaged, or was made from something else.
         InputError: minibatches of some epochs are missing.
     """
     job = prepared.job
-    queue = open_queue(samples, fingerprint=samples_fingerprint(prepared), expected=expected(prepared))
+    seeds = expected(prepared) if to_read else None
+    queue = open_queue(samples, fingerprint=samples_fingerprint(prepared), expected=seeds)
     if job.queue.reuse == "cycle":
         return Cycled(queue)
     bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
@@ -113,7 +124,14 @@ def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None 
         return MemoryQueue(
             bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
         )
-    return repaired_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
+    return repaired_queue(
+        prepared,
+        out,
+        tell or (lambda text: None),
+        max_bytes=q.max_bytes,
+        keep=q.keep,
+        expected=expected(prepared),
+    )
 
 
 def repaired_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
@@ -136,12 +154,12 @@ def repaired_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], *
 
 
 def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
-    """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
+    """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`; those who read from it give what is
+    `expected`."""
     meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
     options |= {
         "fingerprint": samples_fingerprint(prepared),
         "bulk_size": prepared.job.queue.bulk_size,
-        "expected": expected(prepared),
     }
     return queue_at(where).create(where, meta=meta, **options)
 

@@ -2,7 +2,8 @@
 fingerprint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...stages.messages import Part, Placement
 from ...stages.sample.base import check_kernel
 from ...storage.dataset import Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
+from ...storage.lazy_dataset import LazyDataset
 from ..config.load import Job
 from ..config.records import make_system, without_partitioner
 from ..config.systems import SYSTEMS, System
@@ -33,7 +35,8 @@ class Prepared:
     system: System
     build_model: Callable[[], nn.Module]
     """Builds the model with its initial parameters: a pure function of the seed."""
-    data: Placement | Part
+    place_data: Callable[[], Placement | Part] = field(repr=False)
+    """Makes `data` of the dataset, whose arrays are read then if it is lazy."""
     fingerprint: dict[str, str]
     """Digests of everything that affects the parameters, except the number of epochs."""
     model_name: str
@@ -41,6 +44,11 @@ class Prepared:
     """The whole data; None if a rank has opened only its own part."""
     code: OwnCode = field(default_factory=OwnCode)
     """The user's own code."""
+
+    @cached_property
+    def data(self) -> Placement | Part:
+        """Data that this process works on."""
+        return self.place_data()
 
     @property
     def dataset(self) -> Dataset:
@@ -97,6 +105,12 @@ def prepare(
         check_kernel(system.sample.sampler, job.kernel)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
+    fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
+    return Prepared(job, outline, system, make, lambda: _placed(job, dataset), fingerprint, name, dataset, code)
+
+
+def _placed(job: Job, dataset: Dataset) -> Placement:
+    """The whole dataset, in the types of the job."""
     dtype = TORCH_DTYPES[job.dtype]
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
@@ -105,9 +119,14 @@ def prepare(
     if dataset.task != "multiclass":
         labels = labels.to(dtype)
     degree = torch.from_numpy(dataset.graph.degree).to(dtype)
-    data = Placement(dataset.graph, features, labels, degree, dataset.split)
-    fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
-    return Prepared(job, outline, system, make, data, fingerprint, name, dataset, code)
+    return Placement(dataset.graph, features, labels, degree, dataset.split)
+
+
+def with_data_read(prepared: Prepared) -> Prepared:
+    """The same job once the arrays of its lazy dataset are read, and checked. Raises StoreError if they are damaged."""
+    assert isinstance(prepared.whole, LazyDataset)
+    whole = prepared.whole.as_read()
+    return replace(prepared, whole=whole, place_data=lambda: _placed(prepared.job, whole))
 
 
 def prepare_part(
@@ -138,4 +157,4 @@ def prepare_part(
     make, _, name = model_of(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
     part = parts.part(system.parts_before(rank))
-    return Prepared(job, outline, system, make, part, fingerprint, name, None, code or OwnCode())
+    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code or OwnCode())

@@ -15,14 +15,13 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_place, write_dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ZarrFeatures
-from ...storage.fingerprint import dataset_fingerprint, digest_arrays, graph_fingerprint
+from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
 from ..datasets import ReadOptions
-from .fingerprint import features_digest
 from .result import write_json
 
 GIVEN = "given.json"
@@ -194,8 +193,12 @@ def read_given(folder: Path) -> dict[str, Any]:
 
 def _digests(dataset: Dataset) -> dict[str, str]:
     """Digests of a dataset by `DIGESTS`, as in the fingerprint of a run."""
-    labels = digest_arrays(labels=dataset.labels, val=dataset.split.val)
-    return {"graph": graph_fingerprint(dataset.graph), "features": features_digest(dataset.features), "labels": labels}
+    digests = DatasetDigests(dataset)
+    return {
+        "graph": digests["graph"],
+        "features": digests["feature_sample"],
+        "labels": digests.of("labels", "val"),
+    }
 
 
 def _store_of(dataset: Dataset) -> Path | None:

@@ -1,13 +1,13 @@
 """The dataset of a run as a store on disk that all its processes can open."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND, features_place, open_dataset_store, write_dataset
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
+from ...storage.lazy_dataset import LazyDataset, open_lazily
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.store import open_store
 from ..config.load import Job
@@ -50,6 +50,6 @@ def _damage(path: Path) -> str | None:
     return None
 
 
-def open_shared(path: Path, name: str, features: str) -> Dataset:
-    """Open the store returned by `share`, under the driver's name for the dataset."""
-    return replace(open_dataset_store(path, features, names=False), name=name)  # pyright: ignore[reportArgumentType]
+def open_shared(path: Path, name: str, features: str) -> LazyDataset:
+    """Open the store returned by `share`, under the driver's name for the dataset. Arrays are read once used."""
+    return open_lazily(path, features, name=name, names=False)  # pyright: ignore[reportArgumentType]

@@ -23,7 +23,7 @@ def check_owners(prepared: Prepared) -> None:
         InputError: more clients than nodes, owners that are not ranks or clients, or clients that could not be
             reproduced on resume.
     """
-    graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
+    graph, clients, cut = prepared.dataset.graph, prepared.system.clients, prepared.system.partition.partitioner
     if isinstance(clients, int) and clients > graph.num_nodes:
         raise InputError(
             f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each'
@@ -44,7 +44,7 @@ def check_owners(prepared: Prepared) -> None:
 
 def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     """Assign nodes to clients and clients to ranks, and record both in the run's folder."""
-    job, graph, partition = prepared.job, prepared.placement.graph, prepared.system.partition
+    job, graph, partition = prepared.job, prepared.dataset.graph, prepared.system.partition
     assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
     if isinstance(clients, int):

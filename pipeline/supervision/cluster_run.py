@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from ...stages.partition.mend import remove_damaged
 from ...stages.partition.stage import partition_dataset
 from ...storage.checkpoint import CheckpointStore
-from ..cluster.partition_task import parts_by
+from ..cluster.partition_task import Cutting
 from ..cluster.rendezvous import Meeting
 from ..cluster.scheduler_watch import SchedulerWatch
 from ..cluster.unresponsive import Silence
@@ -97,18 +98,18 @@ class ClusterRun:
         if partitioner is None:
             return None
         dataset, folder, parts = prepared.dataset, self.out / PARTS, prepared.system.parts_before(self.ranks)
-        remove_damaged(folder, self.note)
+        cut, seed = Cutting(self.client, self.dataset, folder, self.watch, self.emit), self.job.seed_of("minibatches")
+        remove_damaged(folder, self.note, cut.damage)
         self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
         report = partition_dataset(
             dataset,
             partitioner,
             parts,
             folder,
-            self.job.seed_of("minibatches"),
+            seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
-            write_parts=lambda numbers, fingerprint: parts_by(
-                self.client, folder, self.dataset, numbers, fingerprint, self.emit, self.watch
-            ),
+            assign=partial(cut.assign, partitioner, parts, seed),
+            write_parts=cut.write_parts,
         )
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds

@@ -5,7 +5,7 @@ import json
 from ...stages.assignment import Steps
 from ..cluster.sample_task import SampleOrder
 from ..cluster.sampling_flow import BulkFlow
-from ..setup.open_queue import location, repaired_queue, seed_plan
+from ..setup.open_queue import location, minibatches_per_epoch, repaired_queue
 from ..setup.resume import Pace
 from .cluster_run import ClusterRun
 
@@ -31,10 +31,10 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> BulkFlow 
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
         sweep=generation == 0,
     )
-    plan = seed_plan(job, prepared.dataset)
-    steps = Steps(plan.num_minibatches, job.train.per_step(run.ranks))
+    minibatches = minibatches_per_epoch(prepared)
+    steps = Steps(minibatches, job.train.per_step(run.ranks))
     pace, found = Pace.of(steps), run.checkpoints().latest()
-    taken = Pace.written(found[1], job.train, plan.num_minibatches).position(found[0].step, pace)[0] if found else 0
+    taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
     epoch, step = divmod(taken, pace.steps_per_epoch)
     order = SampleOrder(
         json.dumps(job.model_dump(mode="json")),
@@ -52,7 +52,7 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> BulkFlow 
         generation=generation,
         first=(epoch, steps.minibatches_of(step).start // job.queue.bulk_size),
         last_epoch=job.epochs,
-        num_bulks=plan.num_bulks,
+        num_bulks=-(-minibatches // job.queue.bulk_size),
         producers=job.cluster.producers,
         workers=workers,
         minibatches_per_step=steps.per_step,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError, StoreError
 from ...storage.fingerprint import digest_arrays
-from ...storage.phase_rows import open_phase_rows, write_phase_rows
+from ...storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from ...storage.store.store import Store
 from ..messages import RankJob
 from ..models.lazy import Phase

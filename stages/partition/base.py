@@ -97,6 +97,17 @@ def make_book(
     return partitioner.assign(graph, parts, seed)
 
 
+READS_GRAPH = ("contiguous", "ldg", "fennel", "metis", "metis-work", "metis-streamed")
+"""Partitioners of this folder that read the graph, in one process and without a GPU."""
+
+
+def can_travel(partitioner: Partitioner) -> bool:
+    """True if a task should do the work of a partitioner. Others need not see the graph, have a cluster of their own,
+    or are the user's, who may have them here only."""
+    ours = type(partitioner).__module__.startswith(__name__.rpartition(".")[0])
+    return ours and partitioner.name in READS_GRAPH
+
+
 def check_parts(parts: int, num_nodes: int | None = None) -> int:
     """Return `parts` if it is a positive integer, and at most `num_nodes` if that is given.
 

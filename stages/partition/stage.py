@@ -7,6 +7,7 @@ makes the folder a store. All of them carry one fingerprint.
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,18 +18,22 @@ import numpy.typing as npt
 
 from ...storage.array_checks import proving, require, require_ascending, require_vector, require_within
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
+from ...storage.dataset_store import open_stored
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
-from ...storage.partition.book import Book, open_book, write_book
+from ...storage.lazy_dataset import LazyGraph
+from ...storage.partition.book import KIND as BOOK_KIND
+from ...storage.partition.book import Book, PartitionBook, open_book, write_book
 from ...storage.partition.edge_shards import KIND as SHARDS_KIND
 from ...storage.partition.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.partition.partition import KIND as GRAPH_KIND
 from ...storage.partition.partition import OwnRows, Partition, open_partition, partition_of, write_partition
-from ...storage.store.committed_folder import committed_folder, sweep_leftovers
+from ...storage.partition.shuffle import ShuffledStore, begin, deal
+from ...storage.store.committed_folder import ASIDE, committed_folder, remove_tree, sweep_leftovers
 from ...storage.store.manifest import MANIFEST, write_manifest
 from ...storage.store.store import Store, open_store, write_store
-from .base import Partitioner, check_parts, make_book
+from .base import InPasses, Partitioner, check_parts, make_book, reads_rows
 from .quality import PartCounts, PartitionQuality, count_part
 
 KIND = "partitioning"
@@ -37,6 +42,7 @@ WEIGHTED = "weighted_degree"
 """Array of weighted degrees among a part's rows, if edges have weights."""
 LAYOUT = 2
 """Layout of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
+WriteParts = Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ def partition_dataset(
     seed: int = 0,
     *,
     on_progress: Callable[[int, int], None] | None = None,
-    write_parts: Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]] | None = None,
+    assign: Callable[[dict[str, str]], None] | None = None,
+    write_parts: WriteParts | None = None,
 ) -> PartitionReport:
     """Divide a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
     otherwise.
@@ -98,6 +105,7 @@ def partition_dataset(
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
+        assign: called with the fingerprint if there is no book; calls `assign_nodes` in any process.
         write_parts: called with the missing parts and the fingerprint, once the book is stored; calls `write_part` for
             each, in any process, and yields each part with its counts.
 
@@ -127,19 +135,20 @@ def partition_dataset(
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
     sweep_leftovers(out)
     if (out / "book").exists():
-        book = open_book(out / "book", fingerprint=fingerprint)
-        if (book.num_parts, book.num_nodes) != (parts, dataset.num_nodes):
+        stored = open_store(out / "book", BOOK_KIND, fingerprint=fingerprint)
+        if (stored.value("num_parts", int), stored.value("num_nodes", int)) != (parts, dataset.num_nodes):
             raise StoreError(
-                f"{out / 'book'} is of {book.num_parts} parts and {book.num_nodes} nodes; it was changed: remove {out}"
+                f"{out / 'book'} is of {stored.meta['num_parts']} parts and {stored.meta['num_nodes']} nodes; it was "
+                f"changed: remove {out}"
             )
+    elif assign is not None:
+        assign(fingerprint)
     else:
-        book = make_book(partitioner, dataset.graph, parts, seed, dataset.split.train)
-        assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
-        write_book(out / "book", book, fingerprint=fingerprint)
+        assign_nodes(dataset, partitioner, parts, out, seed, fingerprint)
     counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}
     lacking = [p for p in range(parts) if p not in counts]
-    here = ((p, write_part(out, own_rows(dataset, book.owned(p)), book, p, fingerprint)) for p in lacking)
-    for p, seen in here if write_parts is None else write_parts(lacking, fingerprint):
+    write = _parts_here(dataset, out) if write_parts is None else write_parts
+    for p, seen in write(lacking, fingerprint):
         counts[p] = seen
         if on_progress is not None:
             on_progress(len(counts), parts)
@@ -153,6 +162,58 @@ def partition_dataset(
     }
     _commit(out, fingerprint, meta)
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
+
+
+def book_of(dataset: Dataset, partitioner: Partitioner, parts: int, seed: int) -> PartitionBook:
+    """Owner of every node of a dataset. The graph of a lazy one stays on disk if the partitioner reads rows."""
+    graph = dataset.graph
+    if isinstance(graph, LazyGraph) and reads_rows(partitioner):
+        graph = graph.on_disk
+    train = dataset.split.train if isinstance(partitioner, InPasses) else None
+    return make_book(partitioner, graph, parts, seed, train)
+
+
+def assign_nodes(
+    dataset: Dataset, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
+) -> None:
+    """Assign nodes to parts, and store the book in `out`."""
+    book = book_of(dataset, partitioner, parts, seed)
+    assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
+    write_book(out / "book", book, fingerprint=fingerprint)
+
+
+def _parts_here(dataset: Dataset, out: Path) -> WriteParts:
+    """Writes parts in this process, from a dataset in memory."""
+
+    def write(parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
+        book = open_book(out / "book", fingerprint=fingerprint)
+        for p in parts:
+            yield p, write_part(out, own_rows(dataset, book.owned(p)), book, p, fingerprint)
+
+    return write
+
+
+def parts_of_store(dataset: Path, out: Path) -> WriteParts:
+    """Writes parts in this process from the dataset's store: a range of its rows, or one part, is in memory.
+
+    Until they are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
+    """
+
+    def write(parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
+        if not parts:
+            return
+        folder = out / f"{ASIDE}dealt-{uuid.uuid4().hex[:8]}"
+        try:
+            folder.mkdir()
+            stored, book = open_stored(dataset), open_book(out / "book", fingerprint=fingerprint)
+            for k in range(begin(stored, book.num_parts, parts, folder)):
+                deal(stored, k, book, folder)
+            for part in parts:
+                yield part, write_part(out, ShuffledStore(folder).part(part), book, part, fingerprint)
+        finally:
+            remove_tree(folder)
+
+    return write
 
 
 def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:

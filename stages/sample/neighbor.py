@@ -83,7 +83,7 @@ class NeighborSampler:
 
     def check(self, graph: Graph) -> None:
         """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
-        if self.weighted and graph.edge_weight is None:
+        if self.weighted and not graph.is_weighted:
             raise InputError(
                 "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
                 "false"

@@ -27,7 +27,7 @@ from millrace.stages.models.lazy import Lazy
 from millrace.stages.placement.boundary import BoundaryShare, Edges, WithBoundary
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
-from millrace.storage.phase_rows import KIND
+from millrace.storage.partition.phase_rows import KIND
 from millrace.storage.store.store import open_store
 from millrace.tests.contracts.full_batch import C, Case, job
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads

@@ -44,7 +44,7 @@ from millrace.storage.features import MemoryFeatures, ZarrFeatures, write_featur
 from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import Expected
 from millrace.storage.partition.book import open_book
-from millrace.storage.phase_rows import open_phase_rows, write_phase_rows
+from millrace.storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.mutators import (

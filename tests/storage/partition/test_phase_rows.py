@@ -19,7 +19,7 @@ from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy, Phases
 from millrace.stages.placement.boundary import WithBoundary
 from millrace.storage.errors import StoreError
-from millrace.storage.phase_rows import KIND, open_phase_rows, write_phase_rows
+from millrace.storage.partition.phase_rows import KIND, open_phase_rows, write_phase_rows
 from millrace.storage.store.store import open_store
 from millrace.tests.contracts.full_batch import F, job, make_case
 from millrace.tests.contracts.phases import RUN_SEED, initial, train_ranks

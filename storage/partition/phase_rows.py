@@ -7,10 +7,10 @@ an earlier attempt or of another run are refused.
 from collections.abc import Mapping
 from pathlib import Path
 
-from .array_checks import proving, require
-from .errors import StoreError
-from .store.arrays import Rows
-from .store.store import Store, open_store, write_store
+from ..array_checks import proving, require
+from ..errors import StoreError
+from ..store.arrays import Rows
+from ..store.store import Store, open_store, write_store
 
 KIND = "phase-rows"
 

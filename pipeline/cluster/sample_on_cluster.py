@@ -1,0 +1,89 @@
+"""Sampling of a store of minibatches by the workers of a cluster, which open the dataset's store themselves."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from ...stages.feed.queue_feed import Receipt
+from ...storage.errors import MillraceError, RunError
+from ...storage.lazy_dataset import LazyDataset
+from ...storage.queue.zarr import ZarrQueue
+from ...storage.urls import is_url
+from ..config.load import Job
+from ..telemetry.events import Emit, Note
+from .dask_cluster import opened
+from .futures import completed, result_of
+from .sample_task import SampleOrder, sample_bulk
+from .scheduler_watch import SchedulerWatch, cancel
+
+BULKS_AT_ONCE = 1024
+"""Most tasks that are submitted at a time."""
+
+
+def sample_on_cluster(
+    job: Job,
+    dataset: LazyDataset,
+    queue: ZarrQueue,
+    out: str | Path,
+    num_bulks: int,
+    emit: Emit,
+    *,
+    stop: Callable[[], bool],
+    on_receipt: Callable[[Receipt], None],
+) -> None:
+    """Sample all bulks of the job's epochs that the queue lacks.
+
+    Args:
+        job: what to sample.
+        dataset: its store is read by the workers.
+        queue: the driver's own end of the store of minibatches.
+        out: where that store is.
+        num_bulks: in an epoch.
+        emit: called with events.
+        stop: asked between bulks; true ends the sampling.
+        on_receipt: called with what has been stored.
+
+    Raises:
+        RunError: a task failed, or the scheduler does not answer.
+    """
+    # As they are without options of the system: the minibatches do not depend on how the graph is distributed.
+    job = job.model_copy(update={job.system: type(job.options)(), "device": "cpu"})
+    order = SampleOrder(
+        json.dumps(job.model_dump(mode="json")),
+        str(dataset.path.resolve()),
+        dataset.name,
+        dataset.features_place,
+        str(out) if is_url(out) else str(Path(out).resolve()),
+        job.threads or 1,
+    )
+    lacking = [
+        (epoch, number)
+        for epoch in range(job.epochs)
+        for number in sorted({*range(num_bulks)} - set(queue.committed(epoch)))
+    ]
+    if not lacking:
+        return
+    with (
+        opened(job, emit, job.cluster.producers) as client,
+        closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
+    ):
+        for first in range(0, len(lacking), BULKS_AT_ONCE):
+            bulks = lacking[first : first + BULKS_AT_ONCE]
+            futures = [client.submit(sample_bulk, order, *bulk, key=("sample", *bulk), pure=False) for bulk in bulks]
+            try:
+                for future in completed(watch, futures):
+                    done = result_of(watch, future)
+                    on_receipt(
+                        Receipt(done["epoch"], done["number"], done["minibatches"], done["edges"], done["seconds"])
+                    )
+                    if stop():
+                        return
+            except MillraceError:
+                raise
+            except Exception as e:
+                raise RunError(
+                    f"sampling failed: {type(e).__name__}: {e}; fix that, then give the same command again"
+                ) from e
+            finally:
+                cancel(client, futures)

@@ -1,0 +1,224 @@
+"""The dataset of a store, of which only the manifest is read until its arrays are used.
+
+The driver of a run works on it: counts and digests come from the manifest. Ranks and workers use its arrays.
+"""
+
+# Fields become cached properties, which behave the same to readers.
+# pyright: reportIncompatibleVariableOverride=false
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .array_checks import proving, require
+from .dataset import SPLITS, Dataset, Split, Task
+from .dataset_store import KIND, FeaturesPlace, StoredGraph, features_shape, open_features, open_names
+from .errors import StoreError
+from .features import FeatureStore
+from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
+from .node_names import NodeNames
+from .store.store import Store, open_store
+
+
+class LazyGraph(Graph):
+    """Graph of a store whose arrays are read, and checked, when they are first used."""
+
+    _store: Store
+    _num_nodes: int
+    _num_edges: int
+
+    def __init__(self, store: Store) -> None:
+        shape = StoredGraph(store)
+        vars(self).update(_store=store, _num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
+
+    @property
+    def num_nodes(self) -> int:
+        """See `Graph.num_nodes`."""
+        return self._num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """See `Graph.num_edges`."""
+        return self._num_edges
+
+    @property
+    def is_weighted(self) -> bool:
+        """See `Graph.is_weighted`."""
+        return "edge_weight" in self._store
+
+    @property
+    def on_disk(self) -> StoredGraph:
+        """The same graph, whose rows are read when asked for and not kept."""
+        return StoredGraph(self._store)
+
+    @cached_property
+    def indptr(self) -> npt.NDArray[np.int64]:
+        """See `Graph.indptr`."""
+        return self._checked("indptr", lambda a: check_indptr(a, self.num_edges))
+
+    @cached_property
+    def indices(self) -> IntArray:
+        """See `Graph.indices`."""
+        return self._of_edges("indices")
+
+    @cached_property
+    def edge_weight(self) -> npt.NDArray[np.float32] | None:
+        """See `Graph.edge_weight`."""
+        return self._of_edges("edge_weight") if "edge_weight" in self._store else None
+
+    @cached_property
+    def edge_id(self) -> npt.NDArray[np.int64] | None:
+        """See `Graph.edge_id`."""
+        return self._of_edges("edge_id") if "edge_id" in self._store else None
+
+    @cached_property
+    def part_offsets(self) -> npt.NDArray[np.int64] | None:
+        """See `Graph.part_offsets`."""
+        if "part_offsets" not in self._store:
+            return None
+        return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
+
+    def _of_edges(self, name: str) -> Any:
+        return self._checked(name, lambda a: check_of_edges(name, a, self.num_nodes, self.num_edges))
+
+    def _checked(self, name: str, check: Callable[[Any], None]) -> Any:
+        array = self._store.read(name)
+        with proving(self._store.path):
+            check(array)
+        return array
+
+
+class LazyDataset(Dataset):
+    """Dataset of a store whose arrays are read when they are first used."""
+
+    _store: Store
+    features_place: FeaturesPlace
+    """Place of the features once they are opened."""
+    _names: bool
+    _split_sizes: dict[str, int]
+    _width: int
+
+    def __init__(self, store: Store, features: FeaturesPlace, name: str | None, names: bool) -> None:
+        with proving(store.path):
+            entries = store.entries
+            vars(self).update(
+                _store=store,
+                features_place=features,
+                _names=names,
+                name=store.value("name", str) if name is None else name,
+                graph=LazyGraph(store),
+                num_classes=store.value("num_classes", int),
+                task=cast(Task, store.value("task", str)),
+                notes=tuple(map(str, store.value("notes", list))),
+                class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
+                _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
+                _width=features_shape(store)[1],
+            )
+            rows = (entries["labels"]["shape"][0], features_shape(store)[0])
+            there = f"it has {rows[0]} labels and {rows[1]} feature rows of {self.num_nodes} nodes"
+            require(rows == (self.num_nodes,) * 2, there)
+        if features != "memory":
+            _ = self.features  # refuses a place that does not fit how the store was written
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+        return self._store.path
+
+    @property
+    def num_features(self) -> int:
+        """See `Dataset.num_features`."""
+        return self._width
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """See `Dataset.split_sizes`."""
+        return dict(self._split_sizes)
+
+    @property
+    def known_digests(self) -> Mapping[str, str]:
+        """See `Dataset.known_digests`."""
+        store = self._store
+        found = {name: store.fingerprint[name] for name in ("graph", "features") if name in store.fingerprint}
+        digests = store.value("digests", dict) if "digests" in store.meta else {}
+        return found | {str(name): str(digest) for name, digest in digests.items()}
+
+    @cached_property
+    def features(self) -> FeatureStore:
+        """See `Dataset.features`."""
+        return open_features(self._store, self.features_place)
+
+    @cached_property
+    def labels(self) -> npt.NDArray[Any]:
+        """See `Dataset.labels`."""
+        return self._store.read("labels")
+
+    @cached_property
+    def split(self) -> Split:
+        """See `Dataset.split`."""
+        split = Split(*(self._store.read(name) for name in SPLITS))
+        with proving(self._store.path):
+            return split.check(self.num_nodes)
+
+    @cached_property
+    def node_names(self) -> NodeNames | None:
+        """See `Dataset.node_names`."""
+        return open_names(self._store) if self._names else None
+
+    def check(self) -> "Dataset":
+        """The dataset itself: what the manifest says was checked when it was opened, and arrays are as they are
+        read."""
+        return self
+
+    def read(self) -> "LazyDataset":
+        """Read all arrays but features that stay on disk, and check that they fit together.
+
+        Raises:
+            StoreError: the store is damaged.
+        """
+        with proving(self._store.path):
+            super().check()
+        return self
+
+    def as_read(self) -> Dataset:
+        """The same as a plain `Dataset`, which `dataclasses.replace` takes."""
+        self.read()
+        g = self.graph
+        return Dataset(
+            self.name,
+            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets),
+            self.features,
+            self.labels,
+            self.split,
+            self.num_classes,
+            self.task,
+            self.notes,
+            self.node_names,
+            self.class_names,
+        )
+
+
+def open_lazily(
+    path: Path, features: FeaturesPlace = "memory", *, name: str | None = None, names: bool = True
+) -> LazyDataset:
+    """Open the dataset of a store by its manifest.
+
+    Args:
+        path: its folder.
+        features: see `open_dataset_store`.
+        name: for the dataset, in place of the store's.
+        names: read the names of the nodes too, once they are used.
+
+    Raises:
+        InputError: `features` does not fit how the store was written.
+        StoreError: the store is absent or incomplete, or its manifest is damaged.
+    """
+    store = open_store(Path(path), KIND)
+    missing = sorted({"indptr", "indices", "labels", *SPLITS} - store.entries.keys())
+    if missing:
+        raise StoreError(f"{store.path} has no array '{missing[0]}'; it holds {sorted(store.entries)}")
+    return LazyDataset(store, features, name, names)

@@ -1,0 +1,175 @@
+"""The driver of a run on a store works by the manifest: it reads no array of the store or of the parts."""
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import millrace as mr
+from millrace.pipeline.cli import app
+from millrace.pipeline.cluster.dask_cluster import opened
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.custom.own_code import OwnCode
+from millrace.pipeline.planning import inputs
+from millrace.pipeline.planning.inputs import Cluster
+from millrace.pipeline.planning.trial_setup import Trials
+from millrace.pipeline.precompute import precompute
+from millrace.pipeline.ready import ready_to_run
+from millrace.pipeline.supervision.cluster_run import ClusterRun
+from millrace.pipeline.telemetry.events import silent
+from millrace.stages.partition.stage import open_part
+from millrace.storage.dataset_store import KIND, write_dataset
+from millrace.storage.errors import Interrupted
+from millrace.storage.features import MemoryFeatures, ZarrFeatures
+from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.store.store import Store
+
+SBM = "sbm:nodes=600,classes=4,train=0.3"
+SYSTEMS = {
+    "bulk": {},
+    "bulk-partitioned": {"bulk": {"topology": "partitioned"}, "partition": {"method": "contiguous"}},
+    "sar": {"partition": {"method": "metis"}},
+    "retexo": {"partition": {"method": "hash"}},
+    "grappa": {},
+}
+
+
+class DriverReadError(AssertionError):
+    """The driver has read an array."""
+
+
+@pytest.fixture
+def sealed(monkeypatch):
+    """No array of a dataset or a part can be read in this process."""
+    piece = Store.piece
+
+    def read(self, name, rows):
+        if self.kind in (KIND, "partition", "partition_book", "edge_shards", "partition-rows"):
+            raise DriverReadError(f"{self.path}: {name}")
+        return piece(self, name, rows)
+
+    def gather(self, ids, out=None):
+        raise DriverReadError("features")
+
+    monkeypatch.setattr(Store, "piece", read)
+    for kind in (MemoryFeatures, ZarrFeatures):
+        monkeypatch.setattr(kind, "gather", gather)
+
+
+@pytest.fixture(scope="module", params=["zarr", "npy"])
+def store(request, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("store") / request.param
+    write_dataset(path, mr.open_dataset(SBM), features_format=request.param)
+    return path
+
+
+def table(name: str, store: Path, scheduler: str) -> dict:
+    given = {"system": name.partition("-")[0], "dataset": str(store), "ranks": 2, "epochs": 1, **SYSTEMS[name]}
+    return {**given, "model": {"hidden": 8, "layers": 2}, "cluster": {"scheduler": scheduler}}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed):
+    """What a run does before its ranks: checks, fingerprints, the cut; and the same again, as a resumed run does."""
+    job = resolve(table(name, store, scheduler))
+    ready = ready_to_run(None, None, None, OwnCode(), tmp_path / "run", False, None, silent, job, {})
+    seen = []
+    with opened(job, silent, 2) as client:
+        for _ in range(2):
+            run = ClusterRun(
+                client, uuid.uuid4().hex[:8], ready.prepared, tmp_path / "run", None, None, seen.append, bool, bool
+            )
+            run.close()
+    assert (run.parts is not None) == (name != "bulk")
+    assert run.dataset == store
+    assert ready.prepared.outline.splits["train"] == 180
+
+
+def test_the_fingerprint_is_that_of_the_data_in_memory(store, scheduler, tmp_path):
+    for name in SYSTEMS:
+        job = resolve(table(name, store, scheduler))
+        lazy = ready_to_run(None, None, None, OwnCode(), tmp_path / "a", False, None, silent, job, {})
+        data = mr.open_dataset(store)
+        eager = ready_to_run(data, None, None, OwnCode(), tmp_path / "b", False, None, silent, job, {})
+        assert lazy.prepared.fingerprint == eager.prepared.fingerprint
+
+
+def test_a_damaged_part_is_found_by_tasks_and_made_again(store, scheduler, tmp_path, sealed):
+    job = resolve(table("sar", store, scheduler))
+    ready = ready_to_run(None, None, None, OwnCode(), tmp_path / "run", False, None, silent, job, {})
+    notes = []
+    with opened(job, silent, 2) as client:
+        for damage in (False, True):
+            if damage:
+                chunk = tmp_path / "run" / "parts" / "part-0001" / "rows" / "arrays" / "labels" / "c" / "0"
+                chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+            run = ClusterRun(
+                client, uuid.uuid4().hex[:8], ready.prepared, tmp_path / "run", None, None, notes.append, bool, bool
+            )
+            run.close()
+    told = [note.text for note in notes if "damaged part" in getattr(note, "text", "")]
+    assert len(told) == 1 and "part-0001" in told[0]
+    assert run.parts == tmp_path / "run" / "parts"
+
+
+def test_a_run_and_its_resumption(store, scheduler, tmp_path, sealed):
+    """Sampling tasks and ranks read; their driver does not, and the parameters are those of one that has."""
+    if store.name == "npy":
+        pytest.skip("one format is enough here")
+    config = {**table("bulk", store, scheduler), "queue": {"kind": "zarr"}}
+    first = mr.run(config=config, out=tmp_path / "run", verbose=False)
+    again = mr.run(config={**config, "epochs": 2}, out=tmp_path / "run", resume=True, verbose=False)
+    assert (first.epochs, again.epochs) == (1, 2)
+    assert again.num_edges == first.num_edges > 0
+
+
+def test_plans_of_large_stores(store, tmp_path, monkeypatch, sealed):
+    """A generated graph stands in for them."""
+    monkeypatch.setattr(inputs, "MOST_EDGES", 100)
+    job = resolve({"dataset": str(store), "ranks": 2})
+    with Trials(job, None, None, Cluster(), tmp_path, silent) as trials:
+        assert trials.at.stands_in
+        assert trials.at.numbers.nodes == 600
+
+
+def test_parts_in_this_process_from_a_store_and_from_memory(store, tmp_path, monkeypatch):
+    """The same files, by owners that were given, and no array is held as a whole."""
+    owners = np.random.default_rng(0).integers(0, 2, 600)
+    np.save(tmp_path / "owners.npy", owners)
+    given = ["--parts", "2", "--set", f"partition.owners={tmp_path / 'owners.npy'}"]
+    whole = []
+    read = Store.read
+    monkeypatch.setattr(Store, "read", lambda self, name: whole.append((self.kind, name)) or read(self, name))
+    done = CliRunner().invoke(app, ["partition", str(store), *given, "--out", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
+    assert KIND not in {kind for kind, _ in whole}
+    done = CliRunner().invoke(app, ["partition", str(store), *given, "--split", "public", "--out", str(tmp_path / "b")])
+    assert done.exit_code == 0, done.output
+    files = sorted(f.relative_to(tmp_path / "a") for f in (tmp_path / "a").rglob("*") if f.is_file())
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+    assert np.array_equal(open_part(tmp_path / "a", 1)[0].owned, np.flatnonzero(owners))
+
+
+def test_sampling_leaves_features_and_labels_alone(store, tmp_path, monkeypatch):
+    names, piece = set(), Store.piece
+    monkeypatch.setattr(Store, "piece", lambda self, name, rows: names.add(name) or piece(self, name, rows))
+    job = resolve({"dataset": str(store), "epochs": 1, "train": {"batch_size": 32}})
+    precompute(job, tmp_path / "samples", emit=silent, stop=lambda: False)
+    assert {"indptr", "indices"} <= names <= {"indptr", "indices", "train", "val", "test"}
+
+
+def test_samples_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed, monkeypatch):
+    """The same minibatches as in this process, and only the workers read the store."""
+    table = {"dataset": str(store), "epochs": 2, "train": {"batch_size": 16}, "queue": {"bulk_size": 3}}
+    job = resolve({**table, "cluster": {"scheduler": scheduler}})
+    found = precompute(job, tmp_path / "there", emit=silent, stop=lambda: False)
+    again = precompute(job, tmp_path / "there", emit=silent, stop=lambda: False)
+    monkeypatch.undo()
+    wanted = precompute(resolve(table), tmp_path / "here", emit=silent, stop=lambda: False)
+    assert found["edges"] == wanted["edges"] and again["edges"] == 0
+    pairs = zip(mr.open_queue(tmp_path / "there"), mr.open_queue(tmp_path / "here"), strict=True)
+    assert all(minibatch_digest(a) == minibatch_digest(b) for a, b in pairs)
+    with pytest.raises(Interrupted, match="the same command goes on from there"):
+        precompute(job, tmp_path / "stopped", emit=silent, stop=lambda: True)
