@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.urls import is_url
 from .shared.flags import JsonFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import show
@@ -12,8 +13,13 @@ from .shared.paths import output_folder
 
 
 def convert(
-    dataset: Annotated[str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet; OGB name.")],
-    out: Annotated[Path, typer.Option(help="Folder of the store.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="Embedded name; file or folder: .npz, .csv, .parquet; OGB name; URL of Parquet, or of a store."
+        ),
+    ],
+    out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")],
     features: Annotated[str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped)")] = "zarr",
     memory: Annotated[
         str, typer.Option(help="Bound of the memory of all processes together, for tables of edges and nodes.")
@@ -38,17 +44,19 @@ def convert(
 
     flags = {"dataset": dataset, "seed": seed, "split": split}
     given = [*(overrides or []), *([] if scheduler is None else [f"cluster.scheduler={scheduler}"])]
-    job, out = resolve(job_table(None, flags, given)), output_folder(out)
+    job = resolve(job_table(None, flags, given))
+    to = out if is_url(out) else output_folder(Path(out))
     with Terminal() as terminal:
-        store = convert_job(job, None, out, features, memory, workers, terminal)
+        store = convert_job(job, None, to, features, memory, workers, terminal)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
-    name = store.value("name", str)
+    name, size = store.value("name", str), None if is_url(out) else store.nbytes
+    space = "" if size is None else f", {size / 2**20:,.2f} MiB"
     record = {
-        "out": str(out),
+        "out": str(to),
         "dataset": name,
         "num_nodes": nodes,
         "num_edges": edges,
         "features": features,
-        "bytes": store.nbytes,
+        "bytes": size,
     }
-    show(f"{name}: {nodes:,} nodes, {edges:,} edges, {store.nbytes / 2**20:,.2f} MiB in {out}", record, as_json)
+    show(f"{name}: {nodes:,} nodes, {edges:,} edges{space} in {to}", record, as_json)

@@ -13,6 +13,7 @@ from ...storage.dataset_store import KIND, FeaturesFormat, write_dataset
 from ...storage.errors import InputError, RunError, nearest
 from ...storage.fingerprint import digest_record
 from ...storage.store.store import Store, open_store
+from ...storage.urls import is_url
 from ..config.load import Job
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
@@ -23,15 +24,18 @@ from .run import Ingest, Settings
 from .scratch import commit, scratch
 from .source import Source, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
+from .url_files import fetched_store, holds_store, uploaded
 
 FORMATS = ("zarr", "npy")
-LAYOUT = 1
+LAYOUT = 2
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 
 
-def convert_job(job: Job, source: Any, out: Path, features: str, memory: str | int, workers: int, emit: Emit) -> Store:
-    """Write the job's dataset, or `source` in its place, as a store.
+def convert_job(
+    job: Job, source: Any, out: Path | str, features: str, memory: str | int, workers: int, emit: Emit
+) -> Store:
+    """Write the job's dataset, or `source` in its place, as a store at a path or a URL.
 
     Raises:
         InputError: see `convert`.
@@ -42,10 +46,17 @@ def convert_job(job: Job, source: Any, out: Path, features: str, memory: str | i
     limit = parse_memory(memory)
     if type(workers) is not int or workers < 1:
         raise InputError(f"workers is {workers!r}; expected a whole number from 1")
+    if isinstance(out, str):
+        return uploaded(out, lambda path: convert_job(job, source, path, features, limit, workers, emit))
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
     spec = job.dataset if source is None else source
+    if isinstance(spec, str) and is_url(spec) and holds_store(spec):
+        emit(StageStarted("store", f"copying {spec}"))
+        return fetched_store(spec, out)
     why = _why_in_memory(spec, job.read)
+    if why and isinstance(spec, str) and is_url(spec):
+        raise InputError(f"{spec} is read in pieces only, but {why}; copy its files here first")
     if why is not None:
         data = open_data(job, source, emit)
         if why:
@@ -53,15 +64,17 @@ def convert_job(job: Job, source: Any, out: Path, features: str, memory: str | i
         emit(StageStarted("store", f"writing {out}"))
         return write_dataset(out, data, features_format="npy" if features == "npy" else "zarr")
     try:
-        return _ingest(job, Path(spec).expanduser(), out, features, limit, workers, emit)
+        path = spec if isinstance(spec, str) and is_url(spec) else Path(spec).expanduser()
+        return _ingest(job, path, out, features, limit, workers, emit)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
 
 
 def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     """Reason for reading a source into memory, empty if it is none to mention; None if it need not be."""
-    reader = reader_of(spec)
-    if reader is None or reader.name not in ("tables", "edge-file"):
+    at_url = isinstance(spec, str) and is_url(spec)
+    reader = None if at_url else reader_of(spec)
+    if not at_url and (reader is None or reader.name not in ("tables", "edge-file")):
         return ""
     if options.components == "largest":
         return "components=largest needs the whole graph"
@@ -70,13 +83,13 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
-def _ingest(job: Job, path: Path, out: Path, features: str, memory: int, workers: int, emit: Emit) -> Store:
+def _ingest(job: Job, path: Path | str, out: Path, features: str, memory: int, workers: int, emit: Emit) -> Store:
     start = time.perf_counter()
     source = find_source(path, job.read)
     settings = Settings(job.read, job.split, job.seed_of("split"), features)
     in_process = workers == 1 and job.cluster.scheduler is None
     plan = _plan(source, settings, memory, workers)
-    with scratch(out, plan) as (folder, resumed), _executing(job, workers, in_process, emit) as (execute, slots):
+    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
@@ -102,8 +115,15 @@ def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict
 
 
 @contextmanager
-def _executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[tuple[Execute, int]]:
-    """Context with what runs tasks, and how many it runs at once."""
+def executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[tuple[Execute, int]]:
+    """Context with what runs tasks, and how many it runs at once.
+
+    Args:
+        job: its cluster's tasks run there.
+        workers: processes to start, unless the cluster runs already.
+        in_process: run them here instead.
+        emit: called with events.
+    """
     if in_process:
         yield inline, 1
         return
@@ -168,8 +188,9 @@ def convert(
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 
     Args:
-        source: as `open_dataset` takes it.
-        out: the folder to make. While it is made, spilled edges lie beside it.
+        source: as `open_dataset` takes it; or the URL of a folder of Parquet, or of a store, on an object store.
+        out: the folder to make. While it is made, spilled edges lie beside it. Or a URL: the store is made in the
+            working folder, and copied there, the manifest last.
         features: "zarr" (compressed, checksummed) or "npy" (can be memory-mapped).
         memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
         workers: processes that share the work; 1: this process.
@@ -194,4 +215,5 @@ def convert(
         job = job.model_copy(update={"dataset": str(source)})
     with heard(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
-        return convert_job(job, given, Path(out).expanduser(), features, memory, workers, listener)
+        to = out if isinstance(out, str) and is_url(out) else Path(out).expanduser()
+        return convert_job(job, given, to, features, memory, workers, listener)

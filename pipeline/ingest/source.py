@@ -1,9 +1,9 @@
 """The tables that an ingest reads, and their rows in pieces."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -12,32 +12,40 @@ import pyarrow.parquet as pq
 from ...storage.errors import InputError, RunError
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
+from ..datasets.readers.csv_file import read_blocks
+from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.parquet import is_list
 from ..datasets.readers.tables import (
+    AS_TEXT,
+    EXAMPLES,
     check_ratio,
     files_of,
     joined,
     nodes_beside,
     plain,
-    read_table,
     reading,
     renamed,
 )
+from .url_files import UrlFile, files_at, opened
 
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at a time."""
 ROWS_PER_GROUP = 1 << 20
 """Rows of a row group of what is imported."""
+IMPORT_BYTES = 32 << 20
+"""Bytes in memory of rows that are imported at a time."""
+File = Path | UrlFile
 IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
 """Columns of ids."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one file that one task reads: some row groups."""
+    """Rows of one file that one task reads: some row groups, or edges of a ``.npy`` file."""
 
-    path: Path
+    path: File
     groups: tuple[int, ...]
+    """Its row groups; of a ``.npy`` file, its first edge there."""
     first: int
     """Number of its first row among those of all files."""
     rows: int
@@ -51,9 +59,9 @@ class Table:
 
     stem: str
     """edges or nodes."""
-    files: tuple[Path, ...]
+    files: tuple[File, ...]
     """The user's."""
-    paths: tuple[Path, ...]
+    paths: tuple[File, ...]
     """Files that are read: CSV is imported first."""
     empty: pa.Table
     """No rows; the columns by Millrace's names, and their types."""
@@ -67,15 +75,20 @@ class Table:
 class Source:
     """Files of edges and of nodes that the user named."""
 
-    path: Path
+    path: Path | str
     name: str
-    edges: tuple[Path, ...]
-    nodes: tuple[Path, ...]
+    edges: tuple[File, ...]
+    nodes: tuple[File, ...]
     notes: tuple[str, ...] = ()
 
 
-def find_source(path: Path, options: ReadOptions) -> Source:
-    """The files of a folder of tables, or of a file of edges and the one of nodes beside it. Raises InputError."""
+def find_source(path: Path | str, options: ReadOptions) -> Source:
+    """The files of a folder of tables, or of a URL; or a file of edges and the one of nodes beside it. Raises
+    InputError."""
+    if isinstance(path, str):
+        if options.nodes_file is not None:
+            raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
+        return Source(path, PurePosixPath(path).name, files_at(path, "edges"), files_at(path, "nodes"))
     if path.is_dir():
         if options.nodes_file is not None:
             raise InputError(f"nodes_file is given, but {path} is a folder, whose nodes* are read; leave it out")
@@ -85,14 +98,16 @@ def find_source(path: Path, options: ReadOptions) -> Source:
     return Source(path, name, (path,), (nodes,), (f"The nodes were read from {nodes}.",))
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
+def stamp_of(path: File) -> tuple[int, int]:
     """Size and time of a file's last change."""
+    if isinstance(path, UrlFile):
+        return path.stamp()
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns
 
 
-def describe(files: Sequence[Path], stem: str, imported: Sequence[Path] | None = None) -> Table:
-    """The table in some Parquet files; reads their footers.
+def describe(files: Sequence[File], stem: str, imported: Sequence[Path] | None = None) -> Table:
+    """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
         files: the user's.
@@ -100,15 +115,21 @@ def describe(files: Sequence[Path], stem: str, imported: Sequence[Path] | None =
         imported: Parquet files that were made of them, if they are CSV.
 
     Raises:
-        InputError: a file is not Parquet, or their columns differ in type.
+        InputError: a file is neither, or their columns differ in type.
     """
     paths = tuple(imported or files)
     with reading(files, stem):
         empties, rows, size = [], 0, 0
         for path in paths:
-            metadata = pq.read_metadata(path)
+            if is_npy(path):
+                ends = open_ends(path)
+                empties.append(ends_table(ends, 0, 0))
+                rows += ends.shape[1]
+                size += ends.nbytes
+                continue
+            metadata = pq.read_metadata(opened(path))
             if imported is None:
-                check_ratio(path, metadata)
+                check_ratio(path, metadata, stamp_of(path)[0])
             empties.append(renamed(metadata.schema.to_arrow_schema().empty_table(), stem))
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
@@ -117,20 +138,68 @@ def describe(files: Sequence[Path], stem: str, imported: Sequence[Path] | None =
 
 
 def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:
-    """Write a CSV file as Parquet; say of each column of ids whether all are whole numbers."""
-    table = read_table([path], stem)
+    """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers."""
     into.parent.mkdir(exist_ok=True)
-    pq.write_table(table, into, row_group_size=ROWS_PER_GROUP)
-    ids = [c for c in table.column_names if c in IDS[stem]]
-    return {c: is_text(table[c].type) and not table[c].null_count and as_numbers(table[c]) is not None for c in ids}
+    with _Import(stem, into) as imported, reading([path], stem):
+        read_blocks(path, AS_TEXT[stem], EXAMPLES[stem], imported.begin)
+    return imported.are_numbers
+
+
+class _Import:
+    """Writes the Parquet file of a CSV file. Use as a context manager."""
+
+    def __init__(self, stem: str, into: Path) -> None:
+        self._stem, self._into = stem, into
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.Table] = []
+        self.are_numbers: dict[str, bool] = {}
+
+    def __enter__(self) -> "_Import":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._writer is not None:
+            if kind is None:
+                self._flush()
+            self._writer.close()
+
+    def begin(self, schema: pa.Schema) -> Callable[[pa.Table], None]:
+        """Begin the file anew."""
+        if self._writer is not None:
+            self._writer.close()
+        self._held, empty = [], plain(renamed(schema.empty_table(), self._stem))
+        self._writer = pq.ParquetWriter(self._into, empty.schema)
+        self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if name in IDS[self._stem]}
+        return self._add
+
+    def _add(self, block: pa.Table) -> None:
+        block = plain(renamed(block, self._stem))
+        for name, so_far in self.are_numbers.items():
+            column = block[name]
+            self.are_numbers[name] = so_far and not column.null_count and as_numbers(column) is not None
+        self._held.append(block)
+        if sum(table.nbytes for table in self._held) >= IMPORT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._writer is not None
+        if self._held:
+            self._writer.write_table(pa.concat_tables(self._held), row_group_size=ROWS_PER_GROUP)
+            self._held = []
 
 
 def spans_of(table: Table, rows: int) -> list[Span]:
-    """The table's rows in pieces of about `rows`, at least one row group each."""
+    """The table's rows in pieces of about `rows`, of Parquet at least one row group each."""
     spans, first = [], 0
     with reading(table.files, table.stem):
         for file in table.paths:
-            metadata, stamp = pq.read_metadata(file), stamp_of(file)
+            stamp = stamp_of(file)
+            if is_npy(file):
+                total = open_ends(file).shape[1]
+                spans += [Span(file, (i,), first + i, min(rows, total - i), stamp) for i in range(0, total, rows)]
+                first += total
+                continue
+            metadata = pq.read_metadata(opened(file))
             groups: list[int] = []
             held = 0
             for group in range(metadata.num_row_groups):
@@ -157,7 +226,12 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
     try:
         if stamp_of(span.path) != span.stamp:
             raise FileNotFoundError(span.path)
-        file = pq.ParquetFile(span.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES)
+        if is_npy(span.path):
+            yield from _ends(table, span, wanted, rows)
+            return
+        file = pq.ParquetFile(
+            opened(span.path), page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
+        )
     except FileNotFoundError as e:
         raise RunError(
             f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
@@ -174,6 +248,14 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
             found = pa.Table.from_batches([batch]).rename_columns([c for c in wanted if c in there])
             yield _conformed(found, table, wanted, batch.num_rows)
+
+
+def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """`batches` of a ``.npy`` file."""
+    (begin,), ends = span.groups, open_ends(span.path)
+    for first in range(begin, begin + span.rows, rows):
+        stop = min(first + rows, begin + span.rows)
+        yield _conformed(ends_table(ends, first, stop).select(wanted), table, wanted, stop - first)
 
 
 def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) -> pa.Table:

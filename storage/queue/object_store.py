@@ -8,10 +8,11 @@ The endpoint, the region and the keys come from the environment, as obstore read
 TLS.
 """
 
+import io
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ given up after at most REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
 UPLOADS = 4
 """Parts (5 MiB each) of a large shard uploaded at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow
 line."""
+DOWNLOAD_BYTES = 8 << 20
+"""Bytes of an object that are in memory while it is copied."""
 _SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
 """Messages of obstore that mean no answer, or a temporary failure. A request that the server refuses would be refused
 again."""
@@ -181,6 +184,40 @@ class ObjectPlace:
             "network, then go on: what is there is kept"
         )
 
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Size, and time of the last change in nanoseconds, of each object by its name."""
+        with self._asking():
+            found = [item for batch in self._obstore.list(self._objects) for item in batch]
+        return {item["path"]: (item["size"], round(item["last_modified"].timestamp() * 1e9)) for item in found}
+
+    def reader(self, name: str) -> "ObjectReader":
+        """An object as a file, of which ranges are read."""
+        with self._asking():
+            return ObjectReader(self._obstore.open_reader(self._objects, name), self._asking)
+
+    def upload(self, store: Path) -> None:
+        """Put the files of a store that lies in a folder, the manifest last.
+
+        Raises:
+            StoreError: a store is there already, or access is refused.
+            RunError: the object store does not answer.
+        """
+        if self.has(""):
+            raise StoreError(f"{self.url} exists already; choose another URL, or remove it first")
+        with self._asking():
+            for path in sorted(p for p in store.rglob("*") if p.is_file() and p.name != MANIFEST):
+                self._obstore.put(self._objects, path.relative_to(store).as_posix(), path, max_concurrency=UPLOADS)
+            self._create(MANIFEST, (store / MANIFEST).read_bytes())
+
+    def download(self, folder: Path) -> None:
+        """Copy all objects into a folder."""
+        for name in self._keys(""):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._asking(), path.open("wb") as file:
+                for piece in self._obstore.get(self._objects, name).stream(min_chunk_size=DOWNLOAD_BYTES):
+                    file.write(piece)
+
     def _keys(self, under: str) -> list[str]:
         """Keys of the objects below `under`, relative to it."""
         prefix = f"{under}/" if under else ""
@@ -210,6 +247,39 @@ class ObjectPlace:
                 "in the environment "
                 "(AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP, ... for S3) let you read and write there"
             ) from e
+
+
+class ObjectReader(io.RawIOBase):
+    """An object as a file that is read by ranges."""
+
+    def __init__(self, reader: Any, asking: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._reader, self._asking = reader, asking
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """See `io.IOBase.tell`."""
+        return self._reader.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """See `io.IOBase.seek`."""
+        with self._asking():
+            return self._reader.seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """See `io.RawIOBase.readinto`."""
+        view = memoryview(buffer).cast("B")
+        with self._asking():
+            found = memoryview(self._reader.read(len(view)))
+        view[: len(found)] = found
+        return len(found)
 
 
 def _manifest(name: str) -> str:

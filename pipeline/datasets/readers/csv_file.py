@@ -2,9 +2,11 @@
 
 import csv
 import gzip
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute
@@ -15,9 +17,35 @@ from ....storage.errors import InputError
 pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+BLOCK_BYTES = 1 << 20
+"""Bytes of a file that are parsed at a time; no row may be longer."""
+Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
+_KINDS = (
+    pa.null(),
+    pa.int64(),
+    pa.bool_(),
+    pa.date32(),
+    pa.time32("s"),
+    pa.timestamp("s"),
+    pa.timestamp("ns"),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+)
+LOOSER = dict(zip(_KINDS, _KINDS[1:]))
+"""The type that pyarrow tries next for a column whose values are not all of a type."""
 
 
-def is_csv(path: Path) -> bool:
+class Named(Protocol):
+    """A path, or a file elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """Its name in its folder."""
+        ...
+
+
+def is_csv(path: Named) -> bool:
     """True if the path has a CSV file's suffix."""
     return path.name.lower().endswith(SUFFIXES)
 
@@ -35,28 +63,96 @@ def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
         InputError: the file is empty or not CSV, a row is longer or shorter than the header, or the header is missing
             or names a column twice.
     """
-    delimiter = "\t" if ".tsv" in path.name.lower() else ","
-    names = _header(path, delimiter, example)
+    layout = _Layout(path, as_text, example)
+    with layout.reading():
+        table = arrow_csv.read_csv(path, parse_options=layout.parsing, convert_options=layout.converting({}))
+    return layout.named(table)
+
+
+def read_blocks(path: Path, as_text: Collection[str], example: str, begin: Begin) -> None:
+    """`read_csv` in blocks, so that they are never all in memory; columns get the same types.
+
+    Args:
+        path: the file.
+        as_text: see `read_csv`.
+        example: see `read_csv`.
+        begin: called with the schema; returns what is called with each block. It is called again, for all blocks, if
+            a later one shows that a column is of another type.
+
+    Raises:
+        InputError: see `read_csv`.
+    """
+    layout = _Layout(path, as_text, example)
     try:
-        table = arrow_csv.read_csv(
-            path,
-            # pyarrow reads the header's row too, and removes a byte order mark.
-            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types={n: pa.string() for n in names if n.strip().lower() in as_text},
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
+        with layout.opened({}) as reader:
+            schema = reader.schema
+    except (pa.ArrowException, OSError):
+        # Either no rows, or an error in the first block, which is the same here.
+        table = read_csv(path, as_text, example)
+        begin(table.schema)(table)
+        return
+    types = dict(zip(schema.names, schema.types))
+    while True:
+        try:
+            _read_as(types, layout, begin)
+        except pa.ArrowInvalid as e:
+            column = re.search(r"CSV column #(\d+)", str(e))
+            name = schema.names[int(column[1])] if column else None
+            if name is None or name.strip().lower() in layout.as_text or types[name] not in LOOSER:
+                with layout.reading():
+                    raise
+            types[name] = LOOSER[types[name]]
+        else:
+            return
+
+
+def _read_as(types: dict[str, pa.DataType], layout: "_Layout", begin: Begin) -> None:
+    with layout.opened(types) as reader:
+        add = begin(layout.named(reader.schema.empty_table()).schema)
+        for batch in reader:
+            add(layout.named(pa.Table.from_batches([batch])))
+
+
+class _Layout:
+    """What is known of a CSV file by its name and header."""
+
+    def __init__(self, path: Path, as_text: Collection[str], example: str) -> None:
+        self.path, self.as_text = path, as_text
+        delimiter = "\t" if ".tsv" in path.name.lower() else ","
+        self._names = _header(path, delimiter, example)
+        # pyarrow reads the header's row too, and removes a byte order mark.
+        self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+
+    def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
+        """Treatment of values, with the types of some columns."""
+        text = {n: pa.string() for n in self._names if n.strip().lower() in self.as_text}
+        return arrow_csv.ConvertOptions(
+            column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False
         )
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(
-            f"{path}: {str(e).splitlines()[0]}; expected a CSV file in UTF-8 with the same columns in every row"
-        ) from e
-    table = table.rename_columns([n.strip() for n in table.column_names])
-    for at, name in enumerate(table.column_names):
-        if name.lower() in as_text:
-            table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
-    return table
+
+    def opened(self, types: dict[str, pa.DataType]) -> arrow_csv.CSVStreamingReader:
+        """Reader of blocks, with the types of some columns."""
+        blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES)
+        return arrow_csv.open_csv(self.path, blocks, self.parsing, self.converting(types))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn errors of pyarrow into one that names the file."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as e:
+            raise InputError(
+                f"{self.path}: {str(e).splitlines()[0]}; expected a CSV file in UTF-8 with the same columns in every "
+                "row"
+            ) from e
+
+    def named(self, table: pa.Table) -> pa.Table:
+        """The table with stripped names, and stripped text."""
+        table = table.rename_columns([n.strip() for n in table.column_names])
+        for at, name in enumerate(table.column_names):
+            if name.lower() in self.as_text:
+                table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
+        return table
 
 
 def _header(path: Path, delimiter: str, example: str) -> list[str]:

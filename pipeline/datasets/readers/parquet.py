@@ -141,7 +141,7 @@ def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
 
 
-def column_of(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
+def column_of(table: pa.Table, key: str, stem: str, source: Path | str) -> pa.ChunkedArray:
     """The column `key`. Raises InputError if there is none."""
     if key not in table.column_names:
         raise InputError(
@@ -206,7 +206,7 @@ def labels_of(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None
     return numbers_of(column, "nodes.label"), None
 
 
-def chosen_features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
+def chosen_features(nodes: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
     """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
     noted."""
     others = [c for c in nodes.column_names if c and c not in ("id", "label", "split")]
@@ -246,7 +246,7 @@ def _is_feature(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
+def _customary(nodes: pa.Table, source: Path | str) -> tuple[str, ...]:
     """Columns that are features by their names: one of lists, or numbered ones."""
     for key in ("features", "x"):
         if key in nodes.column_names:

@@ -152,9 +152,9 @@ READERS: Registry[Reader] = Registry(
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(
             "edge-file",
-            lambda source: _is_file(source, *TABLES),
+            lambda source: _is_file(source, *TABLES, ".npy"),
             _read_edge_file,
-            "a .csv or .parquet file of edges",
+            "a .csv, .parquet or .npy file of edges",
             is_clean=False,
         ),
         Reader(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 from ....storage.errors import InputError
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
+from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
 ALIASES = {
@@ -34,17 +36,20 @@ KINDS = (".parquet", *SUFFIXES)
 
 
 def tables_in(folder: Path, stem: str) -> list[Path]:
-    """Files of a folder whose names begin with `stem`, in order: Parquet files, or if there are none, CSV files."""
+    """Files of a folder whose names begin with `stem`, in order: Parquet files; without any, CSV files; without these,
+    edges in ``.npy`` files."""
     files = sorted(folder.glob(f"{stem}*.parquet"))
-    return files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
+    files = files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
+    return files or (sorted(folder.glob("edges*.npy")) if stem == "edges" else [])
 
 
 def files_of(folder: Path, stem: str) -> list[Path]:
     """`tables_in`, or InputError if there are none."""
     if not (files := tables_in(folder, stem)):
+        others = " or edges*.npy" if stem == "edges" else ""
         raise InputError(
-            f"{folder} holds no {stem}*.parquet or {stem}*.csv; expected edges* (columns src, dst) and nodes* (columns "
-            "id, label, features)"
+            f"{folder} holds no {stem}*.parquet or {stem}*.csv{others}; expected edges* (columns src, dst) and nodes* "
+            "(columns id, label, features)"
         )
     return files
 
@@ -81,13 +86,13 @@ def read_parquet(path: Path) -> pa.Table:
         InputError: it unpacks to far more than numbers of a graph can.
     """
     file = pq.ParquetFile(path, page_checksum_verification=True)
-    check_ratio(path, file.metadata)
+    check_ratio(path, file.metadata, path.stat().st_size)
     return file.read()
 
 
-def check_ratio(path: Path, metadata: pq.FileMetaData) -> None:
-    """Raise InputError for a file that unpacks to far more than numbers of a graph can."""
-    unpacked, size = metadata.num_rows * metadata.num_columns * 4, path.stat().st_size
+def check_ratio(path: object, metadata: pq.FileMetaData, size: int) -> None:
+    """Raise InputError for a file of `size` bytes that unpacks to far more than numbers of a graph can."""
+    unpacked = metadata.num_rows * metadata.num_columns * 4
     if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
         raise InputError(
             f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file "
@@ -102,12 +107,18 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
         InputError: a file cannot be read, or their columns differ in type.
     """
     with reading(files, stem):
-        tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else read_parquet(f) for f in files]
+        tables = [_read_file(f, stem) for f in files]
         return plain(joined([renamed(t, stem) for t in tables], from_csv=is_csv(files[0])))
 
 
+def _read_file(path: Path, stem: str) -> pa.Table:
+    if is_csv(path):
+        return read_csv(path, AS_TEXT[stem], EXAMPLES[stem])
+    return read_ends(path) if is_npy(path) else read_parquet(path)
+
+
 @contextmanager
-def reading(files: Sequence[Path], stem: str) -> Iterator[None]:
+def reading(files: Sequence[Any], stem: str) -> Iterator[None]:
     """Turn errors of pyarrow into one that names the files."""
     try:
         yield

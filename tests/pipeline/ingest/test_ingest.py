@@ -27,6 +27,7 @@ def small_pieces(monkeypatch):
     """Everything is cut into many pieces."""
     monkeypatch.setattr(store_arrays, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(fingerprint, "LEAF_BYTES", 1024)
+    monkeypatch.setattr(fingerprint, "SAMPLED_ROWS", 7)
     monkeypatch.setattr(arrays, "SLICE_BYTES", 4096)
     monkeypatch.setattr(budget, "LEAST_EDGES", 64)
     monkeypatch.setattr(run, "SPAN_ROWS", 8)
@@ -175,6 +176,24 @@ def test_csv(tmp_path):
     (folder / "nodes.csv").write_text("id,label\n1,0\n2,1\n3,0\n")
     numbered = same(folder, tmp_path, ReadOptions(direction="directed", missing_ids="compact"), split="fraction:0.5,0")
     assert list(numbered.node_names) == ["1", "2", "3"]
+
+
+def test_edges_of_npy_files(tmp_path):
+    rng, folder = np.random.default_rng(3), graph(tmp_path / "g", ids="shuffled")
+    for file in folder.glob("edges*"):
+        file.unlink()
+    np.save(folder / "edges-0.npy", rng.integers(0, 60, (2, 300)).astype("i4"))
+    same(folder, tmp_path, UNDIRECTED, seed=1)
+    np.save(folder / "edges-1.npy", rng.integers(0, 60, (90, 2)).astype("i4"))
+    np.save(folder / "edges-2.npy", np.zeros((2, 0), "i4"))
+    assert same(folder, tmp_path, ReadOptions(direction="directed", duplicates="keep"), seed=1).graph.num_edges == 390
+    (folder / "nodes-0.parquet").rename(folder / "n.parquet")
+    for file in folder.glob("nodes*"):
+        file.unlink()
+    (folder / "n.parquet").rename(folder / "nodes.parquet")
+    np.save(folder / "edges-9.npy", np.zeros((3, 3)))
+    with pytest.raises(InputError, match=r"edges-9\.npy holds float64\[3, 3\]"):
+        mr.convert(folder, tmp_path / "out", options=DIRECTED, verbose=False)
 
 
 GOOD = {"src": [0, 1, 2], "dst": [1, 2, 0]}

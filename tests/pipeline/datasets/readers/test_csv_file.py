@@ -1,0 +1,76 @@
+"""CSV in blocks: the columns, types and sentences of a file that is read at once."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.pipeline.datasets.readers import csv_file
+from millrace.pipeline.datasets.readers.csv_file import read_blocks, read_csv
+from millrace.storage.errors import InputError
+
+AS_TEXT = {"src"}
+VALUES = ["", "1", "-7", "1.5", "1e300", "true", "FALSE", "0", "2020-01-02", "12:30:01", "2020-01-02 03:04:05"]
+VALUES += ["2020-01-02 03:04:05.123456", "a b", '"q,\nr"', '""', "NA", "nan", "007", "99999999999999999999", "ä"]
+
+
+def in_blocks(path, block, monkeypatch=None):
+    tables, seen = [], []
+
+    def begin(schema):
+        tables.clear()
+        seen.append(schema)
+        return tables.append
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_file, "BLOCK_BYTES", block)
+        read_blocks(path, AS_TEXT, "src,dst", begin)
+    return pa.concat_tables([seen[-1].empty_table(), *tables]), len(tables), len(seen)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(VALUES), min_size=2, max_size=2), max_size=12), st.integers(0, 8))
+def test_types_are_those_of_the_whole_file(tmp_path_factory, rows, ones):
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    rows = [["1", "1"]] * ones + rows
+    lines = [["src", "one", " two "], *(["x", *row] for row in rows)]
+    path.write_text("".join(f"{','.join(line)}\n" for line in lines))
+    want = read_csv(path, AS_TEXT, "src,dst")
+    found, _, _ = in_blocks(path, 128)
+    assert found.schema == want.schema
+    assert found.equals(want) or found.to_pydict().__repr__() == want.to_pydict().__repr__()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+def test_many_blocks_of_which_a_late_one_is_of_another_type(tmp_path, suffix):
+    comma, path = "\t" if "tsv" in suffix else ",", tmp_path / f"t{suffix}"
+    rows = [comma.join([str(i), "1" if i < 900 else "2.5"]) for i in range(1000)]
+    with gzip.open(path, "wt") if suffix.endswith("gz") else path.open("w") as file:
+        file.write("\n".join([comma.join(["src", "w"]), *rows]))
+    found, blocks, times = in_blocks(path, 256)
+    assert blocks > 10 and times > 1
+    assert found.schema.types == [pa.string(), pa.float64()]
+    assert np.array_equal(found["w"].to_numpy(), np.where(np.arange(1000) < 900, 1, 2.5))
+    assert found.combine_chunks().equals(read_csv(path, AS_TEXT, "src,dst").combine_chunks())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "src,dst\n", "1,2\n", "src,dst\n1,2\n3\n", "src,dst\n" + "1,2\n" * 200 + "1,2,3\n", "src\n\xff\n"],
+)
+def test_refusals_are_those_of_the_whole_file(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode("latin1"))
+    try:
+        want = read_csv(path, AS_TEXT, "src,dst")
+    except InputError as e:
+        with pytest.raises(InputError) as got:
+            in_blocks(path, 128)
+        where = str(e).partition("; expected")
+        assert str(got.value).partition("; expected")[2] == where[2]
+        assert str(got.value).startswith(str(path))
+    else:
+        assert in_blocks(path, 128)[0].equals(want)

@@ -1,0 +1,134 @@
+"""`millrace convert` on bad input: one sentence, an exit code, and nothing half-written."""
+
+import errno
+import shutil
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.pipeline import cli
+from millrace.pipeline.ingest import arrays, convert, run
+
+V, E = 50, 300
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "graph"
+    path.mkdir()
+    for n in range(3):
+        ends = rng.integers(0, V, (2, E // 3))
+        pq.write_table(pa.table({"src": ends[0] * 10, "dst": ends[1] * 10}), path / f"edges-{n}.parquet")
+    nodes = {"id": np.arange(V) * 10, "label": rng.integers(0, 3, V), "features": rng.random((V, 2)).tolist()}
+    pq.write_table(pa.table(nodes), path / "nodes.parquet")
+    return path
+
+
+def millrace(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
+    code = cli._run_app()
+    return code, capsys.readouterr().err
+
+
+def converted(folder, capsys, monkeypatch):
+    flags = ("--set", "read.direction=directed", "--set", "read.missing_ids=compact", "--split", "fraction:0.5,0.2")
+    return millrace(capsys, monkeypatch, "convert", folder, "--out", folder.parent / "store", *flags)
+
+
+def no_parquet(folder):
+    (folder / "edges-1.parquet").write_bytes(b"src,dst\n1,2\n")
+
+
+def cut_short(folder):
+    path = folder / "edges-1.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def other_schema(folder):
+    pq.write_table(pa.table({"src": ["a"], "dst": ["b"]}), folder / "edges-1.parquet")
+
+
+def null_id(folder):
+    pq.write_table(pa.table({"src": pa.array([0, None]), "dst": [10, 20]}), folder / "edges-1.parquet")
+
+
+def null_node(folder):
+    nodes = pq.read_table(folder / "nodes.parquet")
+    ids = pa.array([None, *nodes["id"].to_pylist()[1:]], pa.int64())
+    pq.write_table(nodes.set_column(0, "id", ids), folder / "nodes.parquet")
+
+
+def unknown_node(folder):
+    pq.write_table(pa.table({"src": [0, 7], "dst": [10, 20]}), folder / "edges-1.parquet")
+
+
+def no_nodes(folder):
+    (folder / "nodes.parquet").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (no_parquet, "edges*.parquet cannot be read"),
+        (cut_short, "edges*.parquet cannot be read"),
+        (other_schema, "write the files again with one schema"),
+        (null_id, "column edges.src holds 1 nulls"),
+        (null_node, "column nodes.id holds 1 nulls"),
+        (unknown_node, "1 values of edges.src (first: 7) are not the id of any node"),
+        (no_nodes, "holds no nodes*.parquet"),
+    ],
+)
+def test_input_that_is_refused(folder, capsys, monkeypatch, spoil, told):
+    spoil(folder)
+    code, said = converted(folder, capsys, monkeypatch)
+    assert code == 2
+    assert told in said and said.count("millrace: ") == 1
+    assert [p.name for p in folder.parent.iterdir()] == ["graph"]
+
+
+def test_a_disk_that_fills_up_and_a_file_that_is_lost(folder, capsys, monkeypatch):
+    """What is done stays, out of sight; the same command completes it."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lost = folder / "edges-2.parquet"
+    inline, text = convert.inline, lost.read_bytes()
+
+    def losing(stage, calls):
+        if stage == "spill":
+            lost.unlink()
+        return inline(stage, calls)
+
+    for (module, name, stand_in), told in (
+        ((run, "write_slice", full), f"no space is left for {folder.parent}"),
+        ((convert, "inline", losing), "edges-2.parquet is gone, or has changed, since the ingest began"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, stand_in)
+            code, said = converted(folder, capsys, patch)
+        assert code == 3
+        assert told in said and said.count("millrace: ") == 1
+        assert sorted(p.name for p in folder.parent.iterdir()) == [".ingest-store", "graph"]
+        if stand_in is losing:
+            lost.write_bytes(text)
+        else:
+            shutil.rmtree(folder.parent / ".ingest-store")
+    assert run.write_slice is arrays.write_slice
+    code, said = converted(folder, capsys, monkeypatch)
+    assert code == 0, said
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["graph", "store"]
+
+
+def test_a_store_that_lacks_a_slice(folder, capsys, monkeypatch):
+    assert converted(folder, capsys, monkeypatch)[0] == 0
+    store = folder.parent / "store"
+    next(p for p in (store / "arrays" / "indices" / "c").rglob("*") if p.is_file()).unlink()
+    runs = folder.parent / "run"
+    code, said = millrace(capsys, monkeypatch, "run", "--dataset", store, "--out", runs)
+    assert code == 2
+    assert "array 'indices' has (shape, dtype, chunks)" in said and "0 of 1" in said
+    assert not runs.exists()
