@@ -35,9 +35,14 @@ class NodeNames(Sequence[str]):
     @classmethod
     def of_numbers(cls, count: int) -> "NodeNames":
         """The numbers 0 to `count` - 1 as names."""
+        return cls.of_integers(np.arange(count))
+
+    @classmethod
+    def of_integers(cls, numbers: npt.NDArray[np.integer]) -> "NodeNames":
+        """Numbers as names, one for each node."""
         import pyarrow as pa
 
-        return cls.of_arrow(pa.array(np.arange(count)).cast(pa.large_string()))
+        return cls.of_arrow(pa.array(numbers).cast(pa.large_string()))
 
     def check(self) -> "NodeNames":
         """Check that the names lie within the text. Raises InputError otherwise."""

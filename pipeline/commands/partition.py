@@ -1,8 +1,9 @@
 """`millrace partition`: cut a dataset into partitions."""
 
-from functools import partial
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,6 +42,9 @@ def partition(
     passes: Annotated[
         int | None, typer.Option(help="Times that ldg, fennel or metis-streamed reads the graph.  [default: 1, 1, 8]")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="With --into and a store: bound of memory.  [default: 2GiB]", metavar="SIZE")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
@@ -49,6 +53,7 @@ def partition(
     """Cut a dataset into partitions, and print their quality."""
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
+    from ...stages.partition.given import Given
     from ...stages.partition.registry import partitioner
     from ..config.load import resolve
     from ..setup.open_data import open_data
@@ -56,9 +61,14 @@ def partition(
 
     if (out is None) == (into is None):
         raise InputError("expected a folder for the parts, --out, or one for a renumbered store, --into")
+    if memory is not None and into is None:
+        raise InputError("--memory bounds the writing of a renumbered store, --into; leave it out")
     flags = {"dataset": dataset, "seed": seed, "split": split}
     job, folder = resolve(job_table(None, flags, overrides)), output_folder(out or into or Path())
-    chosen, parts = partitioner(method, balance=balance, passes=passes), check_parts(parts)
+    owners, parts = job.partition.owners, check_parts(parts)
+    chosen = partitioner(method, balance=balance, passes=passes)
+    if owners is not None:
+        chosen = Given.read(Path(owners).expanduser())
     if into is not None and folder.exists():
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
@@ -66,44 +76,60 @@ def partition(
     if job.executor == "dask":
         from ..cluster.dask_cluster import check_reachable
 
-        if into is not None:
-            raise InputError("--into renumbers the dataset in this process; leave executor out, or use --out")
         check_reachable(job.cluster)
     with Terminal() as terminal:
-        data = open_data(job, None, terminal)
-        terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {method}", parts))
-        cut = _write_parts if into is None else _write_store
-        quality, seconds = cut(job, data, chosen, check_parts(parts, data.num_nodes), folder, terminal)
+        data = open_data(job, None, terminal, lazy=True)
+        terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
+        parts = check_parts(parts, data.num_nodes)
+        if into is None:
+            quality, seconds = _write_parts(job, data, chosen, parts, folder, terminal)
+        else:
+            quality, seconds = _write_store(job, data, chosen, parts, folder, memory, terminal)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
-    record = {"out": str(folder), "method": method, "seconds": seconds, **quality.as_record()}
+    record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
 
 
 def _write_parts(
     job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, emit: Emit
 ) -> tuple["PartitionQuality", float]:
-    """A folder of parts, by tasks if the job has a cluster."""
-    from ...stages.partition.stage import partition_dataset
+    """A folder of parts, by tasks if the job has a cluster. A store stays on disk."""
+    from ...stages.partition.stage import assign_nodes, partition_dataset, parts_of_store
+    from ...storage.lazy_dataset import LazyDataset, open_lazily
 
-    write_parts = None
-    if job.executor == "dask":
-        from ..cluster.partition_task import parts_on_cluster
+    seed = job.seed_of("minibatches")
+    with ExitStack() as exits:
+        steps: dict[str, Any] = {}
+        if job.executor == "dask":
+            from ..cluster.partition_task import cutting_on_cluster
 
-        write_parts = partial(parts_on_cluster, job, data, out, emit=emit)
-    report = partition_dataset(
-        data,
-        chosen,
-        parts,
-        out,
-        seed=job.seed_of("minibatches"),
-        on_progress=lambda done, total: emit(StageAdvanced("partition", done, total)),
-        write_parts=write_parts,
-    )
+            # Its workers start when there is something to do.
+            tasks = cache(lambda: exits.enter_context(cutting_on_cluster(job, data, out, parts, emit)))
+            steps["write_parts"] = lambda lacking, of: tasks().write_parts(lacking, of) if lacking else iter(())
+            if isinstance(data, LazyDataset):
+                steps["assign"] = lambda fingerprint: tasks().assign(chosen, parts, seed, fingerprint)
+        elif isinstance(data, LazyDataset):
+            path, place = data.path, data.features_place
+
+            def assign(fingerprint: dict[str, str]) -> None:
+                # The graph is read for this only, and not kept.
+                assign_nodes(open_lazily(path, place), chosen, parts, out, seed, fingerprint)
+
+            steps = {"assign": assign, "write_parts": parts_of_store(path, out)}
+        report = partition_dataset(
+            data,
+            chosen,
+            parts,
+            out,
+            seed=seed,
+            on_progress=lambda done, total: emit(StageAdvanced("partition", done, total)),
+            **steps,
+        )
     return report.quality, report.seconds
 
 
 def _write_store(
-    job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, emit: Emit
+    job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, memory: str | None, emit: Emit
 ) -> tuple["PartitionQuality", float]:
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
@@ -111,14 +137,28 @@ def _write_store(
     from ...stages.partition.base import make_book
     from ...stages.partition.quality import measure
     from ...storage.dataset_store import write_dataset
+    from ...storage.lazy_dataset import LazyDataset
     from ...storage.partition.reorder import reorder
+    from ..ingest.convert import DEFAULT_MEMORY
+    from ..ingest.tasks import parse_memory
 
+    seed, limit = job.seed_of("minibatches"), parse_memory(memory or DEFAULT_MEMORY)
+    if isinstance(data, LazyDataset):
+        from ..relabel.run import Cut, relabel
+
+        return relabel(job, data, Cut(chosen, parts, seed), out, limit, emit)
+    if job.executor == "dask" or memory is not None:
+        given = "executor=dask" if memory is None else "--memory"
+        raise InputError(
+            f"{given} is for stores, and {data.name} was read into memory; make a store of it by millrace convert, or "
+            "leave it out"
+        )
     start = time.perf_counter()
     book = make_book(
         chosen,
         data.graph,
         parts,
-        job.seed_of("minibatches"),
+        seed,
         data.split.train,
         lambda done, total: emit(StageAdvanced("partition", done, total)),
     )

@@ -1,0 +1,245 @@
+"""A store renumbered part by part, from end to end: the stages, and the manifest at the end. The same bits as
+`write_dataset` of `reorder`, in bounded memory."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...stages.partition.base import Partitioner, can_travel
+from ...stages.partition.quality import PartCounts, PartitionQuality
+from ...storage.dataset import SPLITS
+from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary
+from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
+from ...storage.lazy_dataset import LazyDataset
+from ...storage.store.manifest import write_manifest
+from ...storage.store.store import Store, open_store
+from ..config.load import Job
+from ..ingest import edges as edge_tasks
+from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_arrays, seams_of, write_slice
+from ..ingest.budget import Budget, budget_of, check_disk, held_by
+from ..ingest.convert import executing
+from ..ingest.scratch import STORE, commit, scratch
+from ..ingest.spill import cell_sizes, cells_of, shift_of
+from ..ingest.tasks import Stages
+from ..telemetry.events import Emit, Note, StageEnded
+from . import tasks
+
+LAYOUT = 1
+"""Changes with the files of a renumbering under way: one of another version is not gone on with."""
+SEAMS_PER_TASK = 16
+NAME_ROWS = 1 << 20
+"""Names that one task writes."""
+ROW_COPIES = 4
+"""Copies of a row of features that a task may hold at once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What decides the new numbers."""
+
+    partitioner: Partitioner
+    parts: int
+    seed: int
+
+
+def relabel(
+    job: Job, data: LazyDataset, cut: Cut, out: Path, memory: int, emit: Emit
+) -> tuple[PartitionQuality, float]:
+    """Write a store's dataset with its nodes renumbered part by part; its features can be mapped.
+
+    Args:
+        job: on a cluster, its producers do the work.
+        data: the dataset.
+        cut: assigns nodes to parts.
+        out: folder of the new store.
+        memory: bound of the memory of all processes together, in bytes, without some 40 bytes for each node, and
+            without what the partitioner takes.
+        emit: called with events.
+
+    Returns:
+        The quality of the parts, and seconds.
+
+    Raises:
+        InputError: the disk is too small, or the partitioner refuses.
+        RunError: a task failed; the same call goes on.
+    """
+    start, in_process = time.perf_counter(), job.executor != "dask"
+    plan = {
+        "layout": LAYOUT,
+        "plan": digest_record(
+            {
+                "source": dict(open_store(data.path, KIND).fingerprint),
+                "path": str(data.path.resolve()),
+                "cut": [repr(cut.partitioner), cut.parts, cut.seed],
+                "memory": memory,
+            }
+        ),
+    }
+    workers = 1 if in_process else job.cluster.producers
+    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
+        if resumed and any((folder / "done").glob("*")):
+            emit(Note(f"going on with the renumbering into {out} that was stopped"))
+        made = _Relabelling(data, cut, budget_of(memory, slots, in_process), Stages(folder, execute, emit))
+        quality = made.run()
+        commit(folder, out)
+    seconds = time.perf_counter() - start
+    emit(StageEnded("relabel", seconds))
+    return quality, seconds
+
+
+class _Relabelling:
+    """One renumbering, in the folder of `stages`. Call `run`."""
+
+    def __init__(self, data: LazyDataset, cut: Cut, budget: Budget, stages: Stages) -> None:
+        self.data, self.cut, self.budget, self.stages = data, cut, budget, stages
+        self.folder, self.store = stages.folder, stages.folder / STORE
+        self.source: Store = open_store(data.path, KIND)
+        entries = self.source.entries
+        self.weighted = any(name in entries for name in tasks.EDGE_FIELDS)
+        self.work = tasks.Work(
+            self.folder,
+            data.path.resolve(),
+            data.num_nodes,
+            tuple(name for name in tasks.EDGE_FIELDS if name in entries),
+            entries["indices"]["dtype"],
+        )
+        features = entries["features"]["dtype"] if "features" in entries else str(data.features.dtype)
+        self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, features)
+        self.cells = cells_of(data.num_nodes)
+        self.most = self.budget.edge_group(self.weighted)
+
+    def run(self) -> PartitionQuality:
+        """Make the store, with its manifest."""
+        self._check_space()
+        bounds = self._number_nodes()
+        outputs = [*self._edges(bounds), *self._nodes()]
+        digest = self._features()
+        return self._write(outputs, digest)
+
+    def _check_space(self) -> None:
+        edge = sum(field.nbytes for field in self.work.edge_fields)
+        stored = self.data.graph.num_edges * (edge - 8 + np.dtype(self.work.index).itemsize)
+        features = self.data.num_nodes * self.matrix.row_bytes
+        peak = max(self.data.graph.num_edges * edge + stored, 2 * stored, stored + 2 * features)
+        check_disk(self.folder.parent, 64 * self.data.num_nodes + peak, held_by(self.folder))
+
+    def _number_nodes(self) -> list[int]:
+        cut, most = self.cut, max(1, self.most // 2)
+        arguments = (self.work, cut.partitioner, cut.parts, cut.seed, most)
+        if can_travel(cut.partitioner):
+            (found,) = self.stages.run("assign", "assigning nodes to parts", tasks.assign_numbers, [arguments])
+        else:
+            found = self.stages.run_here("assign", lambda: tasks.assign_numbers(*arguments))
+        return found["bounds"]
+
+    def _edges(self, bounds: Sequence[int]) -> list[Output]:
+        work, count = self.work, len(bounds) - 1
+        items = [(work, k, *bounds[k : k + 2]) for k in range(count)]
+        self.stages.run("spill", "renumbering edges", tasks.spill_rows, items)
+
+        def measure() -> dict[str, Any]:
+            sizes = cell_sizes(self.folder / "edges", count, self.cells)
+            return {"groups": edge_tasks.groups_of(sizes, self.most)}
+
+        groups = self.stages.run_here("groups", measure)["groups"]
+        items = [(work, count, k, *group) for k, group in enumerate(groups)]
+        found = self.stages.run("sort", "sorting edges", tasks.sort_rows, items)
+        starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
+
+        def pieces(name: str) -> list[Piece]:
+            length = "rows" if name == "indptr" else "edges"
+            files = (edge_tasks.sorted_file(self.folder, name, k) for k in range(len(found)))
+            return [Piece(file, r[length]) for file, r in zip(files, found)]
+
+        rises = [piece._replace(base=start) for piece, start in zip(pieces("indptr"), starts)]
+        outputs = [Output("indptr", "int64", (Piece(None, 1), *rises), "int64")]
+        dtypes = {"indices": work.index, **{name: tasks.EDGE_FIELDS[name].dtype for name in work.of_edges}}
+        return outputs + [
+            Output(name, dtype, tuple(pieces(name)), GRAPH_DIGESTS[name]) for name, dtype in dtypes.items()
+        ]
+
+    def _nodes(self) -> list[Output]:
+        """Labels, split, names, and where parts begin."""
+        work, folder, total = self.work, self.folder, self.data.num_nodes
+        (self.labels,) = self.stages.run("labels", "labels and split", tasks.move_labels, [(work,)])
+        dtype = self.source.entries["labels"]["dtype"]
+        outputs = []
+        for name in ("labels", *SPLITS):
+            length, *entry = self.labels["shapes"][name]
+            kind = dtype if name == "labels" else "int64"
+            outputs.append(Output(name, kind, (Piece(folder / name, length),), entry=tuple(entry)))
+        if "node_name_text" in self.source:
+            self.stages.run("unpack", "reading names", tasks.unpack_names, [(work,)])
+        items = [(work, k, i, min(i + NAME_ROWS, total)) for k, i in enumerate(range(0, total, NAME_ROWS))]
+        named = self.stages.run("name", "writing names", tasks.move_names, items)
+        before = np.cumsum([0, *(r["bytes"] for r in named)]).tolist()
+        text = tuple(Piece(folder / f"names-{k:06d}.text", r["bytes"]) for k, r in enumerate(named))
+        starts = (Piece(folder / f"names-{k:06d}.starts", r["rows"], before[k]) for k, r in enumerate(named))
+        offsets = folder / "offsets.npy"
+        at = offsets.stat().st_size - 8 * (self.cut.parts + 1)
+        return [
+            *outputs,
+            Output("node_name_text", "uint8", text),
+            Output("node_name_starts", "int64", (Piece(None, 1), *starts)),
+            Output("part_offsets", "int64", (Piece(offsets, self.cut.parts + 1, 0, at),)),
+        ]
+
+    def _features(self) -> str:
+        """Write the features; return their digest."""
+        matrix, total = self.matrix, self.data.num_nodes
+        matrix.make()
+        row = 8 + matrix.row_bytes
+        step = max(1, self.budget.task_bytes // (ROW_COPIES * row))
+        items = [(self.work, matrix, k, i, min(i + step, total)) for k, i in enumerate(range(0, total, step))]
+        self.stages.run("features", "renumbering features", tasks.spill_features, items)
+        sizes = np.full(self.cells, 1 << shift_of(total))
+        groups = edge_tasks.groups_of(sizes, step)
+        gathers = [(self.work, matrix, len(items), k, *group) for k, group in enumerate(groups)]
+        written = self.stages.run("gather", "features in order", tasks.gather_features, gathers)
+        chunks = seams_of(written, matrix.chunk)
+        seams = [
+            (matrix, self.folder / "seams", chunks[i : i + SEAMS_PER_TASK])
+            for i in range(0, len(chunks), SEAMS_PER_TASK)
+        ]
+        joined = self.stages.run("seams", "joining features", join_seams, seams)
+        leaves = {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}
+        return digest_of_leaves(matrix.dtype, matrix.shape, [bytes.fromhex(leaves[k]) for k in sorted(leaves)])
+
+    def _write(self, outputs: Sequence[Output], features: str) -> PartitionQuality:
+        """Write the arrays and the manifest; count the parts."""
+        entries = make_arrays(self.store, {o.name: (o.shape, o.dtype) for o in outputs})
+        items = [(self.store, output, *rows) for output in outputs for rows in output.slices()]
+        written = self.stages.run("arrays", "writing arrays", write_slice, items)
+        leaves: dict[str, list[bytes]] = {output.name: [] for output in outputs}
+        for (_, output, *_), record in zip(items, written):
+            leaves[output.name].append(bytes.fromhex(record["leaves"]))
+        shapes = {output.name: output.shape for output in outputs}
+        graph = {
+            name: digest_of_leaves(dtype, shapes[name], leaves[name]) if name in shapes else None
+            for name, dtype in GRAPH_DIGESTS.items()
+        }
+        offsets = np.load(self.folder / "offsets.npy").tolist()
+        counted = [(self.store, entries, offsets, part, self.most) for part in range(self.cut.parts)]
+        counts = self.stages.run("count", "counting cut edges", tasks.count_part, counted)
+        digests, matrix, source = self.labels["digests"], self.matrix, self.source
+        fingerprint = {
+            "graph": digest_record(graph),
+            "features": describe_features(*matrix.shape, matrix.dtype, features),
+            "labels": digest_record({"labels": digests["labels"]}),
+            "split": digest_record({name: digests[name] for name in SPLITS}),
+        }
+        degrees = source.meta.get("in_degree")
+        meta = {
+            **{key: source.meta[key] for key in ("name", "num_classes", "task", "notes")},
+            "features_format": "npy",
+            "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
+            "digests": {**digests, "feature_sample": matrix.sample_digest()},
+            "features_bytes": (self.store / FEATURES_FILE).stat().st_size,
+            **({"class_names": source.meta["class_names"]} if "class_names" in source.meta else {}),
+        }
+        write_manifest(self.store, KIND, fingerprint, meta, entries)
+        return PartitionQuality(tuple(PartCounts(**r) for r in counts))

@@ -1,0 +1,206 @@
+"""Tasks of a renumbering. Old numbers are those of the store that is read, new ones those of the store that is made."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...stages.partition.base import Partitioner
+from ...stages.partition.quality import PartCounts
+from ...stages.partition.stage import book_of
+from ...storage.dataset import SPLITS
+from ...storage.dataset_store import KIND, StoredGraph, features_place, open_features
+from ...storage.features import FeatureStore
+from ...storage.fingerprint import array_digest
+from ...storage.graph import edges_of_rows, index_dtype
+from ...storage.lazy_dataset import LazyDataset, open_lazily
+from ...storage.node_names import NodeNames
+from ...storage.partition.book import PartitionBook
+from ...storage.store.store import Store, open_store
+from ..datasets.cleaning.edges import edge_keys, rows_of_keys
+from ..ingest.arrays import Matrix
+from ..ingest.edges import sorted_file
+from ..ingest.spill import Field, RunWriter, cells_of, read_cells, shift_of
+
+PIECE_ROWS = 1 << 20
+EDGE_FIELDS = {"edge_weight": Field("float32"), "edge_id": Field("int64")}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arguments that all tasks share."""
+
+    folder: Path
+    source: Path
+    """The store that is read."""
+    num_nodes: int
+    of_edges: tuple[str, ...]
+    """Arrays of the edges beside their ends."""
+    index: str
+    """Dtype of sources in the store."""
+
+    @property
+    def edge_fields(self) -> tuple[Field, ...]:
+        """Arrays of an edge that are spilled: its key, weight and id."""
+        return (Field("int64"), *(EDGE_FIELDS[name] for name in self.of_edges))
+
+    def mapped(self, name: str) -> npt.NDArray[Any]:
+        """An array that `write_numbers` wrote."""
+        return np.load(self.folder / f"{name}.npy", mmap_mode="r")
+
+    def open(self) -> LazyDataset:
+        """The dataset that is read."""
+        return open_lazily(self.source, features_place(self.source))
+
+
+def assign_numbers(work: Work, partitioner: Partitioner, parts: int, seed: int, most: int) -> dict[str, Any]:
+    """Cut the graph, and write the numbers of all nodes. See `write_numbers`."""
+    return write_numbers(work, book_of(work.open(), partitioner, parts, seed), most)
+
+
+def write_numbers(work: Work, book: PartitionBook, most: int) -> dict[str, Any]:
+    """Write the new number of each node, the old one, and where parts begin: ``new``, ``old``, ``offsets``. Returns
+    ranges of old nodes with about `most` edges."""
+    owner = book.part(np.arange(work.num_nodes))
+    # NumPy sorts 16-bit integers by radix.
+    old = np.argsort(owner.astype(np.int16) if book.num_parts < 1 << 15 else owner, kind="stable")
+    np.save(work.folder / "offsets.npy", np.append(0, np.cumsum(book.sizes())).astype(np.int64))
+    np.save(work.folder / "old.npy", old)
+    new = np.empty(work.num_nodes, index_dtype(work.num_nodes))
+    new[old] = np.arange(work.num_nodes, dtype=new.dtype)
+    np.save(work.folder / "new.npy", new)
+    graph = StoredGraph(open_store(work.source, KIND))
+    return {"bounds": _ranges(graph, most)}
+
+
+def _ranges(graph: StoredGraph, most: int) -> list[int]:
+    """Bounds of ranges of rows that have, with their edges, about `most` entries each, or are one row."""
+    bounds, last = [0], 0
+    for first in range(0, graph.num_nodes, PIECE_ROWS):
+        rows = np.arange(first, min(first + PIECE_ROWS, graph.num_nodes))
+        number = (rows + graph.first_edge(first, first + len(rows))) // most
+        bounds += rows[np.diff(number, prepend=last) > 0].tolist()
+        last = int(number[-1])
+    return [*bounds, graph.num_nodes] if graph.num_nodes else [0]
+
+
+def spill_rows(work: Work, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Spill the edges of the old rows ``[first, stop)`` under their new numbers, by ranges of new destinations."""
+    rows, new = StoredGraph(open_store(work.source, KIND)).rows(first, stop), work.mapped("new")
+    dst = np.repeat(new[first:stop], np.diff(rows.indptr))
+    keys = edge_keys(new[rows.indices], dst, work.num_nodes)
+    cell = (dst >> shift_of(work.num_nodes)).astype(np.int16)
+    with RunWriter(work.folder / "edges", number, work.edge_fields, cells_of(work.num_nodes)) as writer:
+        writer.add(cell, keys, *(getattr(rows, name) for name in work.of_edges))
+    return {"edges": len(keys)}
+
+
+def sort_rows(work: Work, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Sort the edges in the cells ``[first, stop)`` into rows. Equal ones keep their order."""
+    (work.folder / "sorted").mkdir(exist_ok=True)
+    shift, total = shift_of(work.num_nodes), work.num_nodes
+    keys, *others = read_cells(work.folder / "edges", tasks, work.edge_fields, first, stop)
+    if others:
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        for name, array in zip(work.of_edges, others):
+            array[order].tofile(sorted_file(work.folder, name, number))
+        del order, others
+    else:
+        keys.sort()
+    begin, end = first << shift, min(stop << shift, total)
+    keys -= begin * total
+    indptr, indices = rows_of_keys(keys, total, end - begin)
+    indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
+    indices.astype(work.index, copy=False).tofile(sorted_file(work.folder, "indices", number))
+    return {"rows": end - begin, "edges": len(indices)}
+
+
+def move_labels(work: Work) -> dict[str, Any]:
+    """Write labels and split under the new numbers, and where parts begin; return their digests and sizes."""
+    data, new = work.open(), work.mapped("new")
+    arrays = {"labels": data.labels[work.mapped("old")]}
+    arrays |= {name: np.sort(new[getattr(data.split, name)]).astype(np.int64) for name in SPLITS}
+    for name, array in arrays.items():
+        array.tofile(work.folder / name)
+    return {
+        "digests": {name: array_digest(array) for name, array in arrays.items()},
+        "shapes": {name: list(array.shape) for name, array in arrays.items()},
+    }
+
+
+def unpack_names(work: Work) -> dict[str, Any]:
+    """Write the store's names of nodes as files that can be mapped."""
+    store = open_store(work.source, KIND)
+    for name, step in (("node_name_text", 1 << 24), ("node_name_starts", PIECE_ROWS)):
+        total = store.entries[name]["shape"][0]
+        with open(work.folder / name, "wb") as file:
+            for first in range(0, total, step):
+                file.write(store.piece(name, slice(first, first + step)).tobytes())
+    return {}
+
+
+def move_names(work: Work, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Write the names of the new nodes ``[first, stop)``: those that they had, or their old numbers."""
+    old = np.array(work.mapped("old")[first:stop])
+    if (work.folder / "node_name_starts").exists():
+        starts = np.memmap(work.folder / "node_name_starts", np.int64, "r")
+        path = work.folder / "node_name_text"
+        text = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        ends, letters = edges_of_rows(starts[old], starts[old + 1] - starts[old])
+        names = NodeNames(text[letters], ends)
+    else:
+        names = NodeNames.of_integers(old)
+    names.text.tofile(work.folder / f"names-{number:06d}.text")
+    names.starts[1:].tofile(work.folder / f"names-{number:06d}.starts")
+    return {"rows": stop - first, "bytes": len(names.text)}
+
+
+def _features(work: Work) -> FeatureStore:
+    return open_features(open_store(work.source, KIND), features_place(work.source))
+
+
+def _fields(matrix: Matrix) -> tuple[Field, ...]:
+    """Arrays of a row of features that is spilled: its node's new number, and its features."""
+    return (Field("int64"), Field(matrix.dtype, (matrix.shape[1],)))
+
+
+def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Spill the features of the old nodes ``[first, stop)`` by ranges of their new numbers."""
+    new = work.mapped("new")[first:stop].astype(np.int64)
+    with RunWriter(work.folder / "features", number, _fields(matrix), cells_of(work.num_nodes)) as writer:
+        cell = (new >> shift_of(work.num_nodes)).astype(np.int16)
+        writer.add(cell, new, _features(work).gather(np.arange(first, stop)))
+    return {}
+
+
+def gather_features(work: Work, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Write the features of the new nodes in the cells ``[first, stop)``."""
+    numbers, x = read_cells(work.folder / "features", tasks, _fields(matrix), first, stop)
+    seams = work.folder / "seams" / f"{number:06d}"
+    seams.parent.mkdir(exist_ok=True)
+    shift = shift_of(work.num_nodes)
+    begin, end = first << shift, min(stop << shift, work.num_nodes)
+    return matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
+
+
+def count_part(store: Path, entries: dict[str, Any], offsets: Sequence[int], part: int, most: int) -> dict[str, Any]:
+    """`PartCounts` of a part of the new store, whose arrays are written and whose manifest is not."""
+    made = Store(store, KIND, {}, {}, entries)
+    graph, (begin, end) = StoredGraph(made), offsets[part : part + 2]
+    outside, edges, cut = np.zeros(graph.num_nodes, bool), 0, 0
+    first = begin
+    while first < end:
+        starts = graph.first_edge(first, min(first + PIECE_ROWS, end) + 1)
+        stop = first + max(1, int(np.searchsorted(starts, starts[0] + most, side="right")) - 1)
+        sources = graph.rows(first, stop).indices
+        away = sources[(sources < begin) | (sources >= end)]
+        outside[away] = True
+        edges, cut, first = edges + len(sources), cut + len(away), stop
+    train = made.read("train")
+    inside = np.searchsorted(train, [begin, end])
+    counts = PartCounts(end - begin, int(inside[1] - inside[0]), edges, cut, int(np.count_nonzero(outside)))
+    return asdict(counts)

@@ -1,0 +1,220 @@
+"""A store renumbered by tasks: byte for byte what is reordered in memory, also after a kill."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from millrace.pipeline.cli import app
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.ingest import arrays, budget, convert, scratch, spill
+from millrace.pipeline.relabel import run, tasks
+from millrace.pipeline.relabel.run import Cut, relabel
+from millrace.stages.partition.contiguous import Contiguous
+from millrace.stages.partition.given import Given
+from millrace.stages.partition.hash import Hash
+from millrace.stages.partition.metis import Metis
+from millrace.stages.partition.quality import measure
+from millrace.storage import fingerprint
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.dataset_store import KIND, open_dataset_store, write_dataset
+from millrace.storage.errors import InputError, RunError
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.graph import from_edges
+from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.node_names import NodeNames
+from millrace.storage.partition.reorder import reorder
+from millrace.storage.store import arrays as store_arrays
+from millrace.storage.store import committed_folder
+from millrace.storage.store.manifest import MANIFEST, manifest_text
+from millrace.storage.store.store import open_store
+
+MEMORY = 1 << 30
+INLINE = resolve({"executor": "inline"})
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Everything is cut into many pieces."""
+    monkeypatch.setattr(store_arrays, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(fingerprint, "LEAF_BYTES", 512)
+    monkeypatch.setattr(fingerprint, "SAMPLED_ROWS", 7)
+    monkeypatch.setattr(arrays, "SLICE_BYTES", 2048)
+    monkeypatch.setattr(budget, "LEAST_EDGES", 16)
+    monkeypatch.setattr(spill, "CELLS", 16)
+    monkeypatch.setattr(run, "NAME_ROWS", 17)
+    monkeypatch.setattr(tasks, "PIECE_ROWS", 13)
+    for module in (committed_folder, scratch):
+        monkeypatch.setattr(module, "fsync_tree", lambda path: None)
+    monkeypatch.setattr(run, "budget_of", lambda *_: budget.Budget(1 << 12))
+
+
+def made(nodes=80, edges=600, *, seed=0, weighted=False, ids=False, names=False, many=False, dtype=np.float32, width=3):
+    rng = np.random.default_rng(seed)
+    src, dst = np.minimum(rng.geometric(0.05, (2, edges)) - 1, nodes - 1) if nodes else np.empty((2, 0), int)
+    sets = rng.permutation(nodes)
+    cuts = nodes // 2, nodes // 2 + nodes // 5
+    return Dataset(
+        "some",
+        from_edges(src, dst, nodes, edge_weight=rng.random(edges) if weighted else None, keep_edge_id=ids),
+        MemoryFeatures(rng.random((nodes, width)).astype(dtype)),
+        (rng.random((nodes, 2)) < 0.5).astype(np.float32) if many else rng.integers(0, 3, nodes),
+        Split(*(np.sort(s) for s in np.split(sets, cuts))),
+        2 if many else 3,
+        "multilabel" if many else "multiclass",
+        ("A note.",),
+        NodeNames.of([f"{'ä' * (v % 3)}{v}" for v in range(nodes)]) if names else None,
+        None if many else ("a", "b", "c"),
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def same(data, tmp_path, partitioner, parts, features="zarr", seed=0):
+    write_dataset(tmp_path / "before", data, features_format=features)
+    lazy = open_lazily(tmp_path / "before")
+    quality, _ = relabel(INLINE, lazy, Cut(partitioner, parts, seed), tmp_path / "got", MEMORY, lambda event: None)
+    book = partitioner.assign(data.graph, parts, seed)
+    write_dataset(tmp_path / "want", reorder(data, book), features_format="npy")
+    got, want = contents(tmp_path / "got"), contents(tmp_path / "want")
+    assert got.keys() == want.keys()
+    assert not [name for name in got if got[name] != want[name]]
+    assert quality == measure(data.graph, book, data.split.train)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got", "want"]
+    return open_dataset_store(tmp_path / "got")
+
+
+@pytest.mark.parametrize("features", ["zarr", "npy"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"weighted": True, "names": True},
+        {"ids": True, "many": True, "dtype": np.float64},
+        {"weighted": True, "ids": True, "seed": 4, "edges": 3000},
+    ],
+)
+@pytest.mark.parametrize(
+    "partitioner", [Hash(), Metis(), Contiguous(), Given(np.arange(80) % 5 // 2)], ids=lambda p: p.name
+)
+def test_the_store_is_that_of_the_dataset_reordered_in_memory(tmp_path, features, given, partitioner):
+    found = same(made(**given), tmp_path, partitioner, 3, features, seed=2)
+    assert len(found.graph.part_offsets) == 4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "parts", "width"), [(1, 0, 1, 2), (1, 3, 1, 1), (3, 40, 3, 2), (300, 2, 7, 5), (40, 90, 2, 0)]
+)
+def test_any_size(tmp_path, nodes, edges, parts, width):
+    same(made(nodes, edges, names=bool(edges % 2), width=width), tmp_path, Hash(), parts, "npy" if width else "zarr")
+
+
+def test_parts_are_renumbered_again(tmp_path):
+    """The names that a first renumbering left stay."""
+    first = reorder(made(), Hash().assign(made().graph, 3, 0))
+    found = same(first, tmp_path, Contiguous(), 3)
+    assert sorted(found.node_names, key=int) == [str(v) for v in range(80)]
+
+
+def test_a_store_of_an_earlier_version(tmp_path):
+    """Without digests and a summary of degrees in its manifest."""
+    data = made(weighted=True)
+    store = write_dataset(tmp_path / "before", data)
+    meta = {key: value for key, value in store.meta.items() if key not in ("digests", "in_degree")}
+    (tmp_path / "before" / MANIFEST).write_text(manifest_text(KIND, store.fingerprint, meta, store.entries))
+    lazy = open_lazily(tmp_path / "before")
+    relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
+    write_dataset(tmp_path / "want", reorder(data, Hash().assign(data.graph, 2, 0)), features_format="npy")
+    assert contents(tmp_path / "got") == contents(tmp_path / "want")
+
+
+class Killed(BaseException):
+    """Ends a renumbering as SIGKILL does, as far as one process can tell."""
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    "stage", ["assign", "spill", "sort", "labels", "name", "unpack", "features", "gather", "seams", "arrays", "count"]
+)
+def test_one_that_is_killed_goes_on(tmp_path, monkeypatch, stage, before):
+    data = made(200, 900, names=True, weighted=True)
+    write_dataset(tmp_path / "before", data)
+    lazy, cut, events = open_lazily(tmp_path / "before"), Cut(Metis(), 3, 1), []
+
+    def killed(name, calls):
+        for number, (recorded, task, record, *arguments) in enumerate(calls):
+            if name == stage and number == len(calls) // 2:
+                task(*arguments) if before else recorded(task, record, *arguments)
+                raise Killed
+            yield number, recorded(task, record, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "inline", killed)
+        with pytest.raises(Killed):
+            relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, events.append)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got", "before"]
+    kept = len(list((tmp_path / ".ingest-got" / "done").glob("*.json")))
+    relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, events.append)
+    told = f"going on with the renumbering into {tmp_path / 'got'} that was stopped"
+    assert (told in [getattr(e, "text", None) for e in events]) == (kept > 0)
+    write_dataset(tmp_path / "want", reorder(data, Metis().assign(data.graph, 3, 1)), features_format="npy")
+    assert contents(tmp_path / "got") == contents(tmp_path / "want")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got", "want"]
+
+
+def test_what_cannot_be_is_refused(tmp_path, monkeypatch):
+    write_dataset(tmp_path / "before", made())
+    lazy = open_lazily(tmp_path / "before")
+    for parts, owners in ((2, np.zeros(79, int)), (2, np.full(80, 2))):
+        with pytest.raises(InputError, match="owners"):
+            relabel(INLINE, lazy, Cut(Given(owners), parts, 0), tmp_path / "got", MEMORY, lambda event: None)
+        assert [p.name for p in tmp_path.iterdir()] == ["before"]
+    monkeypatch.setattr(budget.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match="GiB are free; free some"):
+        relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
+    assert [p.name for p in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_full_disk_leaves_what_is_done_and_nothing_else(tmp_path, monkeypatch):
+    write_dataset(tmp_path / "before", made())
+    lazy = open_lazily(tmp_path / "before")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "gather_features", full)
+        with pytest.raises(RunError, match="no space is left"):
+            relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got", "before"]
+    relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got"]
+
+
+def test_the_command(tmp_path):
+    write_dataset(tmp_path / "before", made())
+    np.save(tmp_path / "owners.npy", np.arange(80) % 2)
+    owners = f"partition.owners={tmp_path / 'owners.npy'}"
+    flags = ["--parts", "2", "--into", str(tmp_path / "got"), "--memory", "1GiB", "--set", owners]
+    done = CliRunner().invoke(app, ["partition", str(tmp_path / "before"), *flags])
+    assert done.exit_code == 0, done.output
+    assert "2 parts in" in done.output
+    assert open_store(tmp_path / "got", KIND).read("part_offsets").tolist() == [0, 40, 80]
+    for given, told in (
+        (["--out", "x", "--memory", "1GiB"], "--memory bounds the writing of a renumbered store"),
+        (["--into", str(tmp_path / "other"), "--memory", "lots"], "memory is 'lots'"),
+    ):
+        done = CliRunner().invoke(app, ["partition", str(tmp_path / "before"), "--parts", "2", *given])
+        assert told in str(done.exception)
+    for given, told in (
+        (["--memory", "1GiB"], "--memory is for stores"),
+        (["--set", "executor=dask"], "executor=dask"),
+    ):
+        into = ["--into", str(tmp_path / "other")]
+        done = CliRunner().invoke(app, ["partition", "sbm:nodes=100,classes=2", "--parts", "2", *into, *given])
+        assert told in str(done.exception)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got", "owners.npy"]
