@@ -3,6 +3,10 @@
     python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --out graph/
     python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1
     python benchmarks/scale.py edges graph/ --out store/ --memory 1GiB
+    python benchmarks/scale.py cut store/ --out parts/ --parts 2 --set partition.owners=owners.npy
+    python benchmarks/scale.py relabel store/ --out by-part/ --parts 2 --method hash --memory 1GiB
+    python benchmarks/scale.py sample store/ --out samples/ --epochs 1 --fanout 10,5
+    python benchmarks/scale.py train store/ --out run/ --ranks 2 --system sar --set partition.method=hash --epochs 1
 
 ``generate``  writes ``edges-*.parquet`` (``src``, ``dst``) and ``nodes-*.parquet`` (``label``, ``features``), slice by
               slice. ``--kind rmat``: a Kronecker graph (Chakrabarti, Zhan and Faloutsos, SDM 2004; quarters 0.57,
@@ -12,6 +16,9 @@
 ``ingest``    runs ``millrace convert`` and prints seconds, processor seconds, the peak of anonymous plus shared memory,
               and the bytes read and written, each summed over all processes that the command starts.
 ``edges``     the same without features: what the edges alone take.
+``cut``, ``relabel``, ``sample``, ``train``
+              run ``millrace partition --out``, ``partition --into``, ``sample`` and ``run`` on a store, with the
+              further words of the command line, and print the same; the driver is the command's own process.
 
 Shared memory is ``RssShmem``: shmem, memfd and tmpfs. Pages of files that are mapped belong to the page cache and are
 not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside those that reached the disk.
@@ -37,6 +44,13 @@ SPREAD = 0x9E3779B97F4A7C15
 """An odd number, by which ids are scrambled."""
 EVERY_S = 0.05
 """Interval between two looks at the memory of the processes."""
+STAGES = {
+    "cut": ("partition", "{source}", "--out", "{out}"),
+    "relabel": ("partition", "{source}", "--into", "{out}"),
+    "sample": ("sample", "--dataset", "{source}", "--out", "{out}"),
+    "train": ("run", "--dataset", "{source}", "--out", "{out}"),
+}
+"""Commands on a store."""
 COUNTERS = {"rchar": "read", "wchar": "written", "read_bytes": "from_disk", "write_bytes": "to_disk"}
 """Counters of /proc/PID/io, and their names here."""
 
@@ -142,7 +156,7 @@ def measured(command: list[str]) -> dict[str, Any]:
     """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes."""
     import resource
 
-    peak, io, stop = 0, dict.fromkeys(COUNTERS, 0), threading.Event()
+    peak, alone, io, stop = 0, {"driver": 0, "worker": 0}, dict.fromkeys(COUNTERS, 0), threading.Event()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
@@ -152,7 +166,10 @@ def measured(command: list[str]) -> dict[str, Any]:
             held, now = 0, dict.fromkeys(COUNTERS, 0)
             for pid in tree(process.pid):
                 status = fields(pid, "status")
-                held += (status.get("RssAnon", 0) + status.get("RssShmem", 0)) << 10
+                size = (status.get("RssAnon", 0) + status.get("RssShmem", 0)) << 10
+                held += size
+                role = "driver" if pid == process.pid else "worker"
+                alone[role] = max(alone[role], size)
                 for key, value in fields(pid, "io").items():
                     if key in now:
                         now[key] += value
@@ -169,7 +186,8 @@ def measured(command: list[str]) -> dict[str, Any]:
     traffic = {name: io[key] for key, name in COUNTERS.items()}
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     seconds = {"seconds": time.perf_counter() - start, "processor_seconds": cpu}
-    return {"code": process.returncode, **seconds, "peak_bytes": peak, **traffic, "result": out.decode()}
+    peaks = {"peak_bytes": peak, **{f"{role}_bytes": size for role, size in alone.items()}}
+    return {"code": process.returncode, **seconds, **peaks, **traffic, "result": out.decode()}
 
 
 def shown(stage: str, found: dict[str, Any], count: int) -> None:
@@ -179,7 +197,8 @@ def shown(stage: str, found: dict[str, Any], count: int) -> None:
     gb = {name: f"{found[name] / 1e9:.2f}" for name in ("read", "written", "from_disk", "to_disk")}
     print(
         f"{stage}: {found['seconds']:.1f} s, {found['processor_seconds']:.1f} processor s, "
-        f"{count / found['seconds'] / 1e6:.2f} M edges/s, peak {found['peak_bytes'] / 2**20:,.0f} MiB, "
+        f"{count / found['seconds'] / 1e6:.2f} M edges/s, peak {found['peak_bytes'] / 2**20:,.0f} MiB "
+        f"(driver {found['driver_bytes'] / 2**20:,.0f}, largest other process {found['worker_bytes'] / 2**20:,.0f}), "
         f"read {gb['read']} GB, written {gb['written']} GB (disk {gb['from_disk']} and {gb['to_disk']})",
         flush=True,
     )
@@ -212,6 +231,16 @@ def edges_alone(args: argparse.Namespace) -> None:
         ingest(args, Path(folder))
 
 
+def stage(args: argparse.Namespace, words: list[str]) -> None:
+    """Run a command of `STAGES` on a store, with further words of the command line."""
+    command = [word.format(source=args.source, out=args.out) for word in STAGES[args.command]]
+    found = measured([sys.executable, "-m", "millrace", *command, *words, "--json"])
+    manifest = json.loads((args.source / "manifest.json").read_text())
+    shown(args.command, found, manifest["arrays"]["indices"]["shape"][0])
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -232,9 +261,18 @@ def main() -> None:
         run.add_argument("--set", action="append")
         for option in ("memory", "workers", "scheduler"):
             run.add_argument(f"--{option}")
-    args = parser.parse_args()
+    for name in STAGES:
+        run = commands.add_parser(name)
+        run.add_argument("source", type=Path)
+        run.add_argument("--out", type=Path, required=True)
+        run.add_argument("--json", type=Path)
+    args, words = parser.parse_known_args()
+    if words and args.command not in STAGES:
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
     if args.command == "generate":
         generate(args)
+    elif args.command in STAGES:
+        stage(args, words)
     else:
         (ingest if args.command == "ingest" else lambda a, _: edges_alone(a))(args, args.source)
 
