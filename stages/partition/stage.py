@@ -166,7 +166,7 @@ def partition_dataset(
 
 def book_of(dataset: Dataset, partitioner: Partitioner, parts: int, seed: int) -> PartitionBook:
     """Owner of every node of a dataset. The graph of a lazy one stays on disk if the partitioner reads rows."""
-    graph = dataset.graph
+    graph: Any = dataset.graph
     if isinstance(graph, LazyGraph) and reads_rows(partitioner):
         graph = graph.on_disk
     train = dataset.split.train if isinstance(partitioner, InPasses) else None
