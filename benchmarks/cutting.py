@@ -263,7 +263,7 @@ def grow(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Memory of cuts of graphs with more edges, more nodes, or both, and print."""
     print_header()
     report["memory"] = []
-    for nodes, degree in ((1_000_000, 6), (1_000_000, 60), (4_000_000, 15)):
+    for nodes, degree in ((1_000_000, 6), (1_000_000, 25), (1_000_000, 60), (4_000_000, 15)):
         recipe = Recipe(nodes, nodes * degree // 2, {})
         path = args.cache / "graphs" / f"cutting-{nodes}-{recipe.num_pairs}"
         if not path.exists():

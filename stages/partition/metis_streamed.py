@@ -16,7 +16,7 @@ from ..random import Purpose, stream
 from .base import check_parts, check_passes, check_slack
 from .contiguous import Contiguous
 from .metis import metis
-from .packing import pack
+from .packing import lay_out, pack
 from .rows import Passes, RowSource, in_degrees
 
 IdArray = npt.NDArray[np.int64]
@@ -127,13 +127,9 @@ class MetisStreamed:
         load = np.zeros((clusters, 1), np.int64)
         add_loads(cluster_of, _single(weight, parts)[:, None], load)
         load = load[:, 0]
-        total = int(load.sum())
-        if not state[2] or int(load.max()) * parts > total:
-            # METIS wants edges, and clusters that fit into a part.
-            return pack(np.arange(clusters), load, parts)[cluster_of]
         adjacency = _adjacency(keys[: state[2]], clusters)
         del keys
-        return metis(adjacency, parts, key, np.maximum(1, load // -(-total // MOST_WEIGHT)))[cluster_of]
+        return _parts_of_clusters(adjacency, load, parts, key)[cluster_of]
 
     def _refine(self, rows: Passes, part_of: npt.NDArray[np.int32], weight: npt.NDArray[np.int32], parts: int) -> None:
         """Improve the parts in all passes that are left. Each may do more harm than the one before to bring them within
@@ -156,6 +152,24 @@ def _single(weight: npt.NDArray[np.int32], parts: int) -> npt.NDArray[np.int32]:
         return weight[:, 0]
     share = len(weight) // max(CLUSTERS * parts, int(weight[:, 1].sum(dtype=np.int64)))
     return weight[:, 0] + np.int32(share) * weight[:, 1]
+
+
+def _parts_of_clusters(adjacency: scipy.sparse.csr_array, load: IdArray, parts: int, key: int) -> npt.NDArray[np.int32]:
+    """int32 [C], the part of each cluster: by METIS of those with edges, and of the others so that all stay even."""
+    degree = np.diff(adjacency.indptr)
+    linked, alone = np.flatnonzero(degree), np.flatnonzero(degree == 0)
+    total = int(load[linked].sum())
+    if len(linked) <= parts or int(load[linked].max()) * parts > total:
+        # METIS wants more clusters than parts, and each to fit into a part.
+        return pack(np.arange(len(load)), load, parts)
+    part_of = np.empty(len(load), np.int32)
+    part_of[alone] = lay_out(np.zeros(len(alone)), np.zeros(len(alone)), load[alone], parts)
+    number = np.empty(len(load), adjacency.indices.dtype)
+    number[linked] = np.arange(len(linked))
+    starts = np.append(adjacency.indptr[linked], adjacency.indptr[-1])
+    among = scipy.sparse.csr_array((adjacency.data, number[adjacency.indices], starts), shape=(len(linked),) * 2)
+    part_of[linked] = metis(among, parts, key, np.maximum(1, load[linked] // -(-total // MOST_WEIGHT)))
+    return part_of
 
 
 def _adjacency(keys: IdArray, clusters: int) -> scipy.sparse.csr_array:

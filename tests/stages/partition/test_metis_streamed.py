@@ -185,3 +185,17 @@ def test_a_node_heavier_than_a_part_is_alone(monkeypatch, capfd, clusters: int) 
     book = MetisStreamed("edges").assign(hub, 4, 0).check()
     assert book.sizes()[book.part(np.array([1]))].tolist() == [1]
     assert capfd.readouterr().out == ""
+
+
+def test_clusters_without_edges_are_spread_evenly_and_kept_from_metis(monkeypatch) -> None:
+    """METIS takes ten times as long with many of them."""
+    near, seen = sbm(), []
+    graph = Graph(np.r_[near.indptr, np.full(900, near.num_edges)], near.indices)
+    cut = metis_streamed.metis
+    monkeypatch.setattr(metis_streamed, "metis", lambda among, *rest: seen.append(among) or cut(among, *rest))
+    part = MetisStreamed().assign(graph, 4, 0).part(np.arange(1500))
+    assert np.diff(seen[0].indptr).min() > 0
+    assert np.bincount(part[600:]).max() - np.bincount(part[600:]).min() < 60
+    monkeypatch.setattr(MetisStreamed, "_refine", lambda *args: None)
+    part = MetisStreamed().assign(graph, 4, 0).part(np.arange(1500))
+    assert np.bincount(part[600:]).tolist() == [225] * 4
