@@ -107,8 +107,8 @@ class _Relabelling:
             tuple(name for name in tasks.EDGE_FIELDS if name in entries),
             entries["indices"]["dtype"],
         )
-        features = entries["features"]["dtype"] if "features" in entries else str(data.features.dtype)
-        self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, features)
+        dtype = str(tasks.features_of(self.work).dtype)
+        self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, dtype)
         self.cells = cells_of(data.num_nodes)
         self.most = self.budget.edge_group(self.weighted)
 

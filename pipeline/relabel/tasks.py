@@ -159,7 +159,8 @@ def move_names(work: Work, number: int, first: int, stop: int) -> dict[str, Any]
     return {"rows": stop - first, "bytes": len(names.text)}
 
 
-def _features(work: Work) -> FeatureStore:
+def features_of(work: Work) -> FeatureStore:
+    """Features of the store that is read, on disk."""
     return open_features(open_store(work.source, KIND), features_place(work.source))
 
 
@@ -173,7 +174,7 @@ def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: in
     new = work.mapped("new")[first:stop].astype(np.int64)
     with RunWriter(work.folder / "features", number, _fields(matrix), cells_of(work.num_nodes)) as writer:
         cell = (new >> shift_of(work.num_nodes)).astype(np.int16)
-        writer.add(cell, new, _features(work).gather(np.arange(first, stop)))
+        writer.add(cell, new, features_of(work).gather(np.arange(first, stop)))
     return {}
 
 

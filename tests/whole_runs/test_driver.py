@@ -17,13 +17,17 @@ from millrace.pipeline.planning.inputs import Cluster
 from millrace.pipeline.planning.trial_setup import Trials
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.ready import ready_to_run
+from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.pipeline.supervision.cluster_run import ClusterRun
 from millrace.pipeline.telemetry.events import silent
+from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part
+from millrace.storage import lazy_dataset
 from millrace.storage.dataset_store import KIND, write_dataset
 from millrace.storage.errors import Interrupted
 from millrace.storage.features import MemoryFeatures, ZarrFeatures
 from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.store.store import Store
 
 SBM = "sbm:nodes=600,classes=4,train=0.3"
@@ -53,6 +57,13 @@ def sealed(monkeypatch):
     def gather(self, ids, out=None):
         raise DriverReadError("features")
 
+    def features(store, place):
+        if place == "memory":
+            raise DriverReadError("features")
+        return opened_features(store, place)
+
+    opened_features = lazy_dataset.open_features
+    monkeypatch.setattr(lazy_dataset, "open_features", features)
     monkeypatch.setattr(Store, "piece", read)
     for kind in (MemoryFeatures, ZarrFeatures):
         monkeypatch.setattr(kind, "gather", gather)
@@ -158,6 +169,18 @@ def test_sampling_leaves_features_and_labels_alone(store, tmp_path, monkeypatch)
     job = resolve({"dataset": str(store), "epochs": 1, "train": {"batch_size": 32}})
     precompute(job, tmp_path / "samples", emit=silent, stop=lambda: False)
     assert {"indptr", "indices"} <= names <= {"indptr", "indices", "train", "val", "test"}
+
+
+def test_a_store_is_renumbered_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed, monkeypatch):
+    job = resolve({"executor": "dask", "cluster": {"scheduler": scheduler}})
+    relabel(job, open_lazily(store), Cut(Metis(), 3, 0), tmp_path / "got", 2 << 30, silent)
+    monkeypatch.undo()
+    data = mr.open_dataset(store)
+    book = Metis().assign(data.graph, 3, 0)
+    write_dataset(tmp_path / "want", mr.reorder(data, book), features_format="npy")
+    files = sorted(f.relative_to(tmp_path / "want") for f in (tmp_path / "want").rglob("*") if f.is_file())
+    assert files == sorted(f.relative_to(tmp_path / "got") for f in (tmp_path / "got").rglob("*") if f.is_file())
+    assert all((tmp_path / "got" / f).read_bytes() == (tmp_path / "want" / f).read_bytes() for f in files)
 
 
 def test_samples_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed, monkeypatch):

@@ -88,14 +88,13 @@ def same(data, tmp_path, partitioner, parts, features="zarr", seed=0):
     return open_dataset_store(tmp_path / "got")
 
 
-@pytest.mark.parametrize("features", ["zarr", "npy"])
 @pytest.mark.parametrize(
-    "given",
+    ("features", "given"),
     [
-        {},
-        {"weighted": True, "names": True},
-        {"ids": True, "many": True, "dtype": np.float64},
-        {"weighted": True, "ids": True, "seed": 4, "edges": 3000},
+        ("zarr", {}),
+        ("npy", {"weighted": True, "names": True}),
+        ("zarr", {"ids": True, "many": True, "dtype": np.float64}),
+        ("npy", {"weighted": True, "ids": True, "seed": 4, "edges": 1500}),
     ],
 )
 @pytest.mark.parametrize(
