@@ -8,7 +8,7 @@ from typing import Any
 from ..storage.dataset import Dataset
 from .config.load import Job
 from .config.systems import System
-from .custom.own_code import own_code, split_options
+from .custom.own_code import own_code, split_loss, split_options
 from .ready import ready_to_run
 from .telemetry.events import Emit, silent
 
@@ -36,13 +36,14 @@ def dry_run(
     started, except that a scheduler's address must answer.
 
     Returns:
-        What would be run, as plain values: dataset, system, model, its parameters, the nodes of each split, steps of
-        an epoch, ranks, executor, device, and the folder.
+        What would be run, as plain values: dataset, task, system, model, its parameters, the nodes of each split, steps
+        of an epoch, ranks, executor, device, and the folder.
 
     Raises:
         InputError: as `run` does.
         StoreError: the run cannot be resumed.
     """
+    loss, options = split_loss(loss, options)
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
     ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
@@ -54,6 +55,7 @@ def dry_run(
         "dataset": prepared.dataset.name,
         "nodes": prepared.dataset.num_nodes,
         "edges": prepared.dataset.graph.num_edges,
+        "task": prepared.outline.task,
         "splits": dict(prepared.outline.splits),
         "system": prepared.system.name,
         "model": prepared.model_name,

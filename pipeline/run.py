@@ -16,7 +16,7 @@ from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
 from .config.load import Job
 from .config.systems import System
-from .custom.own_code import OwnCode, own_code, split_options
+from .custom.own_code import OwnCode, own_code, split_loss, split_options
 from .ready import ready_to_run
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
@@ -86,8 +86,8 @@ def run(
         system: a system such as ``bulk(NeighborSampler((15, 10, 5)))``, or its name.
         model: a model such as ``GraphSAGE(hidden=128, layers=3)``, its name, or your own module that follows the model
             protocol.
-        loss: your own, ``loss(out, y)`` with one value for each seed, in place of cross entropy; such as
-            ``torch.nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)``.
+        loss: the name of a loss (``"huber"``), its options (``{"name": "focal", "gamma": 3}``, see ``train.loss``), or
+            your own, ``loss(out, y)`` with one value for each seed.
         optimizer: a function of the parameters that makes an optimiser, or the name of one of torch's.
         scheduler: a function of the optimiser that makes one of ``torch.optim.lr_scheduler``, which steps after each
             epoch; for each step, ``(scheduler, "step")``. The address of a Dask scheduler is taken for
@@ -114,6 +114,7 @@ def run(
         InputError: the data, model, system and configuration do not go together.
         RunError: the run failed; it can be resumed.
     """
+    loss, options = split_loss(loss, options)
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
     with heard(emit, verbose) as tell:
@@ -221,7 +222,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         seed=job.seed,
         minibatches_per_step=job.train.per_step(job.ranks),
         train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
-        val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
+        val_accuracy=first.best_accuracy if first.best_epoch >= 0 and dataset.task != "regression" else None,
         test_accuracy=first.test_accuracy,
         val_metrics={k: finite(v) for k, v in first.val_metrics.items()},
         test_metrics={k: finite(v) for k, v in first.test_metrics.items()},

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..storage.dataset import Split
+from ..storage.dataset import Split, Task
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
@@ -20,7 +20,7 @@ from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A user's loss: logits [B, C] and labels (int64 [B], or floating [B, C]) to one value for each seed, [B]."""
+"""A loss: outputs [B, W] and labels (int64 [B], or floating [B, C]) to one value for each seed, [B]."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class RankJob:
     device: torch.device | None = None
     """Device of a step's tensors and of the model; None: the CPU."""
     measures: Any = None
-    """Metrics of a validation, `evaluate.measures.Measures`; None: accuracy only."""
+    """Metrics of a validation, `evaluate.measures.Measures`; None: those of the labels, without further ones."""
     resident: bool = False
     """True if minibatches are sampled on `device` and stay there."""
     needs_all_rows: bool = False
@@ -199,7 +199,8 @@ class RankJob:
 class Validation:
     """Validation result of a module."""
 
-    accuracy: float
+    accuracy: float | None
+    """None for a regression."""
     merit: float
     """Value that the best epoch maximises."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -223,10 +224,10 @@ class StepRules:
     """Settings for training on a piece of work, the same for all of a run."""
 
     seed: int
-    task: Literal["multiclass", "multilabel"]
+    task: Task
     matmul_precision: Literal["float32", "bfloat16"]
     group: Group
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     """Makes a fresh optimiser, as configured."""
     loss: Loss | None = None
-    """A user's loss; None: that of the task."""
+    """A user's loss, or a named one; None: the default of a multi-class or multi-label task."""

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..storage.dataset import Task
 from ..storage.errors import InputError
+from .losses import LOSSES, NamedLoss
 from .messages import Begun, Fetched, Loss, WorkDone
 from .random import Purpose, stream, torch_seed
 
@@ -32,12 +34,17 @@ def of_each_seed(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
 def summed_loss(
     logits: Tensor,
     y: Tensor,
-    task: Literal["multiclass", "multilabel"],
+    task: Task,
     weights: Tensor | None = None,
     loss: Loss | None = None,
 ) -> Tensor:
-    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]),
-    or a user's loss, summed over seeds, times the weights [B] of those if there are any."""
+    """A loss summed over seeds, times the weights [B] of those if there are any.
+
+    Without one: cross entropy (multi-class, y int64 [B]), binary cross entropy averaged over classes (binary, y int64
+    [B]; multi-label, y [B, C]), or the squared error averaged over targets (regression, y [B, C]).
+    """
+    if loss is None and task not in ("multiclass", "multilabel"):
+        loss = NamedLoss(task, LOSSES[task][0])
     if loss is not None:
         losses = of_each_seed(loss, logits, y)
         return losses.sum() if weights is None else losses @ weights.to(losses)
@@ -56,7 +63,7 @@ def forward_backward(
     model: nn.Module,
     fetched: Fetched,
     seed: int,
-    task: Literal["multiclass", "multilabel"],
+    task: Task,
     weight: float,
     matmul_precision: Literal["float32", "bfloat16"] = "float32",
     weights: Tensor | None = None,
@@ -109,7 +116,7 @@ def _precision(fetched: Fetched, matmul_precision: Literal["float32", "bfloat16"
 def loss_of(
     model: nn.Module,
     fetched: Fetched,
-    task: Literal["multiclass", "multilabel"],
+    task: Task,
     matmul_precision: Literal["float32", "bfloat16"],
     weights: Tensor | None = None,
     loss: Loss | None = None,

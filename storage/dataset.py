@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,10 @@ from .graph import Graph
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
-Task = Literal["multiclass", "multilabel"]
+Task = Literal["multiclass", "multilabel", "binary", "regression"]
+TASKS: tuple[Task, ...] = get_args(Task)
+MATRIX_TASKS = ("multilabel", "regression")
+"""Tasks whose labels are a matrix of floating-point numbers; those of the others are class numbers."""
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
 
@@ -61,22 +64,28 @@ class Dataset:
     features: FeatureStore
     """[V, F] rows; memory, memory-mapped or Zarr."""
     labels: npt.NDArray[Any]
-    """Multi-class: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1."""
+    """Multi-class and binary: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1. Regression: float32
+    [V, C]. NaN in a matrix is not known."""
     split: Split
     num_classes: int
-    """C."""
+    """C: classes, 2 if binary; targets of a regression."""
     task: Task = "multiclass"
     notes: tuple[str, ...] = field(default=())
     """Findings and changes while the input was read (duplicates merged, self loops kept, ...), one sentence each."""
     node_names: Sequence[str] | None = None
     """Name of each node in the input: `NodeNames` if they were read. None if nodes are called by their numbers."""
     class_names: tuple[str, ...] | None = None
-    """Name of each class in the input. None if classes are called by their numbers."""
+    """Name of each class, or target, in the input. None if they are called by their numbers."""
 
     @property
     def num_nodes(self) -> int:
         """V."""
         return self.graph.num_nodes
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of a model for it: C, and 1 if binary."""
+        return outputs_of(self.task, self.num_classes)
 
     @property
     def num_features(self) -> int:
@@ -89,6 +98,11 @@ class Dataset:
         return {name: len(getattr(self.split, name)) for name in SPLITS}
 
     @property
+    def has_unknown(self) -> bool:
+        """True if some value of a multi-label matrix is not known."""
+        return self.task == "multilabel" and bool(np.isnan(self.labels).any())
+
+    @property
     def known_digests(self) -> Mapping[str, str]:
         """Digests that need not be made of the arrays, by the names of `fingerprint.DatasetDigests`."""
         return {}
@@ -98,7 +112,7 @@ class Dataset:
         return self.num_nodes
 
     def __repr__(self) -> str:
-        features, classes = counted(self.num_features, "feature"), counted(self.num_classes, "class", "classes")
+        features, classes = counted(self.num_features, "feature"), counted_outputs(self.task, self.num_classes)
         edges = counted(self.graph.num_edges, "edge")
         return (
             f"Dataset({self.name!r}: {counted(self.num_nodes, 'node')}, {edges}, {features}, {classes}, {self.split})"
@@ -141,10 +155,10 @@ class Dataset:
         n = self.num_nodes
         if self.features.num_rows != n:
             raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes")
-        if self.task not in ("multiclass", "multilabel") or type(self.num_classes) is not int or self.num_classes < 0:
+        if self.task not in TASKS or type(self.num_classes) is not int or self.num_classes < 0:
             seen = f"task is '{str(self.task)[:80]}' of {str(self.num_classes)[:80]} classes"
-            raise InputError(f"{seen}; expected multiclass or multilabel, and a whole number")
-        want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
+            raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
+        want, dtype = (2, np.float32) if self.task in MATRIX_TASKS else (1, np.int64)
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(
                 f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and "
@@ -159,24 +173,48 @@ class Dataset:
             raise InputError(
                 f"there are {len(self.class_names)} class names for {self.num_classes} classes; expected one for each"
             )
-        if self.task == "multiclass":
-            for name in SPLITS:
-                ids = getattr(self.split, name)
-                if len(ids) and (self.labels[ids] < 0).any():
-                    bad = ids[self.labels[ids] < 0]
-                    raise InputError(
-                        f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} "
-                        "unlabelled (-1); "
-                        "leave them out of the split"
-                    )
+        self._check_labels()
+        return self
+
+    def _check_labels(self) -> None:
+        bare = ~is_labelled(self.labels)
+        for name in SPLITS if bare.any() else ():
+            ids = getattr(self.split, name)
+            if len(bad := ids[bare[ids]]):
+                raise InputError(
+                    f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} "
+                    f"unlabelled ({'NaN' if self.task in MATRIX_TASKS else '-1'}); leave them out of the split"
+                )
+        if self.task not in MATRIX_TASKS:
             if len(self.labels) and (self.labels.max() >= self.num_classes or self.labels.min() < -1):
                 seen = f"[{self.labels.min()}, {self.labels.max()}]"
                 raise InputError(f"labels lie in {seen}; expected at least -1 and below num_classes={self.num_classes}")
-        elif self.labels.shape[1] != self.num_classes:
-            raise InputError(f"multi-label matrix has {self.labels.shape[1]} columns; expected {self.num_classes}")
-        elif not np.isin(self.labels, (0, 1)).all():
+            if self.task == "binary" and self.num_classes != 2:
+                raise InputError(f"the task is binary, but num_classes is {self.num_classes}; expected 2")
+            return
+        what = "multi-label matrix" if self.task == "multilabel" else "matrix of targets"
+        if self.labels.shape[1] != self.num_classes:
+            raise InputError(f"{what} has {self.labels.shape[1]} columns; expected {self.num_classes}")
+        if self.task == "regression":
+            if np.isinf(self.labels).any():
+                raise InputError(f"the {what} holds infinite values; correct them, or make them NaN (not known)")
+        elif not (np.isin(self.labels, (0, 1)) | np.isnan(self.labels)).all():
             raise InputError("the multi-label matrix holds values other than 0 and 1; correct the labels")
-        return self
+
+
+def is_labelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """[V], True for nodes with a label: a class number from 0, or some value of a matrix that is not NaN."""
+    return np.asarray(labels >= 0 if labels.ndim == 1 else ~np.isnan(labels).all(axis=1))
+
+
+def outputs_of(task: Task, num_classes: int) -> int:
+    """Columns of a model for a task: C, and 1 if binary."""
+    return 1 if task == "binary" else num_classes
+
+
+def counted_outputs(task: str, number: int) -> str:
+    """``3 classes``, or ``2 targets``."""
+    return counted(number, "target") if task == "regression" else counted(number, "class", "classes")
 
 
 def require_dataset(value: object) -> None:

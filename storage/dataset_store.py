@@ -146,6 +146,7 @@ def write_dataset(
         "features_format": features_format,
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
+        **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
     }
     sweep_leftovers(path.parent, of=path.name)
     with committed_folder(path, overwrite=overwrite) as folder:

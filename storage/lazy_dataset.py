@@ -140,6 +140,13 @@ class LazyDataset(Dataset):
         return dict(self._split_sizes)
 
     @property
+    def has_unknown(self) -> bool:
+        """See `Dataset.has_unknown`."""
+        if "has_unknown" in self._store.meta:
+            return self._store.value("has_unknown", bool)
+        return super().has_unknown
+
+    @property
     def known_digests(self) -> Mapping[str, str]:
         """See `Dataset.known_digests`."""
         store = self._store

@@ -92,7 +92,13 @@ def _run(folder: Path) -> dict[str, Any]:
         "val_accuracy", "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
     )  # fmt: skip
     seconds = {f"seconds, {k}": v for k, v in result.get("seconds", {}).items() if k != "per_epoch"}
-    return {**record, **{k: result.get(k) for k in keys}, "last checkpoint": at, **seconds}
+    metrics = {
+        f"{split}_{name}": value
+        for split in ("val", "test")
+        for name, value in (result.get(f"{split}_metrics") or {}).items()
+    }
+    found = {k: result.get(k) for k in keys if not (k.endswith("_accuracy") and result.get("task") == "regression")}
+    return {**record, **found, **metrics, "last checkpoint": at, **seconds}
 
 
 def _partitions(store: Store) -> dict[str, Any]:
@@ -180,12 +186,16 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
             "features": f"{shape[1]} of {dtype}",
-            "classes": f"{store.value('num_classes', int)} ({store.value('task', str)})",
+            **_labels(store.value("task", str), store.value("num_classes", int)),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
     return _with_notes(record, store.value("notes", list))
+
+
+def _labels(task: str, number: int) -> dict[str, str]:
+    return {"targets" if task == "regression" else "classes": f"{number} ({task})"}
 
 
 def _add_parts(record: dict[str, Any], offsets: Any) -> None:
@@ -217,7 +227,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
         "features": f"{dataset.features.num_features} of {dataset.features.dtype}",
-        "classes": f"{dataset.num_classes} ({dataset.task})",
+        **_labels(dataset.task, dataset.num_classes),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
     _add_parts(record, dataset.graph.part_offsets)

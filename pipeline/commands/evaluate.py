@@ -20,6 +20,7 @@ def evaluate(
 
     Evaluation goes layer by layer, over full neighbourhoods.
     """
+    from ...storage.dataset import SPLITS
     from ..inference.evaluate import evaluate_run
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
@@ -28,6 +29,10 @@ def evaluate(
     with Terminal() as terminal:
         report = evaluate_run(expanded(run_folder), dataset, model=own, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
-    for name, value in report["accuracy"].items():
-        lines.append(f"  {name:<6} {'none' if value is None else f'{value:.4f}'}")
+    metrics = report.get("metrics", {})
+    for split in SPLITS:
+        accuracy = report["accuracy"][split] if "accuracy" in report else None
+        values = [] if accuracy is None else [f"{accuracy:.4f}"]
+        values += [f"{name} {value:.4f}" for name, value in metrics.get(split, {}).items() if value is not None]
+        lines.append(f"  {split:<6} {', '.join(values) or 'none'}")
     show("\n".join(lines), report, as_json)

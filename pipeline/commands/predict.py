@@ -27,7 +27,7 @@ def predict(
 ) -> None:
     """Write a run's predictions into a file.
 
-    Each node gets a class and its probability, over full neighbourhoods.
+    Each node gets a class and its probability, or values, over full neighbourhoods.
     """
     from ..inference.predict import predict_to_file
     from ..interop.user_module import module_named

@@ -61,6 +61,40 @@ class ParameterGroup(Section):
     """In place of `train.weight_decay`."""
 
 
+class LossOptions(Section):
+    """Loss of a step, the mean over its seeds. A loss of your own in code takes its place."""
+
+    name: Literal["cross_entropy", "bce", "focal", "mse", "mae", "huber"] | None = None
+    """``cross_entropy`` (the default of multi-class), ``bce`` (binary cross entropy: of binary and multi-label),
+    ``focal``, ``mse`` (of a regression), ``mae`` or ``huber``. Over several columns it is a mean; labels that are not
+    known (NaN) add nothing."""
+    class_weights: Literal["balanced"] | list[float] | None = None
+    """Factor of a node's loss by its class: a number for each, or ``balanced``, which is n / (C n_c) for n train
+    nodes, n_c of the class. Multi-class and binary. The sum is divided by the number of seeds, whatever their
+    weights."""
+    pos_weight: Literal["balanced"] | float | list[float] | None = None
+    """Factor of the loss where a label is 1, for all columns or each: binary and multi-label. ``balanced``: train nodes
+    without the label for each one with it."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each label that is spread over all classes, with ``cross_entropy``."""
+    gamma: float = Field(default=2.0, ge=1)
+    """Exponent of ``focal``."""
+    delta: float = Field(default=1.0, gt=0)
+    """Error from which ``huber`` is linear."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """True if weights follow from the number of train nodes of each class."""
+        return "balanced" in (self.class_weights, self.pos_weight)
+
+    @field_validator("class_weights", "pos_weight")
+    @classmethod
+    def _not_negative(cls, value: Any) -> Any:
+        if not isinstance(value, str | None) and any(w < 0 for w in (value if isinstance(value, list) else [value])):
+            raise PydanticCustomError("weights", "expected numbers of at least 0")
+        return value
+
+
 class Seeds(Section):
     """Seeds of their own for parts of a run; by default all are the job's `seed`."""
 
@@ -106,21 +140,27 @@ class Train(Section):
     """Validate after every so many epochs (0: only at the end)."""
     patience: int | None = Field(default=None, ge=1)
     """Stop after this many validations without a new best."""
-    metrics: list[Literal["loss", "macro_f1"]] = Field(default_factory=list)
-    """Metrics of validations and of the test besides accuracy: ``loss``, ``macro_f1``."""
+    loss: LossOptions = LossOptions()
+    """The loss; a plain name is its `name`. By default it follows from the labels."""
+    metrics: list[Literal["loss", "macro_f1", "micro_f1", "auc", "average_precision", "rmse", "mae", "r2"]] = Field(
+        default_factory=list
+    )
+    """Metrics of validations and of the test besides accuracy: ``loss``, ``macro_f1``, ``micro_f1``, ``auc``,
+    ``average_precision`` (means over classes). A regression always has ``rmse``, ``mae`` and ``r2`` (means over
+    targets) in place of accuracy, and also knows ``loss``."""
     monitor: str | None = None
-    """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``,
-    ``loss``, ``macro_f1``, or the name of your own, with a minus in front if it is to be small (``-brier``). By default
-    the accuracy (under ``retexo``, its mode decides)."""
+    """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``, one of
+    `metrics`, or the name of your own, with a minus in front if it is to be small (``-brier``). The loss and errors are
+    to be small anyway. By default the accuracy, or ``rmse`` (under ``retexo``, its mode decides)."""
 
     @field_validator("optimizer")
     @classmethod
     def _lower_case(cls, value: str) -> str:
         return value.lower()
 
-    @field_validator("schedule", mode="before")
+    @field_validator("schedule", "loss", mode="before")
     @classmethod
-    def _named_schedule(cls, value: Any) -> Any:
+    def _named_section(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     def per_step(self, ranks: int) -> int:

@@ -111,6 +111,16 @@ def split_options(
     return optimizer, scheduler, metrics, options
 
 
+def split_loss(loss: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Tell a loss that is code from one of ``train.loss``, by its name or its options.
+
+    Returns:
+        The loss if it is code, and the options, with the loss if it is not.
+    """
+    is_key = isinstance(loss, Mapping) or (isinstance(loss, str) and not NAME.fullmatch(loss))
+    return (None, {**options, "loss": loss}) if is_key else (loss, dict(options))
+
+
 def from_code_flags(flags: Sequence[str] | None) -> dict[str, Any]:
     """Arguments of `own_code` from flags ``--code KIND=MODULE:NAME``.
 

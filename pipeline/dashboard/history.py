@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...storage.ledger import KINDS
+from ..telemetry.main_metric import main_metric_of_epoch
 
 RUNS = 6
 """Most runs that are remembered."""
@@ -109,7 +110,7 @@ class RunState:
     best: dict[str, Any] = field(default_factory=dict)
     """The last `events.EpochDone` of a best epoch so far."""
     epochs: Curve = field(default_factory=Curve)
-    """(train loss, validation accuracy) of each epoch."""
+    """(train loss, main metric of the validation) of each epoch."""
     notes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=NOTES))
     ended: str = ""
     """Reason of its end; empty while it runs."""
@@ -218,7 +219,7 @@ class History:
             case "EpochDone":
                 run.epoch = said
                 run.best = said if said["best"] else run.best
-                run.epochs.add(now - run.began, (said["train_loss"], said["val_accuracy"]))
+                run.epochs.add(now - run.began, (said["train_loss"], (main_metric_of_epoch(said) or ("", None))[1]))
             case "StageStarted":
                 run.doing = said["text"]
             case "StageEnded":

@@ -63,8 +63,8 @@ def heading(run: dict[str, Any]) -> str:
         where.append(f"epoch {run['epoch'] + 1}{of}{step}")
     if run["train_loss"] is not None:
         where.append(f"loss {run['train_loss']:.4f}")
-    if run["best_val_accuracy"] is not None:
-        where.append(f"best validation accuracy {run['best_val_accuracy']:.4f} (epoch {run['best_epoch'] + 1})")
+    if run["best_validation"] is not None:
+        where.append(f"best validation {run['metric']} {run['best_validation']:.4f} (epoch {run['best_epoch'] + 1})")
     wrong = "".join(f"<div style='color:{BAD}'>&#9888; {escape(text)}</div>" for text in troubles(run))
     first = f"<div style='font-size:18px'>{escape(what)}</div><div>{' &middot; '.join(where)}</div>"
     return f"{first}{wrong}<div>{verdict(run)}</div>"

@@ -86,14 +86,14 @@ class Page:
         )
         self.memory = ColumnDataSource({"t": [], "rss": [], "rank": [], "colour": []})
         self.time = Range1d(start=0, end=1)
-        self.shares, self.losses, self.accuracy = self._shares(), self._losses(), self._accuracy()
+        self.shares, self.losses, self.validation = self._shares(), self._losses(), self._validation()
         self.queue, self.steps, self.edges, self.bulks = self._queue(), *self._speeds()
         self.moved, self.resident = self._moved(), self._resident()
         self.root = column(
             _row(self.heading, self.run),
             _row(column(self.over, self.shares, sizing_mode="stretch_width")),
             _row(self.stages, self.notes),
-            _row(self.losses, self.accuracy, self.queue),
+            _row(self.losses, self.validation, self.queue),
             _row(self.steps, self.edges, self.bulks),
             _row(self.resident, self.moved, self.bytes),
             sizing_mode="stretch_width",
@@ -163,7 +163,7 @@ class Page:
         made.line("t", "loss", source=self.epochs, color=STAGES["forward_backward"])
         return made
 
-    def _accuracy(self) -> Any:
+    def _validation(self) -> Any:
         made = self._figure("Validation accuracy")
         made.line("t", "val", source=self.epochs, color=STAGES["evaluate"])
         made.scatter("t", "val", source=self.epochs, color=STAGES["evaluate"], size=5)
@@ -261,7 +261,7 @@ class Page:
         self.epochs.data = {
             "t": [e["time_s"] for e in done],
             "loss": _drawn(e["train_loss"] for e in done),
-            "val": _drawn(e["val_accuracy"] for e in done),
+            "val": _drawn(e["validation"] for e in done),
         }
         none = [0.0] * len(rates["rate_time_s"])
         self.rates.data = {
@@ -276,7 +276,8 @@ class Page:
             "colour": [LINES[r["rank"] % len(LINES)] for r in run["ranks"]],
         }
         self.resident.legend.visible = len(run["ranks"]) <= MANY
-        self.accuracy.visible = any(e["val_accuracy"] is not None for e in done) or not done
+        self.validation.title.text = f"Validation {run['metric']}"
+        self.validation.visible = any(e["validation"] is not None for e in done) or not done
         queue = run["queue"]
         self.queue.visible, self.bulks.visible = queue is not None, run["bulks_sampled"] is not None
         if queue is not None and times:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from ..telemetry.main_metric import main_metric_of_epoch
 from ..telemetry.palette import STAGES
 from .history import BYTES, History, RankState, RunState, Sums
 
@@ -34,6 +35,7 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
     ranks = [_rank_record(number, seen, exchanges, now, run.ended) for number, seen in sorted(run.ranks.items())]
     rates = _rates(run.recent)
     sums = run.totals()
+    metric = (main_metric_of_epoch(run.best) or main_metric_of_epoch(run.epoch) or ("accuracy", None))[0]
     return {
         "run": run.name,
         **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
@@ -50,6 +52,8 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "train_loss": _finite(run.epoch.get("train_loss")),
         "val_accuracy": run.epoch.get("val_accuracy"),
         "best_val_accuracy": run.best.get("val_accuracy"),
+        "metric": metric,
+        "best_validation": _finite((main_metric_of_epoch(run.best) or ("", None))[1]),
         "best_epoch": run.best.get("epoch", -1),
         "steps": sums.steps,
         "edges": sums.edges,
@@ -61,7 +65,13 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "bytes": _by_channel(sums.bytes),
         "ranks": ranks,
         "epochs_done": [
-            {"time_s": t, "train_loss": _finite(loss), "val_accuracy": val} for t, (loss, val) in run.epochs.points
+            {
+                "time_s": t,
+                "train_loss": _finite(loss),
+                "val_accuracy": val if metric == "accuracy" else None,
+                "validation": _finite(val),
+            }
+            for t, (loss, val) in run.epochs.points
         ],
         "curves": _curves(run),
         "notes": [{"time_s": t, "text": text} for t, text in run.notes],

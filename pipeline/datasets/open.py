@@ -8,6 +8,7 @@ from ...storage.dataset_store import FeaturesPlace
 from ...storage.errors import InputError, nearest
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
+from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from .cleaning.raw import Raw
 from .cleaning.splits import make_split
@@ -34,7 +35,8 @@ def open_dataset(
             CSV, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, searched under
             ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to be split again.
         name: name of the dataset; by default taken from the spec.
-        options: treatment of defects. Stores, generated graphs and `Dataset` objects are clean and take none.
+        options: treatment of defects. Stores, generated graphs and `Dataset` objects are clean and take none but the
+            task.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
             nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 if every class has 60
             labelled nodes; else fraction:0.6,0.2.
@@ -122,14 +124,16 @@ def _described(spec: str | Path | object) -> str:
 
 
 def _finished(dataset: Dataset, request: Request) -> Dataset:
-    """A clean dataset with the name and split of the request."""
+    """A clean dataset with the name, task and split of the request."""
     _check_no_options(request.options, dataset.name)
-    notes = list(dataset.notes)
-    parts = make_split(dataset.labels, dataset.split, request.split, request.seed, request.options, notes)
-    return replace(dataset, name=request.name or dataset.name, split=parts, notes=tuple(notes))
+    notes, task = list(dataset.notes), request.options.task or dataset.task
+    labels, number = as_task(dataset, task)
+    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes)
+    name = request.name or dataset.name
+    return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 
 
 def _check_no_options(options: ReadOptions, what: str) -> None:
-    given = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
+    given = [f.name for f in fields(options) if f.name != "task" and getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is already clean and takes no reading options; leave out {', '.join(given)}")

@@ -7,15 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...stages.evaluate.layerwise import evaluate
+from ...stages.evaluate.gathered import ERRORS
+from ...stages.evaluate.layerwise import evaluating, split_outputs
+from ...stages.evaluate.measures import METRICS, Measures
+from ...storage.dataset import SPLITS, Dataset, counted_outputs
 from ...storage.errors import InputError
-from ..setup.model import TORCH_DTYPES
+from ..custom.own_code import OwnCode
+from ..setup.model import TORCH_DTYPES, Outline, loss_of
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
-from .finished_run import load
+from ..telemetry.metrics_file import finite
+from .finished_run import TrainedRun, load
 
 
 def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = None, emit: Emit) -> dict[str, Any]:
-    """Accuracy of the run's best parameters on each split, over full neighbourhoods, layer by layer.
+    """Accuracy, or errors of a regression, of the run's best parameters on each split, over full neighbourhoods, layer
+    by layer.
 
     A run on GPUs is evaluated on a GPU, or on the CPU if this machine has none.
 
@@ -33,7 +39,7 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
     result = trained.result
     data = trained.open_dataset(dataset, emit=emit)
     if (data.num_classes, data.task) != (result.num_classes, result.task):
-        seen, wanted = (f"{d.num_classes} classes ({d.task})" for d in (data, result))
+        seen, wanted = (f"{counted_outputs(d.task, d.num_classes)} ({d.task})" for d in (data, result))
         raise InputError(
             f"{data.name} has {seen}, but {result.model} of {run} predicts {wanted}; give a dataset with the same"
         )
@@ -44,7 +50,26 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
         emit(StageAdvanced("evaluate", done, rows))
 
     degree = torch.from_numpy(data.graph.degree).to(TORCH_DTYPES[trained.config.dtype])
-    scores = evaluate(trained.model, data, degree, scratch=run, on_progress=advance)
+    rows = split_outputs(trained.model, data, degree, scratch=run, on_progress=advance)
+    measures = _measures(trained, data)
+    with evaluating(trained.model):
+        found = {split: measures.of(*rows[split]) if split in rows else None for split in SPLITS}
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
-    return {"run": str(run), "model": result.model, "dataset": data.name, "accuracy": scores, "seconds": seconds}
+    report: dict[str, Any] = {"run": str(run), "model": result.model, "dataset": data.name}
+    if result.task != "regression":
+        report["accuracy"] = {split: None if s is None else s.accuracy for split, s in found.items()}
+    if measures.names:
+        values = {split: {} if s is None else s.values for split, s in found.items()}
+        report["metrics"] = {split: {k: finite(v) for k, v in of.items()} for split, of in values.items()}
+    return {**report, "seconds": seconds}
+
+
+def _measures(trained: TrainedRun, data: Dataset) -> Measures:
+    """The built-in metrics of a run; its own loss and metrics are not kept."""
+    task, train = data.task, trained.config.train
+    outline = Outline.of(data, balanced=train.loss.is_balanced)
+    own_loss = "loss" in trained.result.fingerprint
+    wanted = {*train.metrics, *(ERRORS if task == "regression" else ())} - {"accuracy", *(["loss"] if own_loss else [])}
+    loss = None if own_loss else loss_of(train.loss, outline, OwnCode())
+    return Measures(task, [name for name in METRICS[task] if name in wanted], loss=loss)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import TASKS, Dataset, counted_outputs
 from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.store.manifest import MANIFEST
@@ -22,6 +22,7 @@ from ..setup.python_inputs import check_module_importable, check_same_data, with
 from ..setup.result import Result, read_result
 from ..setup.run_folder import JOB, MODEL, RESULT
 from ..telemetry.events import Emit, silent
+from ..telemetry.main_metric import main_metric_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,8 +74,9 @@ class TrainedRun:
 
     def __repr__(self) -> str:
         result = self.result
-        accuracy = "" if result.test_accuracy is None else f", test accuracy {result.test_accuracy:.4f}"
-        return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{accuracy})"
+        name, value = main_metric_of(vars(result), "test")
+        tested = "" if value is None else f", test {name} {value:.4f}"
+        return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{tested})"
 
 
 def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
@@ -142,14 +144,14 @@ def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> 
         and all(isinstance(name, str) for name in class_names)
     )
     widths = all(type(n) is int and n > 0 for n in (num_features, num_classes))
-    return widths and task in ("multiclass", "multilabel") and (class_names is None or named)
+    return widths and task in TASKS and (class_names is None or named)
 
 
 def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) -> nn.Module:
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
     except Exception as e:
-        shapes = f"{result.num_features} features and {result.num_classes} classes"
+        shapes = f"{result.num_features} features and {counted_outputs(result.task, result.num_classes)}"
         reason = " ".join(str(e).split())[:300]
         raise StoreError(f"{path} does not fit {name} on {result.dataset} with {shapes} ({reason})") from None
     return model
@@ -164,7 +166,7 @@ def _other(job: Job, source: Any, emit: Emit) -> Dataset:
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     store = path if path is not None and (path / MANIFEST).is_file() else None
     if (reader := reader_of(source)) is not None and reader.is_clean:
-        update["read"] = ReadOptions()
+        update["read"] = ReadOptions(task=job.read.task)
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_place(store)
     return open_data(job.model_copy(update=update), source, emit)

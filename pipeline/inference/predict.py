@@ -29,7 +29,7 @@ def predict(
     model: Any = None,
     emit: Emit = silent,
 ) -> Predictions:
-    """Predict the classes of nodes, over all in-edges in every layer, as `infer` does.
+    """Predict the classes, or the values, of nodes, over all in-edges in every layer, as `infer` does.
 
     Args:
         run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.
@@ -61,7 +61,8 @@ def predict(
     )
     emit(StageEnded("predict", time.perf_counter() - start))
     # A user's module may have another number of outputs.
-    classes = classes if classes is not None and len(classes) == logits.shape[1] else None
+    width = 2 if found.task == "binary" else logits.shape[1]
+    classes = classes if classes is not None and len(classes) == width else None
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
     return Predictions(ids, logits.cpu().numpy(), found.task, names, classes)
 
@@ -103,6 +104,8 @@ def predict_to_file(
         raise InputError(f"{out.parent} is not a folder; choose another --out")
     start = time.perf_counter()
     trained = load(run, model=model)
+    if all_probabilities and trained.result.task == "regression":
+        raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
     wanted = _parsed(nodes, data)
     if embeddings:

@@ -1,4 +1,4 @@
-"""Predictions for nodes: logits, probabilities and classes, and files with a row for each node."""
+"""Predictions for nodes: probabilities and classes, or values, and files with a row for each node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.dataset import IdArray, Task
+from ...storage.errors import InputError
 from .files import check_suffix, write_npy, write_zarr, written
 
 FloatArray = npt.NDArray[np.floating]
@@ -25,31 +26,64 @@ class Predictions:
     nodes: IdArray
     """int64 [n], ids in the order of the request."""
     logits: FloatArray
-    """[n, C], the model's outputs."""
+    """[n, W], the model's outputs."""
     task: Task = "multiclass"
-    """``multiclass``: one class for each node; ``multilabel``: any number of them."""
+    """``multiclass``: one class for each node; ``multilabel``: any number of them; ``binary``: one of two, by one
+    output; ``regression``: values in place of classes."""
     node_names: Sequence[str] | None = None
     """Names of these nodes, where their dataset has names."""
     class_names: Sequence[str] | None = None
-    """Names of the C classes, where the training dataset has names."""
+    """Names of the C classes or targets, where the training dataset has names."""
 
     @cached_property
     def probabilities(self) -> FloatArray:
-        """[n, C]: softmax of the logits (multi-class: rows sum to 1) or sigmoid (multi-label: each class by itself)."""
+        """[n, C]: softmax of the logits (multi-class) or sigmoid (multi-label: each class by itself; binary: of both
+        classes).
+
+        Raises:
+            InputError: the model predicts values.
+        """
+        self._require(classes=True)
         logits = torch.from_numpy(self.logits)
+        if self.task == "binary":
+            logits = torch.cat([-logits, logits], 1)
         return (logits.softmax(1) if self.task == "multiclass" else logits.sigmoid()).numpy()
 
     @cached_property
     def classes(self) -> npt.NDArray[Any]:
-        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], True where the logit is
-        above 0."""
-        return torch.from_numpy(self.logits).argmax(1).numpy() if self.task == "multiclass" else self.logits > 0
+        """Multi-class and binary: int64 [n], the most probable class. Multi-label: bool [n, C], True where the logit is
+        above 0.
+
+        Raises:
+            InputError: the model predicts values.
+        """
+        self._require(classes=True)
+        if self.task == "multiclass":
+            return torch.from_numpy(self.logits).argmax(1).numpy()
+        return self.logits > 0 if self.task == "multilabel" else (self.logits[:, 0] > 0).astype(np.int64)
+
+    @property
+    def values(self) -> FloatArray:
+        """[n, C], the predicted values of a regression.
+
+        Raises:
+            InputError: the model predicts classes.
+        """
+        self._require(classes=False)
+        return self.logits
+
+    def _require(self, *, classes: bool) -> None:
+        if classes == (self.task == "regression"):
+            want, there = "classes and probabilities", "values"
+            want, there = (want, there) if classes else (there, want)
+            raise InputError(f"the task is {self.task}, which has no {want}; use {there}")
 
     def to_parquet(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write a table with a row for each node, as a whole or not at all; an existing file is replaced.
 
         Columns: ``node`` (id or name); ``class`` (number or name) and ``probability``; or, if multi-label, ``classes``
-        and ``probabilities``, lists of the classes that the node has.
+        and ``probabilities``, lists of the classes that the node has; or, of a regression, ``value``, or
+        ``value_TARGET`` for each of several targets.
 
         Args:
             path: the file.
@@ -71,14 +105,18 @@ class Predictions:
         written(Path(path), lambda aside: pyarrow.csv.write_csv(table, aside))
 
     def to_npy(self, path: str | Path) -> None:
-        """Write `probabilities` [n, C] alone, in the order of `nodes`, for `numpy.load`."""
-        write_npy(path, self.probabilities)
+        """Write `probabilities` (or `values`) [n, C] alone, in the order of `nodes`, for `numpy.load`."""
+        write_npy(path, self.values if self.task == "regression" else self.probabilities)
 
     def to_zarr(self, path: str | Path) -> None:
         """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
-        ``probability`` [n, C]; its attribute ``class_names`` has the names, where there are any."""
+        ``probability`` [n, C], or ``value`` [n, C]; its attribute ``class_names`` has the names, if there are any."""
         named = self.nodes if self.node_names is None else list(self.node_names)
-        arrays = {"node": named, "class": self.classes, "probability": self.probabilities}
+        arrays: dict[str, Any] = {"node": named}
+        if self.task == "regression":
+            arrays["value"] = self.values
+        else:
+            arrays |= {"class": self.classes, "probability": self.probabilities}
         write_zarr(path, arrays, {"class_names": None if self.class_names is None else list(self.class_names)})
 
     def write(self, path: str | Path, *, all_probabilities: bool = False) -> None:
@@ -100,7 +138,13 @@ class Predictions:
 
         named = self.class_names
         columns: dict[str, Any] = {"node": self.nodes if self.node_names is None else list(self.node_names)}
-        if self.task == "multiclass":
+        if self.task == "regression":
+            self._require(classes=all_probabilities)
+            several = self.values.shape[1] > 1 or named is not None
+            for c in range(self.values.shape[1]):
+                columns[f"value_{c if named is None else named[c]}" if several else "value"] = self.values[:, c]
+            return pa.table(columns)
+        if self.task != "multilabel":
             columns["class"] = self.classes if named is None else [named[c] for c in self.classes.tolist()]
             columns["probability"] = self.probabilities[np.arange(len(self)), self.classes]
         else:
@@ -114,7 +158,7 @@ class Predictions:
                 [SEPARATOR.join(map(str, s)) for s in shares] if joined else pa.array(shares, of_share)
             )
         if all_probabilities:
-            for c in range(self.logits.shape[1]):
+            for c in range(self.probabilities.shape[1]):
                 columns[f"probability_{c if named is None else named[c]}"] = self.probabilities[:, c]
         return pa.table(columns)
 
@@ -123,4 +167,6 @@ class Predictions:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"Predictions({len(self):,} nodes, {self.logits.shape[1]} classes, {self.task})"
+        width = 2 if self.task == "binary" else self.logits.shape[1]
+        labels = f"{width} targets" if self.task == "regression" else f"{width} classes"
+        return f"Predictions({len(self):,} nodes, {labels}, {self.task})"

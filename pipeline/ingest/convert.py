@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...storage.dataset import counted_outputs
 from ...storage.dataset_store import KIND, FeaturesFormat, write_dataset
 from ...storage.errors import InputError, RunError, nearest
 from ...storage.fingerprint import digest_record
@@ -97,7 +98,8 @@ def _ingest(job: Job, path: Path | str, out: Path, features: str, memory: int, w
         commit(folder, out)
     store = open_store(out, KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
-    sizes = f"{nodes:,} nodes, {edges:,} edges, {store.meta['num_classes']} classes"
+    labels = counted_outputs(store.value("task", str), store.value("num_classes", int))
+    sizes = f"{nodes:,} nodes, {edges:,} edges, {labels}"
     emit(StageEnded("convert", time.perf_counter() - start, f"{store.meta['name']}: {sizes}"))
     for note in store.meta["notes"]:
         emit(Note(with_keys(note)))

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...storage.dataset import SPLITS
+import numpy as np
+
+from ...storage.dataset import MATRIX_TASKS, SPLITS
 from ...storage.fingerprint import array_digest, digest_record
 from ..datasets.cleaning.clean import names_of_classes
-from ..datasets.cleaning.columns import clean_labels
+from ..datasets.cleaning.labels import clean_labels
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.splits import make_split
 from .names import NodeMap
@@ -21,15 +23,19 @@ def settle_labels(
     options: ReadOptions,
     split: str | None,
     seed: int,
+    label_columns: tuple[str, ...],
 ) -> dict[str, Any]:
     """Clean the labels and make the split, as files; return what the manifest says of them."""
     folder: Path = nodes.folder
     numbers = [nodes.positions(k, first, rows) for k, (first, rows) in enumerate(spans)]
     labels, class_names = gathered_labels(folder, records, numbers, nodes.num_nodes)
     notes: list[str] = []
-    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
-    if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
-        class_names = names_of_classes(labels, num_classes)
+    nulls = sum(record["null_labels"] for record in records)
+    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None, nulls=nulls)
+    if task in MATRIX_TASKS:
+        class_names = label_columns if options.named_labels else None
+    elif options.label_gaps == "compact" and class_names is None:
+        class_names = names_of_classes(labels, y, num_classes)
     del labels
     codes = gathered_split(folder, len(spans), numbers, nodes.num_nodes)
     stored = {} if codes is None else {part: codes == number for number, part in enumerate(SPLITS, 1)}
@@ -46,6 +52,7 @@ def settle_labels(
         "num_classes": num_classes,
         "task": task,
         "class_names": class_names,
+        "has_unknown": bool(np.isnan(y).any()),
         "notes": notes,
         "split_notes": split_notes,
         "sizes": {name: len(ids) for name, ids in parts.items()},

@@ -34,6 +34,7 @@ from ..datasets.readers.parquet import (
     chosen_features,
     column_of,
     feature_rows,
+    label_columns,
     labels_of,
     numbers_of,
     tell_of_edge_columns,
@@ -126,7 +127,8 @@ class Ingest:
                 )
         self.nodes, self.edges = tables["nodes"], tables["edges"]
         options, path, empty = self.settings.options, self.source.path, self.nodes.empty
-        labels_of(column_of(empty, "label", "nodes", path))
+        self.label_columns = label_columns(empty, path, options)
+        labels_of(empty, self.label_columns)
         self.feature_columns = chosen_features(empty, path, options, self.notes)
         feature_rows(empty, self.feature_columns)
         tell_of_edge_columns(self.edges.empty, self.notes)
@@ -179,7 +181,7 @@ class Ingest:
         return self.width
 
     def _explained(self) -> InputError:
-        columns = ["label", *self.feature_columns]
+        columns = [*self.label_columns, *self.feature_columns]
         return feature_tasks.explain_lists(self.nodes, self.node_spans, columns, self.row_batch)
 
     # -- nodes
@@ -187,7 +189,8 @@ class Ingest:
     def _number_nodes(self) -> None:
         """Numbers of the nodes from their ids; labels and split as they are, in files."""
         rows = max(1, min(self.budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
-        items = [(self.folder, self.nodes, k, span, rows, self.ids_are_text) for k, span in enumerate(self.node_spans)]
+        more = rows, self.ids_are_text, self.label_columns
+        items = [(self.folder, self.nodes, k, span, *more) for k, span in enumerate(self.node_spans)]
         try:
             self.scanned = self.stages.run("scan", "reading ids and labels", scan_nodes, items)
         except UnequalListsError as e:
@@ -234,7 +237,8 @@ class Ingest:
 
     def _settle_labels(self) -> None:
         spans = [(span.first, span.rows) for span in self.node_spans]
-        item = (self.map, spans, self.scanned, self.settings.options, self.settings.split, self.settings.seed)
+        chosen = self.settings.options, self.settings.split, self.settings.seed
+        item = (self.map, spans, self.scanned, *chosen, self.label_columns)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         shape, folder = self.labels["shape"], self.folder
         labels = Piece(folder / "labels", shape[0])
@@ -387,6 +391,7 @@ class Ingest:
             "in_degree": self.in_degree,
             "digests": {**self.labels["digests"], "feature_sample": matrix.sample_digest()},
             **({} if names is None else {"class_names": list(names)}),
+            **({"has_unknown": self.labels["has_unknown"]} if self.labels["task"] == "multilabel" else {}),
             **({"features_bytes": (self.store / FEATURES_FILE).stat().st_size} if matrix.npy else {}),
         }
         write_manifest(self.store, KIND, fingerprint, meta, entries)

@@ -16,21 +16,21 @@ from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import is_list, labels_of, split_codes
 from .source import Span, Table, batches
 
-COLUMNS = ("id", "label", "split")
-
 
 def file_of(folder: Path, what: str, number: int) -> Path:
     """File with an array of one task."""
     return folder / "nodes" / f"{what}-{number:06d}.npy"
 
 
-def scan_nodes(folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool) -> dict[str, Any]:
+def scan_nodes(
+    folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool, label_columns: Sequence[str]
+) -> dict[str, Any]:
     """Write ids (unless they are the rows' numbers), labels and split codes of a span; return what else is to know."""
     (folder / "nodes").mkdir(exist_ok=True)
     found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
     classes: list[tuple[str, ...]] = []
-    nulls, names = 0, []
-    for batch in batches(table, span, COLUMNS, rows):
+    nulls, null_labels, names = 0, 0, []
+    for batch in batches(table, span, ("id", *label_columns, "split"), rows):
         if "id" in batch.column_names:
             column = batch["id"]
             nulls += column.null_count
@@ -40,15 +40,16 @@ def scan_nodes(folder: Path, table: Table, number: int, span: Span, rows: int, i
                 names.append(NodeNames.of_arrow(column))
             else:
                 found["id"].append(integers(column))
-        labels, named = _labels(batch["label"])
+        labels, named, count = _labels(batch, label_columns)
+        null_labels += count
         found["label"].append(labels)
         classes.append(named or ())
         if "split" in batch.column_names:
             found["split"].append(split_codes(batch["split"]))
-    record: dict[str, Any] = {"nulls": nulls, "rows": span.rows}
+    record: dict[str, Any] = {"nulls": nulls, "rows": span.rows, "null_labels": null_labels}
     if nulls:
         return record
-    if is_text(table.empty.schema.field("label").type):
+    if len(label_columns) == 1 and is_text(table.empty.schema.field(label_columns[0]).type):
         record["classes"] = _save_named(folder, number, found.pop("label"), classes)
     if found["id"]:
         ids = np.concatenate(found.pop("id"))
@@ -82,11 +83,11 @@ class UnequalListsError(InputError):
         super().__init__(text)
 
 
-def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
+def _labels(batch: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[str, ...] | None, int]:
     try:
-        return labels_of(column)
+        return labels_of(batch, columns)
     except InputError as e:
-        raise (UnequalListsError() if is_list(column.type) else e) from e
+        raise (UnequalListsError() if any(is_list(batch[c].type) for c in columns) else e) from e
 
 
 def ascend(records: Sequence[dict[str, Any]]) -> bool:

@@ -1,13 +1,14 @@
 """The ``model`` argument of Python callers: records, modules and PyG convolutions."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from ...stages.models.base import ModelConfig, as_model, check_initialised
 from ...stages.models.pyg import PyGModel
 from ...stages.models.pyg_checks import forward_parameters, is_network
+from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
 from ..config.aliases import SHORTHANDS
 
@@ -57,16 +58,14 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def check_widths(
-    module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int
-) -> None:
+def check_widths(module: nn.Module, num_features: int, num_outputs: int, task: Task, seed: int) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
         module: a user's module, or a `PyGModel`.
         num_features: F.
-        num_classes: C.
-        task: the dataset's task; multi-label targets need exactly C outputs.
+        num_outputs: columns that the task needs.
+        task: the dataset's task; all but multi-class need exactly as many.
         seed: seed of the initial values of lazy parameters.
 
     Raises:
@@ -74,10 +73,11 @@ def check_widths(
     """
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed)
-        if width < num_classes or (task == "multilabel" and width != num_classes):
-            message = f"the last convolution has {width} columns, but the dataset has {num_classes} classes"
+        if width < num_outputs or (task != "multiclass" and width != num_outputs):
+            needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+            message = f"the last convolution has {width} columns, but the dataset has {needed}"
             of = module.convs[-1] if module.network is None else module.network
-            columns = num_classes if module.network is None else f"out_channels={num_classes}"
+            columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
             raise InputError(f"{message}; make it {type(of).__name__}(..., {columns})")
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):

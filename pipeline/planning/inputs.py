@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import Dataset, Task
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, resolve
@@ -30,6 +30,8 @@ class Numbers:
     """C."""
     train: float = 0.1
     """Share of train nodes."""
+    task: Task = "multiclass"
+    """Task of the labels; `classes` are the targets of a regression."""
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
@@ -42,7 +44,7 @@ class Numbers:
     def of(cls, dataset: Dataset) -> "Numbers":
         """The size of a dataset."""
         n, share = dataset.num_nodes, dataset.split_sizes["train"] / max(1, dataset.num_nodes)
-        return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share)
+        return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share, dataset.task)
 
     @property
     def is_large(self) -> bool:

@@ -1,5 +1,6 @@
 """A plan as text for a terminal."""
 
+from ...storage.dataset import counted_outputs
 from ...storage.plural import counted
 from .choice import network_bytes, whole_seconds
 from .forecast import Forecast
@@ -16,8 +17,8 @@ def as_text(plan: Plan) -> str:
     between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
     lines = [
-        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, "
-        f"{n.train:.1%} to train on",
+        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, "
+        f"{counted_outputs(n.task, n.classes)}, {n.train:.1%} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
         ROW.format(*HEAD),

@@ -149,7 +149,7 @@ class TrialResult:
         trained = sum(r["minibatches"] for r in reports) if whole else handed or len(steps) * per_step
         # The first bulk's time includes loading kernels.
         bulks = min(spec.job["queue"]["bulk_size"], -(-per_epoch * per_step // spec.ranks)) * spec.ranks
-        evaluations = 1 + sum("val_accuracy" in e for e in first["history"]) if whole else 0
+        evaluations = 1 + sum(any(key.startswith("val_") for key in e) for e in first["history"]) if whole else 0
 
         def slowest(stage: str, count: int) -> float:
             apart = [m["sampled_s"] if stage == "sample" else 0.0 for m in meters]

@@ -24,7 +24,7 @@ from ...stages.feed.local_feed import Local
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...stages.messages import Part, Phase, Placement, RankJob
-from ...storage.dataset import Split
+from ...storage.dataset import MATRIX_TASKS, Split
 from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
@@ -237,7 +237,7 @@ def _prepare(spec: TrialSpec, job: Job, rank: int) -> Prepared:
     """The job with its data, of which `spec.seeds` nodes are trained on."""
     if spec.parts is not None:
         prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), rank, {"rehearsed": "parts"})
-        parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", spec.seeds)
+        parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task in MATRIX_TASKS, spec.seeds)
         part = parts.part(prepared.system.parts_before(rank))
         return replace(prepared, place_data=lambda: part)
     if spec.features is None:

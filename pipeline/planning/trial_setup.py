@@ -21,7 +21,8 @@ from ...storage.partition.book import PartitionBook
 from ...storage.plural import counted
 from ..config.load import Job
 from ..config.records import make_system, without_partitioner
-from ..config.schema import Schedule
+from ..config.schema import LossOptions, Schedule
+from ..datasets import ReadOptions
 from ..machine.malloc import allocator
 from ..setup.model import Outline
 from ..setup.open_data import open_data
@@ -40,6 +41,8 @@ MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
 LIMIT_S = 10.0
 """Longest training of a trial, in seconds of each thread of a rank."""
+STAND_IN: dict[str, Any] = {"split": None, "read": ReadOptions()}
+"""Keys of a job whose dataset is a generated one in place of its own."""
 
 
 class Trials:
@@ -69,7 +72,7 @@ class Trials:
             stands_in = numbers.is_large
         if data is None or stands_in:
             spec = numbers.stand_in()
-            data = open_data(job.model_copy(update={"dataset": spec, "split": None}), None, silent)
+            data = open_data(job.model_copy(update={"dataset": spec, **STAND_IN}), None, silent)
         if not data.split_sizes["train"]:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self._job, self._spec, self._scratch, self._emit = job, spec, scratch, emit
@@ -138,11 +141,13 @@ class Trials:
         # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches cold
         # for the next epoch, as in a run.
         evaluate = {"evaluate_every": 0} if s.is_sampled else {}
+        # A stand-in has classes, whatever the task is.
+        task = {"loss": LossOptions(), "metrics": [], "monitor": None} if self.at.stands_in else {}
         changes: dict[str, Any] = {
             "epochs": SAMPLED_EPOCHS if s.is_sampled else WHOLE_EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "train": job.train.model_copy(update={"patience": None, "schedule": Schedule(), **evaluate}),
+            "train": job.train.model_copy(update={"patience": None, "schedule": Schedule(), **evaluate, **task}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
@@ -153,7 +158,7 @@ class Trials:
             path, features = self._shared()
             dataset = str(path)
         else:
-            changes |= {"dataset": dataset, **({"split": None} if self.at.stands_in else {})}
+            changes |= {"dataset": dataset, **(STAND_IN if self.at.stands_in else {})}
         parts = self._parts(s)
         if parts is not None:
             changes["partition"] = job.partition.model_copy(update={"owners": None})
@@ -161,7 +166,7 @@ class Trials:
             job=job.model_copy(update=changes).model_dump(mode="json"),
             dataset=dataset,
             features=features,
-            outline=asdict(Outline.of(self.at.dataset)),
+            outline=asdict(Outline.of(self.at.dataset, balanced=job.train.loss.is_balanced and not self.at.stands_in)),
             parts=parts,
             out=str(self._scratch / f"run-{s.system.name}-{job.features}"),
             seeds=seeds,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...storage.ledger import KINDS as LEDGER
+from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, STAGES
 from .canvas import Sheet
 from .figures import OTHER, Draw, by_epoch, line_style
@@ -29,8 +30,9 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
     def each(of: Callable[[RunRecord, Summary], Any]) -> list[str]:
         return [of(run, summary) or "" for run, _, summary in runs]
 
-    def accuracy(name: str) -> list[str]:
-        return each(lambda run, _: "" if (run.result or {}).get(name) is None else f"{(run.result or {})[name]:.4f}")
+    def scores(metric: str, split: str) -> list[str]:
+        found = (main_metric_of(run.result or {}, split) for run, _, _ in runs)
+        return ["" if name != metric or value is None else f"{value:.4f}" for name, value in found]
 
     rows = [
         ("status", each(lambda run, _: run.status)),
@@ -38,8 +40,11 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
         ("model", each(lambda run, _: (run.result or {}).get("model") or run.config.get("model.name"))),
         ("ranks", each(lambda run, _: str(run.config.get("ranks")))),
         ("epochs", each(lambda _, summary: str(summary.epochs))),
-        ("test accuracy", accuracy("test_accuracy")),
-        ("validation accuracy", accuracy("val_accuracy")),
+        *(
+            (f"{word} {metric}", scores(metric, split))
+            for metric in _metrics(runs)
+            for word, split in (("test", "test"), ("validation", "val"))
+        ),
         ("seconds an epoch (median)", each(lambda run, _: (s := epoch_seconds(run)) and f"{s:.3f}")),
         ("seconds in all", each(lambda _, summary: f"{summary.total_s:.2f}")),
         ("largest share from the first step on", [_most(run, line) for run, line, _ in runs]),
@@ -53,6 +58,11 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
     kinds = sorted(kinds, key=lambda ck: (_place(LEDGER, ck[0]), _place(KINDS, ck[1])))
     rows += [(f"{c}: {k}", each(lambda _, s, c=c, k=k: amount(s.bytes.get(c, {}).get(k, 0)))) for c, k in kinds]
     return [(name, values) for name, values in rows if any(values)]
+
+
+def _metrics(runs: list[Run]) -> list[str]:
+    """Main metrics of the runs, each once."""
+    return sorted({main_metric_of(run.result, "val")[0] if run.result else run.history.metric for run, _, _ in runs})
 
 
 def epoch_seconds(run: RunRecord) -> float | None:
@@ -156,12 +166,15 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
         peak = max(summary.peak_rss_bytes, default=0) / 2**20
         return {**known, "other": max(0.0, peak - sum(known.values()))}
 
-    found = {
-        "accuracy": ("Validation accuracy by epoch.", overlaid(runs, "val_accuracy", by_time=False)),
-        "accuracy-time": (
-            "Validation accuracy by time since the first step: start-up is left out.",
-            overlaid(runs, "val_accuracy", by_time=True),
-        ),
+    found: dict[str, tuple[str, Draw | None]] = {}
+    for metric in _metrics(runs):
+        alike = [run for run in runs if run[0].history.metric == metric]
+        found[metric] = f"Validation {metric} by epoch.", overlaid(alike, "validation", by_time=False)
+        found[f"{metric}-time"] = (
+            f"Validation {metric} by time since the first step: start-up is left out.",
+            overlaid(alike, "validation", by_time=True),
+        )
+    found |= {
         "loss": ("Training loss by epoch.", overlaid(runs, "train_loss", by_time=False)),
         "time": (
             f"Seconds of a rank by stage from the first step on, mean over ranks. {OTHER}",

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, LINES, STAGE_MEANINGS, STAGES
 from .canvas import INK, Sheet
 from .reading import RankLog, RunRecord
@@ -95,16 +96,14 @@ def by_epoch(ax: Any) -> None:
 
 
 def curves(run: RunRecord) -> Draw | None:
-    """Loss of steps and epochs, and validation accuracy."""
+    """Loss of steps and epochs, and the metric of validations."""
     history = run.history
     if not history.epochs and not history.steps:
         return None
 
     def on(sheet: Sheet) -> None:
         validated = [
-            (e + 1, seen["val_accuracy"])
-            for e, seen in sorted(history.epochs.items())
-            if seen["val_accuracy"] is not None
+            (e + 1, seen["validation"]) for e, seen in sorted(history.epochs.items()) if seen["validation"] is not None
         ]
         axes = sheet.grid(1 + bool(validated), 2.5, 2)
         if history.steps:
@@ -126,28 +125,29 @@ def curves(run: RunRecord) -> Draw | None:
         axes[0].set_title("training loss")
         axes[0].legend(frameon=False)
         if validated:
-            accuracy = np.array(validated)
+            points = np.array(validated)
             axes[1].plot(
-                *accuracy.T,
+                *points.T,
                 color=STAGES["evaluate"],
-                marker="o" if len(accuracy) < 40 else None,
+                marker="o" if len(points) < 40 else None,
                 markersize=3,
                 label="validation",
             )
             result = run.result or {}
-            if result.get("test_accuracy") is not None and result.get("best_epoch", -1) >= 0:
+            tested = main_metric_of(result, "test")[1]
+            if tested is not None and result.get("best_epoch", -1) >= 0:
                 at = result["best_epoch"] + 1
                 axes[1].plot(
                     [at],
-                    [result["test_accuracy"]],
+                    [tested],
                     color=LINES[1],
                     marker="D",
                     linestyle="",
                     label="test, with the best epoch's parameters",
                 )
                 axes[1].axvline(at, color=INK, linewidth=0.6, linestyle=":")
-            axes[1].set_title("accuracy")
-            axes[1].legend(frameon=False, loc="lower right")
+            axes[1].set_title(history.metric)
+            axes[1].legend(frameon=False, loc="lower right" if history.metric == "accuracy" else "upper right")
         for ax in axes:
             ax.grid(True)
             ax.set_axisbelow(True)
@@ -342,7 +342,7 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
         first = first_step(run, line)
         if SLOW_START * line.length < first < line.length:
             found["steps"] = "The same from the first step on.", when(run, line, summary, first)
-    found["curves"] = "Loss and accuracy by epoch.", curves(run)
+    found["curves"] = f"Loss and {run.history.metric} by epoch.", curves(run)
     found["bytes"] = "Payload by channel and kind, over all ranks.", bars_of_bytes(summary)
     found["pairs"] = "Bytes of messages from rank to rank.", pairs(summary)
     if line is not None and line.ranks:

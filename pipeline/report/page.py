@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ..config.systems import SYSTEMS
 from ..setup.result import versions
+from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
 from .canvas import FAINT, INK, Picture
@@ -69,6 +70,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "status": run.status,
         "heard_of": last_event_clause(run) if run.running else "",
         "summary": summary,
+        "metric": main_metric_of(result, "val")[0] if result else run.history.metric,
         "facts": _facts(run, summary),
         "pictures": pictures,
         "seconds": _seconds(result, line, summary),
@@ -135,12 +137,10 @@ def _taken_for(c: int, row: list[int], names: list[str]) -> str:
 
 def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
     result = run.result or {}
+    found = [(word, main_metric_of(result, split)) for word, split in (("test", "test"), ("validation", "val"))]
+    numbers = [*((f"{word} {name}", value) for word, (name, value) in found), ("train loss", result.get("train_loss"))]
     facts: list[tuple[str, str | None]] = [
-        (
-            name.replace("val_", "validation ").replace("_", " "),
-            None if result.get(name) is None else f"{result[name]:.4f}",
-        )
-        for name in ("test_accuracy", "val_accuracy", "train_loss")
+        (label, None if value is None else f"{value:.4f}") for label, value in numbers
     ]
     epoch = comparison.epoch_seconds(run)
     moved = sum(summary.bytes.get("network", {}).values())
@@ -185,8 +185,8 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
     missing = []
     if run.result is None:
         missing.append(
-            "There is no result.json: the run has not finished. Numbers are those of its events so far, and test "
-            "accuracy is not known."
+            "There is no result.json: the run has not finished. Numbers are those of its events so far, and nothing "
+            "was tested."
         )
     if line is None:
         missing.append("There is no metrics.jsonl: curves, times and memory over time are not known.")

@@ -15,6 +15,7 @@ from ...storage.store.store import open_store
 from ..config.load import Job, read_toml, resolve
 from ..setup.result import read_result
 from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_locked
+from ..telemetry.main_metric import main_metric_of_epoch
 from .plain import MOST_RANKS, number, ranks, table, whole
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
@@ -95,7 +96,8 @@ class EventHistory:
     steps: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
     """By epoch and step: time, place (in epochs), loss. A repeated step counts as it was the last time."""
     epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By epoch: the fields of `events.EpochDone`, with its ``time``; of a repeated epoch, the last ones."""
+    """By epoch: ``train_loss``, ``validation`` (the value of `metric`), ``seconds``, ``best`` and ``time``; of a
+    repeated epoch, the last ones."""
     levels: list[tuple[float, int, int, int]] = field(default_factory=list)
     """Time, bulks, bytes, bound of the queue that sampling tasks fill."""
     spans: list[StageSpan] = field(default_factory=list)
@@ -105,6 +107,8 @@ class EventHistory:
     """Times of the first and the last event."""
     silences: list[tuple[float, float]] = field(default_factory=list)
     """Begin and end of times without activity, between one generation of the run and the next."""
+    metric: str = "accuracy"
+    """Name of the metric of validations: see `telemetry.main_metric`."""
     unreadable: int = 0
     """Lines that are not events."""
 
@@ -257,9 +261,13 @@ def _take(
             loss, accuracy = (
                 None if event[k] is None else number(event[k], negative=True) for k in ("train_loss", "val_accuracy")
             )
+            name, value = main_metric_of_epoch(
+                {"val_accuracy": accuracy, "metrics": table(event.get("metrics") or {})}
+            ) or (history.metric, None)
+            history.metric = name
             done = {
                 "train_loss": loss,
-                "val_accuracy": accuracy,
+                "validation": None if value is None else number(value, negative=True),
                 "seconds": number(event["seconds"]),
                 "best": bool(event["best"]),
             }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..setup.result import STOPPED
+from ..telemetry.main_metric import main_metric_of
 from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
@@ -75,6 +76,7 @@ class Summary:
             "findings": self.findings,
             **{key: result.get(key, run.config.get(key)) for key in ("system", "dataset", "ranks")},
             **{key: result.get(key) for key in ("val_accuracy", "test_accuracy", "train_loss", "best_epoch")},
+            **{key: result.get(key) or {} for key in ("val_metrics", "test_metrics")},
             "epochs": self.epochs,
             "seconds": {"total": self.total_s, "per_rank": self.seconds},
             "shares": self.shares,
@@ -168,8 +170,8 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
             f" of {config.get('epochs')} asked for; it was stopped (resume with: millrace run --resume --out "
             f"{run.folder})"
         )
-    elif result.get("test_accuracy") is not None:
-        said += f", test accuracy {result['test_accuracy']:.4f}"
+    elif (tested := main_metric_of(result, "test"))[1] is not None:
+        said += f", test {tested[0]} {tested[1]:.4f}"
     if shares:
         largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
         whose = "the rank's" if ranks == "1 rank" else "the ranks'"

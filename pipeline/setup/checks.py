@@ -4,11 +4,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...stages.evaluate.measures import BUILT_IN, is_small
+from ...stages.evaluate.measures import METRICS, is_small, main_metric
 from ...stages.kernels import sampling_backend
+from ...stages.losses import NamedLoss
+from ...stages.messages import Loss
 from ...stages.models.base import Stack
 from ...stages.models.pyg import PyGModel
 from ...stages.train import of_each_seed
+from ...storage.dataset import MATRIX_TASKS
 from ...storage.errors import InputError, first_line, nearest
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
@@ -109,7 +112,7 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
         raise InputError(f"train.monitor is '{train.monitor}', a metric of validations, but {why}; leave it out")
     if train.schedule.name == "plateau" and not (train.evaluate_every and outline.splits["val"]):
         why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
-        raise InputError(f"train.schedule is 'plateau', which follows the validation accuracy, but {why}")
+        raise InputError(f"train.schedule is 'plateau', which follows validations, but {why}")
     if train.schedule.needs_epochs and train.schedule.warmup >= job.epochs:
         raise InputError(
             f"train.schedule.warmup is {train.schedule.warmup:g} epochs of {job.epochs}, which leaves none for "
@@ -125,35 +128,53 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
             )
 
 
-def check_own_code(job: Job, system: System, outline: Outline, model: nn.Module, code: OwnCode) -> None:
-    """Refuse code of the user's own that does not go with the job, and a monitor that names no metric.
+def check_metrics(train: Train, outline: Outline, code: OwnCode) -> None:
+    """Refuse metrics, and a monitor, that the task does not have.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    known = METRICS[outline.task]
+    for name in train.metrics:
+        if name not in known and name not in code.metrics:
+            raise InputError(
+                f"train.metrics has '{name}', but the task is {outline.task}; expected of {', '.join(known)}"
+            )
+    if train.monitor is None:
+        return
+    known, name = (*known, *code.metrics), train.monitor.removeprefix("-")
+    if name not in known:
+        raise InputError(
+            f"train.monitor is '{train.monitor}'; expected one of {', '.join(known)} (the task is {outline.task})"
+            f"{nearest(name, known)}"
+        )
+
+
+def check_own_code(
+    job: Job, system: System, outline: Outline, model: nn.Module, code: OwnCode, loss: Loss | None = None
+) -> None:
+    """Refuse code of the user's own, and a loss, that do not go with the job.
 
     Raises:
         InputError: names the argument to change.
     """
     train = job.train
-    if train.monitor is not None:
-        known = ("accuracy", *BUILT_IN[1:], *code.metrics)
-        name = train.monitor.removeprefix("-")
-        if name not in known:
-            raise InputError(
-                f"train.monitor is '{train.monitor}'; expected one of {', '.join(known)}{nearest(name, known)}"
-            )
     distill = getattr(job.options, "distill", 0)
-    if code.loss is not None and distill:
+    if distill and (code.loss is not None or loss is not None):
+        seen = f"'{loss.name}'" if isinstance(loss, NamedLoss) else "your own"
         raise InputError(
-            f"{system.name}.distill is {distill}, but the loss is your own, which knows no soft labels; leave one out"
+            f"{system.name}.distill is {distill}, but the loss is {seen}, which knows no soft labels; leave one out"
         )
     if code.loss is not None and isinstance(model, Stack) and not isinstance(model, PyGModel):
-        multiclass = outline.task == "multiclass"
-        y = torch.zeros(2, dtype=torch.int64) if multiclass else torch.zeros(2, outline.num_classes)
+        matrix, width = outline.task in MATRIX_TASKS, outline.num_outputs
+        y = torch.zeros(2, width) if matrix else torch.zeros(2, dtype=torch.int64)
         try:
-            of_each_seed(code.loss, torch.zeros(2, outline.num_classes, requires_grad=True), y)
+            of_each_seed(code.loss, torch.zeros(2, width, requires_grad=True), y)
         except InputError:
             raise
         except Exception as e:
             raise InputError(
-                f"the loss fails on logits [2, {outline.num_classes}] and labels {list(y.shape)} "
+                f"the loss fails on logits [2, {width}] and labels {list(y.shape)} "
                 f"({type(e).__name__}: {first_line(e)})"
             ) from e
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -175,9 +196,9 @@ def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> Non
     if not (train.evaluate_every and outline.splits["val"]):
         raise InputError("scheduler is a ReduceLROnPlateau, which follows validations, but there are none; use another")
     by_loss = getattr(system.fetch, "select_by", "") == "val_loss"
-    small = is_small(train.monitor) if train.monitor is not None else by_loss
+    followed = train.monitor or ("loss" if by_loss else main_metric(outline.task))
+    small = is_small(followed)
     if small != (mode == "min"):
-        followed = train.monitor or ("loss" if by_loss else "accuracy")
         raise InputError(
             f"scheduler is a ReduceLROnPlateau(mode='{mode}'), but it follows the metric '{followed}'; make it "
             f"mode='{'min' if small else 'max'}', or set train.monitor, such as 'loss'"

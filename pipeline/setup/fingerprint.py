@@ -15,7 +15,7 @@ from ..config.load import Job
 from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
 
-LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor")
+LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor", "loss")
 """Keys of `train` that versions before did not have."""
 
 

@@ -1,23 +1,36 @@
-"""Construction of a run's model."""
+"""Construction of a run's model, and of its loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ...stages.losses import LOSSES, NamedLoss
+from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
 from ...stages.random import Purpose, stream, torch_seed
-from ...storage.dataset import Dataset, Task
+from ...storage.dataset import Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ..config.load import Job, build
+from ..config.schema import LossOptions
 from ..config.systems import System
+from ..custom.own_code import OwnCode
 from ..interop.model_argument import check_widths
 from .warm_start import with_initial_parameters
 
 TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LOSSES_WITH = {
+    "class_weights": ("cross_entropy", "bce", "focal"),
+    "pos_weight": ("bce", "focal"),
+    "label_smoothing": ("cross_entropy",),
+    "gamma": ("focal",),
+    "delta": ("huber",),
+}
+"""Losses that know each option."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,22 @@ class Outline:
     task: Task
     splits: dict[str, int]
     """Number of nodes in each split."""
+    train_counts: list[list[int]] | None = None
+    """Train nodes with each label, and train nodes whose label is known, for each of C classes; None: not counted."""
+    has_unknown: bool = False
+    """True if some value of a multi-label matrix is not known."""
+
+    @property
+    def num_outputs(self) -> int:
+        """See `Dataset.num_outputs`."""
+        return outputs_of(self.task, self.num_classes)
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "Outline":
-        """The outline of a dataset."""
-        return cls(dataset.name, dataset.num_features, dataset.num_classes, dataset.task, dataset.split_sizes)
+    def of(cls, dataset: Dataset, *, balanced: bool = False) -> "Outline":
+        """The outline of a dataset, with `train_counts` if the loss is balanced by them."""
+        found = cls(dataset.name, dataset.num_features, dataset.num_classes, dataset.task, dataset.split_sizes)
+        counts = train_counts(dataset) if balanced else None
+        return replace(found, train_counts=counts, has_unknown=dataset.has_unknown)
 
 
 def model_of(
@@ -53,7 +77,7 @@ def model_of(
         check_widths(
             module,
             outline.num_features,
-            outline.num_classes,
+            outline.num_outputs,
             outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
         )
@@ -69,7 +93,94 @@ def model_of(
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
         return with_initial_parameters(
-            system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job
+            system.schedule.build(record, outline.num_features, outline.num_outputs).to(dtype), job
         )
 
     return make, {"name": record.name, **vars(record)}, record.name
+
+
+def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | None:
+    """The user's own loss, or the one of ``train.loss``; None if that is the default of a multi-class or multi-label
+    task, which `stages.train` computes without a function of its own.
+
+    Raises:
+        InputError: the loss, or an option, does not go with the task.
+    """
+    if code.loss is not None:
+        if options != LossOptions():
+            given = ", ".join(f"train.loss.{key}" for key in options.model_dump(exclude_defaults=True))
+            raise InputError(f"{given} would not reach the loss, which is your own; set it there")
+        return code.loss
+    task, name = outline.task, options.name or LOSSES[outline.task][0]
+    if name not in LOSSES[task]:
+        raise InputError(
+            f"train.loss is '{name}', but the task is {task}; expected {' or '.join(LOSSES[task])}, or another task "
+            "(read.task)"
+        )
+    given = options.model_dump(exclude_defaults=True)
+    for key, names in LOSSES_WITH.items():
+        if key in given and name not in names:
+            raise InputError(
+                f"train.loss.{key} is {given[key]}, but the loss is '{name}'; it goes with {' or '.join(names)}"
+            )
+    if task == "multilabel" and "class_weights" in given:
+        raise InputError(
+            "train.loss.class_weights are factors of nodes by their class, but the task is multilabel; use "
+            "train.loss.pos_weight"
+        )
+    without_function = task == "multiclass" or (task == "multilabel" and not outline.has_unknown)
+    if without_function and name == LOSSES[task][0] and not given.keys() - {"name"}:
+        return None
+    return NamedLoss(
+        task,
+        name,
+        class_weights=_numbers("class_weights", options.class_weights, outline.num_classes, _balanced, outline),
+        pos_weight=_numbers("pos_weight", options.pos_weight, outline.num_outputs, _balanced_positive, outline),
+        label_smoothing=options.label_smoothing,
+        gamma=options.gamma,
+        delta=options.delta,
+    )
+
+
+def _numbers(key: str, given: Any, count: int, balanced: Any, outline: Outline) -> Tensor | None:
+    """float64 [count], the weights that an option gives."""
+    if given is None:
+        return None
+    if given == "balanced":
+        found = balanced(outline)
+    elif isinstance(given, float):
+        found = [given] * count
+    else:
+        found = list(given)
+    if len(found) != count:
+        raise InputError(
+            f"train.loss.{key} has {len(found)} numbers; the dataset has {count} classes: expected one for each, or "
+            '"balanced"'
+        )
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def train_counts(dataset: Dataset) -> list[list[int]] | None:
+    """See `Outline.train_counts`; None for targets."""
+    own = dataset.labels[dataset.split.train]
+    if dataset.task == "regression":
+        return None
+    if dataset.task == "multilabel":
+        return [(own > 0.5).sum(0).tolist(), (~np.isnan(own)).sum(0).tolist()]
+    own = own[own >= 0]
+    return [np.bincount(own, minlength=dataset.num_classes).tolist(), [len(own)] * dataset.num_classes]
+
+
+def _balanced(outline: Outline) -> list[float]:
+    """n / (C n_c) for n train nodes, n_c of class c, of C classes that occur; 1 for those that do not."""
+    assert outline.train_counts is not None
+    (counts, (nodes, *_)) = outline.train_counts
+    occurring = sum(n > 0 for n in counts)
+    return [nodes / (occurring * n) if n else 1.0 for n in counts]
+
+
+def _balanced_positive(outline: Outline) -> list[float]:
+    """Train nodes without the label for each one with it; 1 where there are none with it."""
+    assert outline.train_counts is not None
+    pairs = list(zip(*outline.train_counts))
+    return [(known - there) / there if there else 1.0 for there, known in pairs[-outline.num_outputs :]]

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import Dataset, counted_outputs
 from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
@@ -44,7 +44,8 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"
-    emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
+    labels = counted_outputs(dataset.task, dataset.num_classes)
+    emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {labels}"))
     for note in dataset.notes:
         emit(Note(with_keys(note)))
     return dataset

@@ -20,7 +20,8 @@ class Parts:
     folder: Path
     dtype: torch.dtype
     """The run's dtype."""
-    multilabel: bool
+    matrix: bool
+    """True if labels are a matrix, not class numbers."""
     num_classes: int | None = field(default=None, kw_only=True)
     """C, if labels are to be checked."""
 
@@ -28,7 +29,7 @@ class Parts:
         """See `Peers.part`. Raises StoreError if the part is damaged."""
         shards, owned, rows = open_shards(self.folder, number)
         with proving(self.folder):
-            if self.num_classes is not None and self.multilabel:
+            if self.num_classes is not None and self.matrix:
                 require(
                     rows.labels.shape[1:] == (self.num_classes,),
                     f"labels of part {number} are {list(rows.labels.shape)}",
@@ -42,7 +43,7 @@ class Parts:
             shards,
             owned,
             self._converted(rows.features),
-            labels.to(self.dtype) if self.multilabel else labels,
+            labels.to(self.dtype) if self.matrix else labels,
             rows.split,
             self,
         )

@@ -11,18 +11,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...stages.messages import Part, Placement
+from ...stages.messages import Loss, Part, Placement
 from ...stages.sample.base import check_kernel
-from ...storage.dataset import Dataset
+from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ..config.load import Job
 from ..config.records import make_system, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
-from .checks import check_available, check_losses, check_model, check_own_code, check_parts, check_update
+from .checks import (
+    check_available,
+    check_losses,
+    check_metrics,
+    check_model,
+    check_own_code,
+    check_parts,
+    check_update,
+)
 from .fingerprint import fingerprint_of
-from .model import TORCH_DTYPES, Outline, model_of
+from .model import TORCH_DTYPES, Outline, loss_of, model_of
 from .parts import Parts
 
 
@@ -44,6 +52,8 @@ class Prepared:
     """The whole data; None if a rank has opened only its own part."""
     code: OwnCode = field(default_factory=OwnCode)
     """The user's own code."""
+    loss: Loss | None = None
+    """The user's own loss, or the configuration's; None: the default of a multi-class or multi-label task."""
 
     @cached_property
     def data(self) -> Placement | Part:
@@ -94,19 +104,21 @@ def prepare(
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
     check_losses(job, system)
-    outline = Outline.of(dataset)
+    outline = Outline.of(dataset, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)
     built = make()
     check_model(job, system, built)
     check_update(job, system, outline, built)
-    check_own_code(job, system, outline, built, code)
+    loss = loss_of(job.train.loss, outline, code)
+    check_metrics(job.train, outline, code)
+    check_own_code(job, system, outline, built, code, loss)
     SYSTEMS.find(system.name).check(job, system, built)
     if system.sample.sampler is not None:
         check_kernel(system.sample.sampler, job.kernel)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
     fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
-    return Prepared(job, outline, system, make, lambda: _placed(job, dataset), fingerprint, name, dataset, code)
+    return Prepared(job, outline, system, make, lambda: _placed(job, dataset), fingerprint, name, dataset, code, loss)
 
 
 def _placed(job: Job, dataset: Dataset) -> Placement:
@@ -116,7 +128,7 @@ def _placed(job: Job, dataset: Dataset) -> Placement:
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
     labels = torch.from_numpy(dataset.labels)
-    if dataset.task != "multiclass":
+    if dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)
     degree = torch.from_numpy(dataset.graph.degree).to(dtype)
     return Placement(dataset.graph, features, labels, degree, dataset.split)
@@ -155,6 +167,8 @@ def prepare_part(
     """
     system = make_system(without_partitioner(job))
     make, _, name = model_of(job, outline, system, model)
-    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
+    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task in MATRIX_TASKS, num_classes=outline.num_classes)
     part = parts.part(system.parts_before(rank))
-    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code or OwnCode())
+    code = code or OwnCode()
+    loss = loss_of(job.train.loss, outline, code)
+    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss)

@@ -220,7 +220,9 @@ def _store_of(dataset: Dataset) -> Path | None:
 def _holds(store: Store, dataset: Dataset) -> bool:
     """True if a store holds this dataset; the numbers in its features are not compared."""
     classes = None if dataset.class_names is None else list(dataset.class_names)
-    if store.meta.get("class_names") != classes or ("node_name_text" in store) != (dataset.node_names is not None):
+    if store.meta.get("task") != dataset.task or store.meta.get("class_names") != classes:
+        return False
+    if ("node_name_text" in store) != (dataset.node_names is not None):
         return False
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)

@@ -16,6 +16,7 @@ from ...storage.dataset import Task
 from ...storage.errors import StoreError, first_line
 from ...storage.plural import counted
 from ..config.plain_values import quoted
+from ..telemetry.main_metric import main_metric_of
 from .run_folder import RESULT, write_atomically
 
 SCHEMA_VERSION = 1
@@ -146,7 +147,8 @@ def _misshapen(result: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None if a split is empty."""
+    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None if a split is empty, and for a
+    regression."""
 
     status: str
     """``done``; or ``stopped`` if the run was asked to end early: numbers are those of its last checkpoint, nothing was
@@ -164,11 +166,11 @@ class Result:
     num_features: int
     """F."""
     num_classes: int
-    """C."""
+    """C: classes, or targets of a regression."""
     task: Task
-    """``multiclass`` or ``multilabel``."""
+    """``multiclass``, ``multilabel``, ``binary`` or ``regression``."""
     class_names: list[str] | None
-    """Names of the classes; None if they are numbered."""
+    """Names of the classes or targets; None if they are numbered."""
     device: str
     """``cpu`` or ``cuda``."""
     dtype: str
@@ -184,9 +186,9 @@ class Result:
     train_loss: float | None
     """Mean loss over the seeds of the last epoch; None if the run diverged, or was stopped in its first epoch."""
     val_accuracy: float | None
-    """Validation accuracy of the best epoch."""
+    """Validation accuracy of the best epoch; None for a regression, whose metrics are in `val_metrics`."""
     test_accuracy: float | None
-    """Test accuracy with the parameters of the best epoch."""
+    """Test accuracy with the parameters of the best epoch; None for a regression."""
     best_epoch: int
     """Counted from 0; -1 if nothing was validated (then the last parameters are kept)."""
     seconds: dict[str, Any]
@@ -225,7 +227,8 @@ class Result:
     out: str
     """The run's folder."""
     val_metrics: dict[str, float | None] = field(default_factory=dict)
-    """Further metrics of the best epoch's validation, by name: those of `train.metrics`, and your own."""
+    """Further metrics of the best epoch's validation, by name: those of `train.metrics`, and your own; of a regression
+    always ``rmse``, ``mae`` and ``r2``."""
     test_metrics: dict[str, float | None] = field(default_factory=dict)
     """The same of the test split."""
     per_class: dict[str, list[float]] | None = None
@@ -240,9 +243,10 @@ class Result:
     """Version of this record's keys."""
 
     def __repr__(self) -> str:
+        found = {split: main_metric_of(vars(self), split) for split in ("val", "test")}
         values = {
-            "validation accuracy": self.val_accuracy,
-            "test accuracy": self.test_accuracy,
+            f"validation {found['val'][0]}": found["val"][1],
+            f"test {found['test'][0]}": found["test"][1],
             "train loss": self.train_loss,
         }
         figures = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)

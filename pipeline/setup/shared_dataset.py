@@ -25,10 +25,12 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     if job.split is None and (source / "manifest.json").exists():
         try:
             place = features_place(source)
+            has_labels = open_store(source, KIND).value("task", str) == dataset.task
         except StoreError:
             pass  # a store of another kind, converted when it was opened
         else:
-            return source.resolve(), place if job.features == "owned" else job.features
+            if has_labels:
+                return source.resolve(), place if job.features == "owned" else job.features
     path = out / FOLDER
     if not path.exists():
         write_dataset(path, dataset, features_format="npy")

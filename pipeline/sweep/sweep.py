@@ -1,6 +1,7 @@
 """A sweep: many runs over shared samples, as tasks of a Dask cluster, and their table."""
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from ...storage.fingerprint import digest_record
 from ..config.load import Job
 from ..config.records import make_system
 from ..config.systems import SYSTEMS
-from ..custom.own_code import split_options
+from ..custom.own_code import split_loss, split_options
 from ..interop.model_argument import as_record_or_module
 from ..interop.user_module import module_named
 from ..precompute import precompute
@@ -26,6 +27,7 @@ from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.main_metric import main_metric_of
 from .grid import Point, points
 from .task import run_one
 
@@ -40,8 +42,8 @@ class Sweep:
     """Its folder, with a run's folder for each."""
     rows: list[dict[str, Any]]
     """For each setting, the best first: ``setting``, ``runs``, ``failed``, mean and standard deviation over seeds of
-    ``val_accuracy``, ``test_accuracy`` (pairs; None if there are none), mean ``epochs`` and ``seconds``, and the
-    ``folders`` of its runs."""
+    ``val_accuracy``, ``test_accuracy`` (pairs; None if there are none; of a regression ``val_rmse``, ``test_rmse``),
+    mean ``epochs`` and ``seconds``, and the ``folders`` of its runs."""
     failures: dict[str, str]
     """Messages of the runs that failed, by folder."""
     sampled_s: float
@@ -102,9 +104,11 @@ def _sweep(
 ) -> Sweep:
     from ..config.aliases import with_options
 
+    loss, options = split_loss(options.pop("loss", None), options)
     given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
     *may_be_code, options = split_options(given[0], given[1], given[2], options)
-    code = {k: options.pop(k) for k in ("loss", "callbacks") if k in options}
+    code = {"callbacks": options.pop("callbacks")} if "callbacks" in options else {}
+    code |= {} if loss is None else {"loss": loss}
     code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
     if not _is_name(options.get("model", "")):
         code["model"] = options.pop("model")
@@ -265,25 +269,40 @@ def _as_tasks(
 def _rows(
     planned: Sequence[Point], out: Path, outcomes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The table of settings, the best first by validation accuracy, and the failures."""
+    """The table of settings, the best first by the main metric of the validation, and the failures."""
     groups: dict[str, list[Point]] = {}
     for point in planned:
         groups.setdefault(json.dumps(point.setting, sort_keys=True), []).append(point)
     rows, failures = [], {p.name: str(o["failed"]) for p in planned if "failed" in (o := outcomes.get(p.name, {}))}
+    metric = "accuracy"
     for group in groups.values():
         results = [r for p in group if _is_done(out / p.name) and (r := read_result(out / p.name)) is not None]
+        scores = {split: [main_metric_of(r, split) for r in results] for split in ("val", "test")}
+        metric = next((name for name, _ in scores["val"]), metric)
         rows.append(
             {
                 "setting": group[0].setting,
                 "runs": len(results),
                 "failed": sum(p.name in failures for p in group),
-                **{key: _spread([r[key] for r in results]) for key in ("val_accuracy", "test_accuracy")},
+                **{f"{split}_{metric}": _spread([v for _, v in found]) for split, found in scores.items()},
                 "epochs": statistics.mean(r["epochs"] for r in results) if results else None,
                 "seconds": statistics.mean(r["seconds"]["total"] for r in results) if results else None,
                 "folders": [p.name for p in group],
             }
         )
-    return sorted(rows, key=lambda row: -row["val_accuracy"][0] if row["val_accuracy"] else 1.0), failures
+    return sorted(rows, key=_place), failures
+
+
+def _place(row: Mapping[str, Any]) -> float:
+    """Key of a setting, the smaller the better; settings without a validation come last."""
+    name, spread = _score(row, "val")
+    return math.inf if spread is None else spread[0] if name == "rmse" else -spread[0]
+
+
+def _score(row: Mapping[str, Any], split: str) -> tuple[str, list[float] | None]:
+    """The main metric of a setting, and its spread."""
+    name = next((name for name in ("accuracy", "rmse") if row.get(f"{split}_{name}") is not None), "accuracy")
+    return name, row.get(f"{split}_{name}")
 
 
 def _spread(values: Sequence[float | None]) -> list[float] | None:
@@ -297,10 +316,12 @@ def _spread(values: Sequence[float | None]) -> list[float] | None:
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of settings for people."""
     keys = list(rows[0]["setting"]) if rows else []
-    lines = [[*keys, "runs", "validation", "test", "epochs", "seconds"]]
+    metrics = {name for row in rows if (name := _score(row, "val")[0]) != "accuracy"}
+    called = f" {metrics.pop()}" if len(metrics) == 1 else ""
+    lines = [[*keys, "runs", f"validation{called}", f"test{called}", "epochs", "seconds"]]
     for row in rows:
         shares = [
-            "none" if s is None else f"{s[0]:.4f} ± {s[1]:.4f}" for s in (row["val_accuracy"], row["test_accuracy"])
+            "none" if s is None else f"{s[0]:.4f} ± {s[1]:.4f}" for s in (_score(row, k)[1] for k in ("val", "test"))
         ]
         runs = f"{row['runs']}" + (f" ({row['failed']} failed)" if row["failed"] else "")
         means = ["" if row[k] is None else f"{row[k]:.{d}f}" for k, d in (("epochs", 0), ("seconds", 1))]

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
+from .main_metric import main_metric_of_epoch
 
 QUIET_S = 2.0
 """Shortest interval between two lines of progress in plain output."""
@@ -98,8 +99,10 @@ class Terminal:
             case StepDone(epoch, step, steps, loss, _):
                 done = epoch + (step + 1) / steps
                 self._advance(f"epoch {epoch + 1}, step {step + 1}/{steps}: loss {loss:.4f}", done, None)
-            case EpochDone(epoch, epochs, loss, accuracy, seconds, best):
-                validated = "" if accuracy is None else f", validation {accuracy:.4f}{' (best)' if best else ''}"
+            case EpochDone(epoch, epochs, loss, _, seconds, best):
+                name, value = main_metric_of_epoch(vars(event)) or ("", None)
+                called = "" if name == "accuracy" else f" {name}"
+                validated = "" if value is None else f", validation{called} {value:.4f}{' (best)' if best else ''}"
                 line = f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}{validated}, {seconds:.2f} s"
                 self._advance(line, epoch + 1, epochs, last=epoch + 1 == epochs)
             case StageEnded(_, _, text):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...stages.messages import Part, Placement, RankJob, StepRules, Validation
+from ...stages.messages import Loss, Part, Placement, RankJob, StepRules, Validation
 from ...storage.checkpoint import CheckpointStore
 from ..config.optimizer import make_optimizer
 from ..config.schema import CheckpointEvery, Train
@@ -45,6 +45,8 @@ class TrainContext:
     """The user's own code."""
     callbacks: Callbacks | None = None
     """Callbacks of the run, if there are any."""
+    loss: Loss | None = None
+    """See `StepRules.loss`."""
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Create the optimiser that the configuration names."""
@@ -57,7 +59,7 @@ class TrainContext:
     def rules(self) -> StepRules:
         """Settings of forward and backward, the same for the whole run."""
         precision, group = self.train.matmul_precision, self.job.group
-        return StepRules(self.job.seed, self.task, precision, group, self.optimizer, self.code.loss)
+        return StepRules(self.job.seed, self.task, precision, group, self.optimizer, self.loss)
 
     def call(self, event: str) -> None:
         """Call the callbacks that wait for an event."""

@@ -1,5 +1,6 @@
 """Evaluation of a model by the ranks of a run: validation after epochs, and the test split in the end."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -121,9 +122,11 @@ def _by_leaders(
             if group.rank == 0:
                 with evaluating(module):
                     found = job.measures.of(*rows, by_class)
-                numbers = torch.tensor([found.accuracy, *(found.values[k] for k in names)], dtype=torch.float64)
+                accuracy = math.nan if found.accuracy is None else found.accuracy
+                numbers = torch.tensor([accuracy, *(found.values[k] for k in names)], dtype=torch.float64)
         group.broadcast(numbers, 0, "control")
         accuracy, *values = numbers.tolist()
+        accuracy = None if math.isnan(accuracy) else accuracy
         return Scored(accuracy, dict(zip(names, values)), None if found is None else found.counts)
 
     return score

@@ -14,6 +14,7 @@ from ...storage.checkpoint import Cursor
 from ...storage.errors import InputError
 from ..setup.resume import Pace
 from ..telemetry.events import EpochDone, Note
+from ..telemetry.metrics_file import finite
 from ..telemetry.timers import Clock
 from .checkpointing import Checkpointer
 from .context import TrainContext, Validate
@@ -161,7 +162,10 @@ class PhaseTraining:
 
     def _record_of(self, found: Validation) -> dict[str, float]:
         """A validation in the record of its epoch."""
-        record = {"val_accuracy": found.accuracy, **{f"val_{name}": value for name, value in found.values.items()}}
+        record = {f"val_{name}": value for name, value in found.values.items()}
+        if found.accuracy is None:
+            return {**record, "merit": found.merit}
+        record = {"val_accuracy": found.accuracy, **record}
         return record if self.context.train.monitor is None else {**record, "merit": found.merit}
 
     def _tell_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
@@ -185,8 +189,8 @@ class PhaseTraining:
         record |= self._record_of(self._validate(self.context.validate, epoch)[0])
         self.progress.unvalidated = False
         if is_leader(self.context.job.group):
-            text = f"validation accuracy after epoch {epoch + 1}, left out before: {record['val_accuracy']:.4f}"
-            self.context.emit(Note(text))
+            name, value = next((k[4:], v) for k, v in record.items() if k.startswith("val_"))
+            self.context.emit(Note(f"validation {name} after epoch {epoch + 1}, left out before: {value:.4f}"))
 
     def _validate(self, whole: Validate, epoch: int) -> tuple[Validation, bool]:
         """Validation after `epoch`, and whether it is the best so far."""
@@ -228,5 +232,10 @@ class PhaseTraining:
         self.clock.add("forward_backward", time.perf_counter() - start - waited)
         record = {**results, "name": self.phase.name, "epochs": progress.cursor.step // len(self.steps)}
         if progress.best_epoch >= 0:
-            record |= {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy}
+            record["best_epoch"] = progress.best_epoch
+            record |= (
+                {"val_accuracy": progress.best_accuracy}
+                if progress.best_accuracy >= 0
+                else {f"val_{name}": finite(value) for name, value in progress.best_values.items()}
+            )
         progress.phases.append(record)

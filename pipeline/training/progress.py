@@ -25,6 +25,7 @@ class Progress:
     """Merit of the best epoch so far. This and the next five are of the current phase, where each phase has a best
     epoch of its own."""
     best_accuracy: float = -1.0
+    """-1 for a regression, whose metrics are in `best_values`."""
     best_epoch: int = -1
     best_state: dict[str, Any] = field(default_factory=dict)
     best_values: dict[str, float] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Progress:
         if not found.merit > self.best_merit:
             self.since_best += 1
             return False
-        self.best_merit, self.best_accuracy = found.merit, found.accuracy
+        self.best_merit, self.best_accuracy = found.merit, -1.0 if found.accuracy is None else found.accuracy
         self.best_values = dict(found.values)
         self.best_epoch, self.since_best = epoch, 0
         self.keep(model)

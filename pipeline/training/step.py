@@ -90,7 +90,7 @@ class StepRunner:
         context = self.context
         if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
             return None
-        if not context.system.reduce.counts_seeds_alike or context.code.loss is not None:
+        if not context.system.reduce.counts_seeds_alike or context.loss is not None:
             return None
         alone = self.steps.per_step == context.job.group.size
         return self.fetcher.recorded(self.module, self.rules, self.parameters, alone)

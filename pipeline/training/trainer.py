@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.measures import BUILT_IN, Measures, Scored
+from ...stages.evaluate.gathered import ERRORS
+from ...stages.evaluate.measures import METRICS, Measures, Scored, main_metric
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
@@ -170,7 +171,9 @@ def train_and_evaluate(
         if group.rank == 0:
             save_model(out / MODEL, model)
         if callbacks is not None and test is not None:
-            callbacks.run.metrics |= {f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items()}
+            callbacks.run.metrics |= {
+                f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
+            }
     return _report(progress, group.rank, ledger, clock, sha256, test)
 
 
@@ -239,11 +242,11 @@ def _rank_job(
 
 def measures_of(prepared: Prepared) -> Measures:
     """Metrics of a run's validations and tests."""
-    train, code = prepared.job.train, prepared.code
-    monitored = (train.monitor or "accuracy").removeprefix("-")
-    wanted = {*train.metrics, *([] if monitored in code.metrics else [monitored])}
-    names = [name for name in BUILT_IN if name in wanted - {"accuracy"}]
-    return Measures(prepared.outline.task, names, code.metrics, code.loss, train.monitor)
+    train, code, task = prepared.job.train, prepared.code, prepared.outline.task
+    monitored = (train.monitor or main_metric(task)).removeprefix("-")
+    wanted = {*train.metrics, monitored, *(ERRORS if task == "regression" else ())} - {"accuracy", *code.metrics}
+    names = [name for name in METRICS[task] if name in wanted]
+    return Measures(task, names, code.metrics, prepared.loss, train.monitor)
 
 
 def _train(
@@ -286,6 +289,7 @@ def _train(
         save,
         prepared.code,
         callbacks,
+        prepared.loss,
     )
     epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
     emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))

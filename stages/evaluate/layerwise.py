@@ -294,8 +294,10 @@ def evaluate(
     in `infer`; `group` as in `outputs`.
 
     Raises:
-        InputError: an unknown split, or see `infer`.
+        InputError: an unknown split, another task than multi-class and multi-label, or see `infer`.
     """
+    if dataset.task not in ("multiclass", "multilabel"):
+        raise InputError(f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.of")
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
     rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
     found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
@@ -348,7 +350,7 @@ def micro_f1(logits: Tensor, labels: Tensor) -> float:
 
     Args:
         logits: [n, C].
-        labels: [n, C] of 0 and 1.
+        labels: [n, C] of 0 and 1, or NaN where not known.
     """
     return quotient(tally(logits, labels))
 
@@ -362,7 +364,7 @@ def tally(logits: Tensor, labels: Tensor) -> Tensor:
         counts = torch.full((2,), len(labels), dtype=torch.float64, device=logits.device)
         counts[0] = (logits.argmax(dim=1) == labels).sum()
         return counts
-    said, true = logits > 0, labels > 0.5
+    said, true = (logits > 0) & ~labels.isnan(), labels > 0.5
     return torch.stack([2 * (said & true).sum(), said.sum() + true.sum()]).double()
 
 

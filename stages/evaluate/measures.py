@@ -2,24 +2,43 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...storage.dataset import Task
 from ...storage.errors import InputError
 from ..comm.base import Group
 from ..messages import Loss, Validation
 from ..train import summed_loss
+from .gathered import ERRORS, GATHERED, RANKED, gathered_metric
 from .layerwise import quotient, tally
 
+_OF_CLASSES = ("accuracy", "loss", "macro_f1", "micro_f1", *RANKED)
+METRICS: dict[Task, tuple[str, ...]] = {
+    "multiclass": _OF_CLASSES,
+    "multilabel": _OF_CLASSES,
+    "binary": _OF_CLASSES,
+    "regression": (*ERRORS, "loss"),
+}
+"""Metrics of each task by name, the main one first: the accuracy (multi-label: micro-F1), or the root of the mean
+squared error."""
 BUILT_IN = ("accuracy", "loss", "macro_f1")
-"""Metrics by name: accuracy (multi-label: micro-F1), the mean training loss, and the mean of the classes' F1."""
+"""Metrics whose names a user's own cannot have."""
+SMALL = ("loss", "rmse", "mae")
+"""Metrics that are better when they are smaller."""
 MOST_CLASSES = 256
 """Classes up to which the test split's confusion matrix is counted."""
 
 Metric = Callable[[Tensor, Tensor], Any]
 """A user's metric: logits [n, C] and labels of a split's nodes to a number."""
+
+
+def main_metric(task: Task) -> str:
+    """Metric that chooses the best epoch if nothing else is asked for."""
+    return METRICS[task][0]
 
 
 @dataclass(frozen=True)
@@ -41,12 +60,18 @@ class Counts:
         there = self.per_class[1:].sum(0) > 0
         return float(self.f1()[there].mean()) if there.any() else 0.0
 
+    def micro_f1(self) -> float:
+        """F1 over all (node, class) pairs together; 0 if nothing is there or given."""
+        right, said, true = self.per_class.sum(1).tolist()
+        return 2 * right / (said + true) if said + true else 0.0
+
 
 @dataclass(frozen=True)
 class Scored:
     """Result of one evaluation of a split."""
 
-    accuracy: float
+    accuracy: float | None
+    """None for a regression."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Further metrics by name."""
     counts: Counts | None = None
@@ -57,57 +82,74 @@ class Scored:
 class Measures:
     """Metrics of the outputs for a split's nodes."""
 
-    task: Literal["multiclass", "multilabel"] = "multiclass"
+    task: Task = "multiclass"
     names: Sequence[str] = ()
-    """Built-in metrics besides accuracy: ``loss``, ``macro_f1``."""
+    """Built-in metrics besides accuracy, of `METRICS`."""
     own: Mapping[str, Metric] = field(default_factory=dict)
     """The user's metrics by name."""
     loss: Loss | None = None
-    """The user's loss; None: that of the task."""
+    """The run's loss; None: the default of the task."""
     monitor: str | None = None
     """Metric that chooses the best epoch, with a minus in front if it is to be small; None: the system's own choice,
-    accuracy as a rule."""
+    the task's main metric as a rule."""
 
     @property
     def all_names(self) -> tuple[str, ...]:
         """Names of all metrics besides accuracy."""
         return (*self.names, *self.own)
 
+    @property
+    def _of_all_rows(self) -> dict[str, Metric]:
+        """Metrics that need all rows of a split at once."""
+        built_in = {n: partial(gathered_metric, n, self.task) for n in self.names if n in GATHERED}
+        return {**built_in, **self.own}
+
+    def _counts(self, by_class: bool) -> bool:
+        """True if more than accuracy is added up."""
+        return by_class or any(name not in GATHERED for name in self.names)
+
     def sums(self, logits: Tensor, labels: Tensor, by_class: bool = False) -> Tensor:
-        """Numbers behind accuracy and the built-in metrics, float64 on the host. Those of several sets of rows may be
-        added up.
+        """Numbers behind accuracy and the metrics that can be added up, float64 on the host. Those of several sets of
+        rows may be added up.
 
         Args:
             logits: [n, W].
-            labels: int64 [n], or [n, W] of 0 and 1.
+            labels: int64 [n], or floating [n, W].
             by_class: count the confusion matrix too.
         """
-        found = [tally(logits, labels).cpu()]
-        if self.names or by_class:
+        is_regression, classes = self.task == "regression", self._by_class(logits)
+        found = [torch.zeros(2, dtype=torch.float64) if is_regression else tally(classes, labels).cpu()]
+        if self._counts(by_class):
             loss = summed_loss(logits, labels, self.task, loss=self.loss) if len(labels) else torch.zeros(())
             found.append(torch.tensor([float(loss), len(labels)], dtype=torch.float64))
-            found.append(_per_class(logits, labels).flatten())
-        if by_class and _has_confusion(logits, labels):
-            found.append(_confusion(logits, labels).flatten())
+            if not is_regression:
+                found.append(_per_class(classes, labels).flatten())
+        if by_class and not is_regression and _has_confusion(classes, labels):
+            found.append(_confusion(classes, labels).flatten())
         return torch.cat(found)
 
-    def scored(self, sums: Tensor, width: int, own: Mapping[str, float], by_class: bool = False) -> Scored:
+    def scored(self, sums: Tensor, width: int, gathered: Mapping[str, float], by_class: bool = False) -> Scored:
         """The metrics from `sums` over all rows.
 
         Args:
             sums: as `sums` makes them.
             width: W.
-            own: values of the user's metrics.
+            gathered: values of the metrics that need all rows.
             by_class: as in `sums`.
         """
-        values: dict[str, float] = {}
+        is_regression, width = self.task == "regression", 2 if self.task == "binary" else width
+        known: dict[str, float] = dict(gathered)
         counts = None
-        if self.names or by_class:
+        if self._counts(by_class):
+            known["loss"] = float(sums[2] / sums[3].clamp(min=1))
+        if self._counts(by_class) and not is_regression:
             per_class, rest = sums[4 : 4 + 3 * width].view(3, width), sums[4 + 3 * width :]
             counts = Counts(per_class, rest.view(width, width) if len(rest) else None)
-            known = {"loss": float(sums[2] / sums[3].clamp(min=1)), "macro_f1": counts.macro_f1()}
-            values = {name: known[name] for name in self.names}
-        return Scored(quotient(sums[:2]), {**values, **own}, counts if by_class else None)
+            known |= {"macro_f1": counts.macro_f1(), "micro_f1": counts.micro_f1()}
+            known |= gathered  # a user's own may be called micro_f1
+        values = {name: known[name] for name in self.all_names}
+        accuracy = None if is_regression else quotient(sums[:2])
+        return Scored(accuracy, values, counts if by_class else None)
 
     def of(self, logits: Tensor, labels: Tensor, by_class: bool = False) -> Scored:
         """All metrics of rows that one process holds.
@@ -115,39 +157,44 @@ class Measures:
         Raises:
             InputError: a user's metric gives no number.
         """
-        own = {name: _number(name, metric(logits, labels)) for name, metric in self.own.items()}
-        return self.scored(self.sums(logits, labels, by_class), logits.shape[1], own, by_class)
+        gathered = {name: _number(name, metric(logits, labels)) for name, metric in self._of_all_rows.items()}
+        return self.scored(self.sums(logits, labels, by_class), logits.shape[1], gathered, by_class)
 
     def over_ranks(self, logits: Tensor, labels: Tensor, group: Group, by_class: bool = False) -> Scored:
-        """All metrics of rows that ranks hold, the same on every rank. All call this at once. For the user's metrics
-        the first rank gets all rows."""
-        sums = self.sums(logits, labels, by_class)
+        """All metrics of rows that ranks hold, the same on every rank. All call this at once. For metrics that need all
+        rows, the first rank gets them."""
+        sums, metrics = self.sums(logits, labels, by_class), self._of_all_rows
         group.all_reduce(sums, "control")
-        own = torch.zeros(len(self.own), dtype=torch.float64)
-        if self.own:
+        values = torch.zeros(len(metrics), dtype=torch.float64)
+        if metrics:
             rows = [_gathered(x, group) for x in (logits, labels)]
             if group.rank == 0:
-                own = torch.tensor([_number(k, m(*rows)) for k, m in self.own.items()], dtype=torch.float64)
-            group.broadcast(own, 0, "control")
-        return self.scored(sums, logits.shape[1], dict(zip(self.own, own.tolist())), by_class)
+                values = torch.tensor([_number(k, m(*rows)) for k, m in metrics.items()], dtype=torch.float64)
+            group.broadcast(values, 0, "control")
+        return self.scored(sums, logits.shape[1], dict(zip(metrics, values.tolist())), by_class)
+
+    def _by_class(self, logits: Tensor) -> Tensor:
+        """[n, C], the logits of each class: one column stands for two, of which the first is 0."""
+        return torch.cat([torch.zeros_like(logits), logits], 1) if self.task == "binary" else logits
 
     def validation(self, scored: Scored, merit: float | None = None) -> Validation:
         """The result of a validation.
 
         Args:
             scored: the metrics.
-            merit: the system's own choice of what is to be large; None: accuracy.
+            merit: the system's own choice of what is to be large; None: the task's main metric.
         """
-        if self.monitor is not None:
-            name = self.monitor.removeprefix("-")
-            value = {"accuracy": scored.accuracy, **scored.values}[name]
-            merit = -value if is_small(self.monitor) else value
-        return Validation(scored.accuracy, scored.accuracy if merit is None else merit, scored.values)
+        if self.monitor is not None or merit is None:
+            monitor = self.monitor or main_metric(self.task)
+            value = {"accuracy": scored.accuracy, **scored.values}[monitor.removeprefix("-")]
+            assert isinstance(value, float)
+            merit = -value if is_small(monitor) else value
+        return Validation(scored.accuracy, merit, scored.values)
 
 
 def is_small(monitor: str) -> bool:
-    """True if the metric that a monitor names is to be small: with a minus in front, and the loss."""
-    return monitor.startswith("-") or monitor == "loss"
+    """True if the metric that a monitor names is to be small: with a minus in front, the loss, and errors."""
+    return monitor.startswith("-") or monitor in SMALL
 
 
 def _number(name: str, value: Any) -> float:
@@ -165,7 +212,7 @@ def _per_class(logits: Tensor, labels: Tensor) -> Tensor:
         said = logits.argmax(1) if len(logits) else labels
         counted = (said[said == labels], said, labels)
         return torch.stack([torch.bincount(x, minlength=width)[:width] for x in counted]).double().cpu()
-    positive, true = logits > 0, labels > 0.5
+    positive, true = (logits > 0) & ~labels.isnan(), labels > 0.5
     return torch.stack([(positive & true).sum(0), positive.sum(0), true.sum(0)]).double().cpu()
 
 

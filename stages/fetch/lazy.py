@@ -45,7 +45,7 @@ class LazyFetch:
     """Exchanges rows of other ranks once before each phase that reads neighbours."""
 
     select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
-    """Criterion of a phase's best epoch: highest accuracy or lowest loss."""
+    """Criterion of a phase's best epoch: the task's main metric, such as the highest accuracy, or the lowest loss."""
     clients: bool = False
     """Divide the work by clients, for policies that train each client by itself."""
 
@@ -107,7 +107,7 @@ class LazyRows:
         asked = replace(measures, names=(*measures.names, "loss")) if by_loss else measures
         scored = asked.over_ranks(logits, y, self._job.group)
         kept = {name: scored.values[name] for name in measures.all_names}
-        merit = -scored.values["loss"] if by_loss else scored.accuracy
+        merit = -scored.values["loss"] if by_loss else None
         return measures.validation(replace(scored, values=kept), merit)
 
     def finish(self, module: nn.Module) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 import numpy as np
 
-from ....storage.dataset import Dataset
+from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError
 from ....storage.features import MemoryFeatures
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
 from .class_names import numbered_text
-from .columns import clean_features, clean_labels
+from .columns import clean_features
 from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges, clean_ordered
+from .labels import clean_labels
 from .options import ReadOptions
 from .raw import AnyArray, Raw
 from .splits import make_split
@@ -47,9 +48,13 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         )
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
-    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
-    if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
-        class_names = names_of_classes(labels, num_classes)
+    y, num_classes, task = clean_labels(
+        labels, options, notes, named=class_names is not None, nulls=raw.nulls, task=raw.task
+    )
+    if task in MATRIX_TASKS:
+        class_names = raw.label_names
+    elif options.label_gaps == "compact" and class_names is None:
+        class_names = names_of_classes(labels, y, num_classes)
     x = clean_features(raw.features, graph, options, notes)
     names = raw.node_names
     stored = (
@@ -73,9 +78,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     ).check()
 
 
-def names_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
-    """Names of classes that have been renumbered; None if none have."""
-    used = np.unique(labels[labels >= 0]).astype(np.int64)
+def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:
+    """Names of classes that have been renumbered from `labels` to `y`; None if none have."""
+    used = np.unique(labels.reshape(-1)[y >= 0]).astype(np.int64)
     return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
 
 

@@ -1,129 +1,21 @@
-"""Cleaning of labels and features into the arrays of a `Dataset`."""
+"""Cleaning of features into the rows of a `Dataset`."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.dataset import Task
 from ....storage.errors import InputError
 from ....storage.graph import Graph
 from ....storage.plural import are, counted, were
 from .options import ReadOptions
-from .raw import AnyArray
 
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
 """Size in bytes above which sparse features with fewer than one value in so many are refused, since rows are dense."""
-FEW_CLASSES = 1000
-"""Number of classes up to which empty ones are not worth an error."""
 LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
 CONSTANT = 1e-9
 """Relative standard deviation up to which a column counts as constant."""
-
-
-def clean_labels(
-    labels: AnyArray, options: ReadOptions, notes: list[str], *, named: bool = False
-) -> tuple[npt.NDArray[Any], int, Task]:
-    """Labels, number of classes and task.
-
-    Args:
-        labels: [V] or [V, 1] class numbers, -1 for unlabelled; or [V, C > 1] of 0 and 1, several of which may be set.
-        options: treatment of NaN and of empty classes.
-        notes: a sentence is appended for each repair.
-        named: classes have names in the input, so that -1 cannot be one of them.
-
-    Returns:
-        int64 [V], C, "multiclass"; or float32 [V, C], C, "multilabel".
-
-    Raises:
-        InputError: names the defect and, where there is one, the option that resolves it.
-    """
-    if labels.ndim not in (1, 2):
-        raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
-    if labels.dtype == np.bool_:
-        labels = labels.astype(np.int64)
-    if labels.dtype.kind not in "biuf":
-        raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
-    if labels.ndim == 2 and labels.shape[1] != 1:
-        return _multilabel(labels), labels.shape[1], "multilabel"
-    y = _class_numbers(labels.reshape(-1), options, notes)
-    if len(y) and y.min() < -1:
-        raise InputError(
-            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the "
-            "labels"
-        )
-    labelled = y >= 0
-    if not labelled.any():
-        raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
-    if bare := int((~labelled).sum()):
-        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
-        if len(only := np.unique(y[labelled])) == 1 and not named:
-            notes.append(
-                f"Besides -1 (unlabelled), all labels are {only[0]}, so that one class is left: if -1 is a class, "
-                "number the classes 0 and 1."
-            )
-    return *_label_gaps(y, labelled, options, notes), "multiclass"
-
-
-def _multilabel(labels: AnyArray) -> npt.NDArray[np.float32]:
-    if labels.shape[1] == 0:
-        raise InputError("labels have shape [V, 0]; expected at least one column")
-    if not np.isin(labels, (0, 1)).all():
-        raise InputError(
-            f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 "
-            "and 1, or one column of class numbers"
-        )
-    return labels.astype(np.float32)
-
-
-def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.int64]:
-    if np.issubdtype(y.dtype, np.integer):
-        return y.astype(np.int64)
-    missing = np.isnan(y)
-    if count := int(missing.sum()):
-        if options.nan_labels == "error":
-            raise InputError(
-                f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct "
-                "them"
-            )
-        notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
-        y = np.where(missing, -1, y)
-    if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
-        bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
-        raise InputError(
-            f"labels are non-integer (first: {bad}); expected class numbers: regression targets are not supported"
-        )
-    return y.astype(np.int64)
-
-
-def _label_gaps(
-    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str]
-) -> tuple[npt.NDArray[np.int64], int]:
-    used, compact = np.unique(y[labelled], return_inverse=True)
-    num_classes = int(used[-1]) + 1
-    empty = num_classes - len(used)
-    if not empty:
-        return y, num_classes
-    seen = (
-        f"labels go up to {used[-1]:,}, but {counted(empty, 'class', 'classes')} of {num_classes:,} "
-        f"{'has' if empty == 1 else 'have'} no labelled node"
-    )
-    if options.label_gaps == "compact":
-        y = y.copy()
-        y[labelled] = compact
-        notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
-        return y, len(used)
-    if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
-        raise InputError(
-            f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the labels"
-        )
-    notes.append(f"The {seen} (label_gaps=compact renumbers them).")
-    return y, num_classes
-
-
-def _keep(num_classes: int) -> str:
-    return " or label_gaps=keep" if num_classes <= FEW_CLASSES else ""
 
 
 def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:

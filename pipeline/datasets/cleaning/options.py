@@ -3,9 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
+from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
-FREE = ("nodes_file", "feature_columns")
+FREE = ("nodes_file", "feature_columns", "label_columns", "ignored_labels")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -48,8 +49,17 @@ class ReadOptions:
     normalize_features: Literal["none", "row", "standard", "binary"] = "none"
     """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
     mean, divided by its standard deviation; binary: 1 where not zero."""
+    task: Task | None = None
+    """Task of the labels: multiclass, binary, multilabel or regression. None: text, flags and whole numbers are classes
+    (multiclass), a matrix of 0 and 1 is multilabel, and other numbers are targets (regression)."""
+    label_columns: str | tuple[str, ...] | None = None
+    """Columns of a table of nodes to use as labels, in this order: names, or a text such as "age,income". None: label,
+    or label_0, label_1, ..."""
+    ignored_labels: int | tuple[int, ...] | None = None
+    """Class numbers that are read as unlabelled, such as 255 or -100; nodes with them are left out of the stored
+    split."""
     nan_labels: Literal["error", "unlabelled"] = "error"
-    """NaN among class numbers. unlabelled: read them as -1."""
+    """NaN among class numbers. unlabelled: read them as -1. A target that is NaN is not known."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
     """Class numbers without nodes. keep: the class exists and stays empty; compact: renumber the classes that occur."""
     overlapping_splits: Literal["error", "first"] = "error"
@@ -60,26 +70,44 @@ class ReadOptions:
     @property
     def named_features(self) -> tuple[str, ...] | None:
         """The names in `feature_columns`."""
-        given = self.feature_columns
-        return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
+        return _names(self.feature_columns)
+
+    @property
+    def named_labels(self) -> tuple[str, ...] | None:
+        """The names in `label_columns`."""
+        return _names(self.label_columns)
+
+    @property
+    def ignored(self) -> tuple[int, ...]:
+        """The numbers in `ignored_labels`."""
+        given = self.ignored_labels
+        return () if given is None else (given,) if isinstance(given, int) else given
 
     def __post_init__(self) -> None:
-        columns = self.feature_columns
-        if isinstance(columns, list):
-            object.__setattr__(self, "feature_columns", tuple(columns))
-        elif not (columns is None or isinstance(columns, str | tuple)):
-            raise InputError(f"feature_columns is {columns!r}; expected names of columns such as ('age', 'income')")
-        if not all(isinstance(c, str) and c for c in self.named_features or ()):
-            raise InputError(f"feature_columns is {columns!r}; expected names of columns such as ('age', 'income')")
+        for key in ("feature_columns", "label_columns", "ignored_labels"):
+            if isinstance(given := getattr(self, key), list):
+                object.__setattr__(self, key, tuple(given))
+        for key in ("feature_columns", "label_columns"):
+            given = getattr(self, key)
+            if not (given is None or isinstance(given, str | tuple)) or not all(
+                isinstance(c, str) and c for c in _names(given) or ()
+            ):
+                raise InputError(f"{key} is {given!r}; expected names of columns such as ('age', 'income')")
+        if not (isinstance(self.ignored, tuple) and all(type(c) is int for c in self.ignored)):
+            raise InputError(f"ignored_labels is {self.ignored_labels!r}; expected class numbers such as (255, -100)")
         for f in fields(self):
             if f.name in FREE:
                 continue
             value = getattr(self, f.name)
-            allowed = get_args(Direction) if f.name == "direction" else get_args(f.type)
-            if value not in allowed and not (f.name == "direction" and value is None):
+            allowed = {"direction": get_args(Direction), "task": TASKS}.get(f.name) or get_args(f.type)
+            if value not in allowed and not (f.name in ("direction", "task") and value is None):
                 raise InputError(
                     f"{f.name} is {value!r}; expected one of {', '.join(allowed)}{nearest(str(value), allowed)}"
                 )
+
+
+def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
 
 
 DEFAULT_OPTIONS = ReadOptions()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.dataset import Task
 from ....storage.node_names import NodeNames
 from .options import Direction
 
@@ -65,3 +66,9 @@ class Raw:
     """Names of nodes in the source; None if they are 0 to V - 1."""
     class_names: tuple[str, ...] | None = None
     """Names of classes in the source; None if they are 0 to C - 1."""
+    label_names: tuple[str, ...] | None = None
+    """Names of the columns of `labels` in the source; None if they are numbered."""
+    nulls: int = 0
+    """NaN among `labels` that stand for a missing value."""
+    task: Task | None = None
+    """Task according to the source; None: it follows from `labels`."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....stages.random import Purpose, permutation, stream
-from ....storage.dataset import SPLITS, IdArray, Split
+from ....storage.dataset import SPLITS, IdArray, Split, is_labelled
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
 from .options import ReadOptions
@@ -68,7 +68,7 @@ def make_split(
     """The split described by `text`: a pure function of the labels, the text and the seed.
 
     Args:
-        labels: int64 [V] with -1 for unlabelled, or float32 [V, C].
+        labels: int64 [V] with -1 for unlabelled, or float32 [V, C] with NaN.
         stored: the source's split: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None if it
             has none.
         text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else
@@ -113,7 +113,8 @@ def make_split(
 def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
     if labels.ndim == 2:
         raise InputError(
-            "split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2"
+            "split=random counts nodes per class, but the labels are a matrix (multi-label, or targets); use "
+            "split=fraction:0.6,0.2"
         )
     key = stream(seed, Purpose.SPLIT)
     parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
@@ -130,7 +131,7 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
 
 
 def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
-    labelled = np.flatnonzero(labels >= 0) if labels.ndim == 1 else np.arange(len(labels))
+    labelled = np.flatnonzero(is_labelled(labels))
     ids = permutation(stream(seed, Purpose.SPLIT), labelled)
     train = max(1, round(spec.train * len(ids)))
     val = min(len(ids) - train, round(spec.val * len(ids)))
@@ -162,8 +163,7 @@ def clean_split(
             )
             ids[name] = ids[name][~taken[ids[name]]]
         taken[ids[name]] = True
-        if labels.ndim == 1:
-            ids[name] = _labelled(name, ids[name], labels, options, notes)
+        ids[name] = _labelled(name, ids[name], labels, options, notes)
     split = Split(*(ids[name] for name in SPLITS))
     _require_train(split)
     notes += [f"The stored split has no {name} nodes." for name in SPLITS[1:] if not len(ids[name])]
@@ -199,16 +199,17 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
 
 
 def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]) -> IdArray:
-    bare = ids[labels[ids] < 0]
+    labelled = is_labelled(labels[ids])
+    bare = ids[~labelled]
     if not len(bare):
         return ids
-    if options.unlabelled_in_split == "error":
+    if options.unlabelled_in_split == "error" and not options.ignored:
         raise InputError(
             f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; set "
             "unlabelled_in_split=drop, or give labels"
         )
     notes.append(f"{counted(len(bare), 'unlabelled node')} of the {name} split {were(len(bare))} dropped.")
-    return ids[labels[ids] >= 0]
+    return ids[labelled]
 
 
 def _require_train(split: Split) -> None:

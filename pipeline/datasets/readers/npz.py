@@ -4,7 +4,8 @@ Keys (`allow_pickle=False`; others are ignored):
 
 =====================  ==========================================================================================
 edge_index             int [2, E]; row 0 the sources, row 1 the destinations
-y                      [V] class numbers, -1 for unlabelled; or [V, C] of 0 and 1 for multi-label
+y                      [V] class numbers, -1 for unlabelled; [V, C] of 0 and 1 for multi-label; or floating-point
+                       targets [V] or [V, C], NaN where not known
 x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indices``, ``x_data``, ``x_shape``
                        (V, F); or absent
 train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]

@@ -3,9 +3,10 @@
 =========  ==========================================================================================================
 edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional
            ``weight``
-nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``,
-           integers or text (without it, row number); optional ``split``: "train", "val", "test" or null; features as
-           `feature_columns` names them, or as one list column ``features`` or ``x``, or as numeric columns
+nodes      ``label`` class number or text (null, empty or -1: unlabelled), a list of 0 and 1, or targets (one number or
+           a list, null is not known), or ``label_0, label_1, ...``, or columns that `label_columns` names; optional
+           ``id``, integers or text (without it, row number); optional ``split``: "train", "val", "test" or null;
+           features as `feature_columns` names them, or as one list column ``features`` or ``x``, or as numeric columns
            ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the order of their numbers; null is NaN
 =========  ==========================================================================================================
 
@@ -32,9 +33,10 @@ from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Raw
 from .csv_file import is_csv
 from .parquet_rapids import ordered_edges
-from .tables import files_of, nodes_beside, read_table
+from .tables import files_of, is_label, nodes_beside, read_table
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
+_LABEL = re.compile(r"label_(\d+)")
 SHOWN_COLUMNS = 8
 """Most columns named in a note."""
 
@@ -67,7 +69,9 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
     edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
     notes: list[str] = []
-    labels, class_names = labels_of(column_of(nodes, "label", "nodes", source))
+    columns_of_labels = label_columns(nodes, source, options)
+    labels, class_names, nulls = labels_of(nodes, columns_of_labels)
+    given = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
     features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
     split = _split(nodes)
     if edges is None:
@@ -75,7 +79,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         ordered = ordered_edges(edge_files, len(labels), ids, options)
         if ordered is not None:
             none = np.empty(0, np.int64)
-            found = Raw(name, none, none, labels, features, split=split, ordered=ordered)
+            found = Raw(name, none, none, labels, features, split=split, ordered=ordered, **given)
             return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
@@ -101,7 +105,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             if sorted_ids is not None:
                 names, ends = numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
     weight = numbers_of(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
-    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split)
+    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split, **given)
     return _finished(raw, order, names, class_names, notes)
 
 
@@ -191,25 +195,44 @@ def _lengths(lists: Any) -> npt.NDArray[np.integer]:
     )
 
 
-def labels_of(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
-    """Class numbers, and the names of the classes if they are text."""
+def label_columns(nodes: pa.Table, source: Path | str, options: ReadOptions) -> tuple[str, ...]:
+    """Names of the columns that hold labels, in order; the table may be empty.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    wanted = options.named_labels
+    if wanted is None:
+        of_number = {int(m[1]): key for key in nodes.column_names if (m := _LABEL.fullmatch(key))}
+        wanted = ("label",) if "label" in nodes.column_names or not of_number else _by_value(of_number)
+    # A column with another name for labels has been renamed.
+    wanted = tuple("label" if c not in nodes.column_names and is_label(c) else c for c in wanted)
+    for key in wanted:
+        _ = column_of(nodes, key, "nodes", source)
+    return wanted
+
+
+def labels_of(nodes: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[str, ...] | None, int]:
+    """Class numbers or targets [V] of one column, or [V, C] of several or of one of lists; the names of the classes if
+    they are text; and the number of NaN that stand for nulls among class numbers."""
+    if len(columns) > 1:
+        return np.stack([numbers_of(nodes[c], f"nodes.{c}") for c in columns], axis=1), None, 0
+    (key,) = columns
+    column = nodes[key]
     if is_list(column.type):
-        return matrix_of(column, "nodes.label"), None
+        return matrix_of(column, f"nodes.{key}"), None, 0
     if is_text(column.type):
-        return numbered(column)
-    if pa.types.is_null(column.type) or (
-        column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
-    ):
-        column = column.cast(pa.int64()).fill_null(-1)
-    elif column.null_count and pa.types.is_floating(column.type):
-        column = column.fill_null(-1.0)
-    return numbers_of(column, "nodes.label"), None
+        return *numbered(column), 0
+    if pa.types.is_null(column.type) or (column.null_count and pa.types.is_integer(column.type)):
+        column = column.cast(pa.float64(), safe=False)
+    return numbers_of(column, f"nodes.{key}"), None, column.null_count
 
 
 def chosen_features(nodes: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
     """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
     noted."""
-    others = [c for c in nodes.column_names if c and c not in ("id", "label", "split")]
+    taken = ("id", "split", "label", *label_columns(nodes, source, options))
+    others = [c for c in nodes.column_names if c and c not in taken]
     wanted = options.named_features
     if wanted == ("*",):
         wanted = tuple(c for c in others if _is_feature(nodes[c].type))
@@ -256,6 +279,10 @@ def _customary(nodes: pa.Table, source: Path | str) -> tuple[str, ...]:
                 )
             return (key,)
     of_number = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
+    return _by_value(of_number)
+
+
+def _by_value(of_number: dict[int, str]) -> tuple[str, ...]:
     return tuple(of_number[i] for i in sorted(of_number))
 
 

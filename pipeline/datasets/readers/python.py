@@ -1,5 +1,6 @@
 """Datasets from objects of SciPy, NetworkX and PyTorch Geometric. Only SciPy is imported here."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -43,7 +44,8 @@ def from_scipy(
         adjacency: [V, V]; A[i, j] != 0 is an edge i -> j. Values other than 1 become edge weights. Entries that a COO
             matrix repeats are duplicate edges.
         features: [V, F], dense or SciPy sparse, or None.
-        labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; or [V, C] of 0 and 1.
+        labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; [V, C] of 0 and 1; or
+            [V] or [V, C] floating-point targets of a regression, with NaN where not known.
         train: node ids, names or a boolean mask [V]; if train, val and test are all None, there is no stored split.
         val: see `train`.
         test: see `train`.
@@ -120,7 +122,8 @@ def from_networkx(
 
     Args:
         graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
-        label: node attribute with the class, a number or text, or a vector of 0 and 1; nodes without it are unlabelled.
+        label: node attribute with the class, a number or text, a vector of 0 and 1, or a target; nodes without it are
+            unlabelled.
         features: node attribute with F numbers; on every node or on none.
         weight: edge attribute; on every edge or on none.
         split_attribute: node attribute with "train", "val" or "test".
@@ -157,7 +160,7 @@ def from_networkx(
     stored = {part: named == part for part in SPLITS} if any(parts) else {}
     if any(given is not None for given in (train, val, test)):
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
-    labels, class_names = _node_labels(graph, nodes, label)
+    labels, class_names, nulls = _node_labels(graph, nodes, label)
     raw = Raw(
         name=name,
         src=src,
@@ -170,6 +173,7 @@ def from_networkx(
         notes=notes,
         node_names=names,
         class_names=class_names,
+        nulls=nulls,
     )
     return clean(raw, options, split, seed)
 
@@ -194,8 +198,9 @@ def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyA
     return np.array([number[n] for n in given], np.int64)
 
 
-def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None]:
-    """Class numbers or vectors, and the names of the classes if they are text."""
+def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None, int]:
+    """Class numbers, targets or vectors; the names of the classes if they are text; and the number of NaN for nodes
+    without the attribute."""
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
@@ -212,8 +217,9 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray
             raise InputError(
                 f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all"
             )
-        return numbered(values)
-    return _rectangular([-1 if v is None else v for v in values], f"node attribute '{attribute}'"), None
+        return *numbered(values), 0
+    filled = [math.nan if v is None else v for v in values]
+    return _rectangular(filled, f"node attribute '{attribute}'"), None, len(values) - len(given)
 
 
 def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | None:
@@ -239,7 +245,8 @@ def _rectangular(values: list[Any], what: str) -> AnyArray:
 def from_pyg(
     data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0
 ) -> Dataset:
-    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``,
+    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y`` (classes, or targets if it is
+    floating-point), and optionally ``x``, ``edge_weight``,
     ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, with a
     note.
 
@@ -261,7 +268,7 @@ def from_pyg(
             "the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)"
         )
     if y is None:
-        raise InputError("the PyG data has no y; expected [V] class numbers or [V, C] of 0 and 1")
+        raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
     ends = _host(edges)
     if ends.ndim != 2 or ends.shape[0] != 2:
         raise InputError(f"the PyG data's edge_index has shape {list(ends.shape)}; expected [2, E]")
@@ -280,8 +287,17 @@ def from_pyg(
         edge_weight=None if weight is None else _host(weight),
         split={part: _host(mask) for part, mask in masks.items() if mask is not None},
         notes=_left_out(data),
+        task="regression" if _has_targets(y) else None,
     )
     return clean(raw, options, split, seed)
+
+
+def _has_targets(y: Any) -> bool:
+    """True if floating-point labels are one column of other values than 0, 1, -1 and NaN. Others follow the rule for
+    all sources."""
+    values = _host(y)
+    one_column = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
+    return values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
 
 
 def _left_out(data: Any) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
-"""``sbm:...``: a planted-partition graph with class-mean features, generated in O(E) memory."""
+"""``sbm:...``: a planted-partition graph with class-mean features, and classes or targets, generated in O(E) memory."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import MemoryFeatures
+from ....storage.graph import Graph
 from ..cleaning.edges import graph_of_keys
 from ..cleaning.options import DEFAULT_OPTIONS
 from ..cleaning.splits import make_split
@@ -30,6 +32,11 @@ class Sbm:
     noise: float = number(1.0, 0, 1e6)
     """Standard deviation of each feature about its class's mean. The means are random unit vectors, so that at 1 a
     single node says little about its class and its neighbourhood says much."""
+    targets: int = number(0, 0, 1000)
+    """Number of targets for a regression, in place of the classes. Each is a linear function of the mean of the
+    in-neighbours' features, of mean 0 and standard deviation 1, plus noise."""
+    target_noise: float = number(0.1, 0, 1e6)
+    """Standard deviation of the noise on targets, which no model can predict: the RMSE of the best one."""
     train: float = number(0.1, 1e-9, 1)
     """Share of train nodes."""
     val: float = number(0.1, 0, 1)
@@ -45,17 +52,20 @@ def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> D
     """
     p = parse_spec(text, Sbm)
     notes: list[str] = []
-    labels = _rng(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
-    keys = _edges(p, labels)
+    classes = _rng(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
+    keys = _edges(p, classes)
     notes.append(f"Generated: {len(keys)} edges (both directions) after duplicates and self loops were removed.")
+    graph, x = graph_of_keys(keys, p.nodes), _features(p, classes)
+    labels = _targets(p, graph, x) if p.targets else classes
     stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     return Dataset(
         name=name or text,
-        graph=graph_of_keys(keys, p.nodes),
-        features=MemoryFeatures(_features(p, labels)),
+        graph=graph,
+        features=MemoryFeatures(x),
         labels=labels,
         split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
-        num_classes=p.classes,
+        num_classes=p.targets or p.classes,
+        task="regression" if p.targets else "multiclass",
         notes=tuple(notes),
     ).check()
 
@@ -99,3 +109,16 @@ def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
     for low in range(0, p.nodes, 1 << 16):
         x[low : low + (1 << 16)] += means[labels[low : low + (1 << 16)]]
     return x
+
+
+def _targets(p: Sbm, graph: Graph, x: np.ndarray) -> np.ndarray:
+    """float32 [V, targets]. A target is a random projection of the mean of the in-neighbours' features, shifted and
+    scaled to mean 0 and standard deviation 1 over all nodes, plus normal noise of standard deviation `target_noise`."""
+    rng = _rng(p, 3)
+    projected = x.astype(np.float64) @ rng.standard_normal((p.features, p.targets))
+    ones = np.ones(graph.num_edges)
+    adjacency = sp.csr_matrix((ones, graph.indices, graph.indptr), shape=(p.nodes, p.nodes))
+    mean = adjacency @ projected / np.maximum(graph.in_degree, 1)[:, None]
+    deviation = mean.std(axis=0)
+    known = (mean - mean.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+    return (known + p.target_noise * rng.standard_normal(known.shape)).astype(np.float32)

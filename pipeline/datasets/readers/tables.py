@@ -35,6 +35,11 @@ all columns."""
 KINDS = (".parquet", *SUFFIXES)
 
 
+def is_label(column: str) -> bool:
+    """True for a name of the column of labels, which `renamed` calls label."""
+    return column.strip().lower() in ("label", *ALIASES["nodes"]["label"])
+
+
 def tables_in(folder: Path, stem: str) -> list[Path]:
     """Files of a folder whose names begin with `stem`, in order: Parquet files; without any, CSV files; without these,
     edges in ``.npy`` files."""

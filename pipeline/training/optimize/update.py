@@ -130,7 +130,8 @@ class Update:
 
     def factor(self, epoch: int, step: int, history: list[dict[str, float]]) -> float:
         """Factor of the schedule on learning rates at a step; see `step`."""
-        seen = (r.get("merit", r["val_accuracy"]) for r in history if r["epoch"] >= self._first and "val_accuracy" in r)
+        merits = ((r["epoch"], r.get("merit", r.get("val_accuracy"))) for r in history)
+        seen = (merit for at, merit in merits if at >= self._first and merit is not None)
         return lr_factor(self._schedule, epoch - self._first, step, self._steps, self._epochs, seen)
 
     def averaged(self) -> AbstractContextManager[None]:

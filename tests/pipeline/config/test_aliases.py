@@ -23,7 +23,7 @@ from millrace.storage.errors import InputError
 
 VALUES = {
     "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5,
-    "weight_decay": 0.5, "metrics": ["loss"], "monitor": "loss",
+    "weight_decay": 0.5, "metrics": ["loss"], "monitor": "loss", "loss": "huber", "task": "regression",
     "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
     "host": "10.0.0.1",
     "model": "gcn", "sampler": "labor", "partition": "hash",
@@ -46,7 +46,8 @@ def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
         assert all(job == ways[0] for job in ways), word
         section, key = SHORTHANDS.get(word, (word, "method" if word == "partition" else "name"))
         held = getattr(ways[0], section)
-        assert (held[key] if isinstance(held, dict) else getattr(held, key)) == value
+        held = held[key] if isinstance(held, dict) else getattr(held, key)
+        assert (held.name if word == "loss" else held) == value
 
 
 def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):

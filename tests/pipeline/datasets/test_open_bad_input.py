@@ -81,8 +81,8 @@ BAD_NPZ = [
     ({"y": np.zeros((3, 0))}, {}, None, ["[V, 0]"]),
     ({"y": np.array([[0, 2], [1, 0], [0, 0]])}, {}, None, ["values other than 0 and 1", "multi-label"]),
     ({"y": np.array([0, np.nan, 1])}, {}, None, ["1 label is NaN", "nan_labels=unlabelled"]),
-    ({"y": np.array([0, 0.5, 1])}, {}, None, ["non-integer (first: 0.5)"]),
-    ({"y": np.array([0, np.inf, 1])}, {}, None, ["non-integer (first: inf)"]),
+    ({"y": np.array([0, 0.5, 1])}, {"task": "multiclass"}, None, ["non-integer (first: 0.5)", "task=regression"]),
+    ({"y": np.array([0, np.inf, 1])}, {}, None, ["1 target is infinite", "(first: node 1)"]),
     ({"y": np.array([0, -3, 1])}, {}, None, ["down to -3", "-1 for an unlabelled"]),
     ({"y": np.array([-1, -1, -1])}, {}, None, ["no node has a label"]),
     (

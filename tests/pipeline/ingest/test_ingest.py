@@ -74,6 +74,8 @@ def graph(
         "float": pa.array([None if v < 0 else float(v) for v in y]),
         "text": pa.array([None if v < 0 else ["b", "a10", "2"][v] for v in y]),
         "many": pa.array(rng.integers(0, 2, (nodes, 3)).tolist()),
+        "target": pa.array([None if v < 0 else v + 0.5 * (v > 1) for v in y]),
+        "targets": pa.array([[None if v < 0 else v / 4, -1.5] for v in y], pa.list_(pa.float64())),
     }
     of_nodes = {"label": of[labels]}
     if ids != "rows" or seed % 2:
@@ -112,10 +114,13 @@ DIRECTIONS, DUPLICATES, LOOPS = ["directed", "reverse", "undirected"], ["merge",
 
 @pytest.mark.parametrize("ids", ["rows", "shuffled", "gaps", "wild", "text"])
 def test_the_store_is_that_of_the_reader_in_memory(tmp_path, ids):
-    labels, features = ["int", "null", "float", "text", "many"], ["list", "fixed", "columns", "none"]
+    labels, features = (
+        ["int", "null", "float", "text", "many", "target", "targets"],
+        ["list", "fixed", "columns", "none"],
+    )
     for n, (direction, duplicates, loops) in enumerate(product(DIRECTIONS, DUPLICATES, LOOPS)):
         folder = graph(
-            tmp_path / f"g{n}", n, ids=ids, weighted=n % 3 < 2, labels=labels[n % 5], features=features[n % 4],
+            tmp_path / f"g{n}", n, ids=ids, weighted=n % 3 < 2, labels=labels[n % 7], features=features[n % 4],
             split=n % 7 == 3,
         )  # fmt: skip
         options = ReadOptions(
@@ -227,7 +232,10 @@ BAD = {
     "ragged labels": (GOOD, {"label": [[0, 1], [1], [1, 1]]}, {}, r"of 2 and of 1 values \(row 1\)"),
     "nan feature": (GOOD, {"label": [0, 1, 0], "features": [[1.0], [2.0], [np.nan]]}, {}, r"\(first: node 2\)"),
     "no features": (GOOD, {"label": [0, 1, 0]}, {"missing_features": "error"}, "the input has no features"),
-    "regression": (GOOD, {"label": [0.5, 1, 0]}, {}, "labels are non-integer"),
+    "targets for classes": (GOOD, {"label": [0.5, 1, 0]}, {"task": "multiclass"}, "labels are non-integer"),
+    "infinite target": (GOOD, {"label": [0.5, np.inf, 0]}, {}, r"1 target is infinite.*\(first: node 1\)"),
+    "no label column": (GOOD, NODES, {"label_columns": "age"}, "nodes has no column 'age'"),
+    "text targets": (GOOD, {"a": ["x", "y", "z"], "b": [1, 2, 3]}, {"label_columns": "a,b"}, "nodes.a is string"),
     "split": (GOOD, {**NODES, "split": ["train", "tran", None]}, {}, "nodes.split holds 'tran'.*did you mean 'train'"),
     "no nodes": (GOOD, {"label": pa.array([], pa.int64())}, {}, "there are no nodes"),
     "text feature": (GOOD, {"label": [0, 1, 0], "age": ["a", "b", "c"]}, {"feature_columns": "age"}, "age is string"),

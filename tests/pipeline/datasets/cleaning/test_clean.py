@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.pipeline.datasets import ReadOptions, from_scipy
-from millrace.pipeline.datasets.cleaning.columns import clean_features, clean_labels
+from millrace.pipeline.datasets.cleaning.columns import clean_features
 from millrace.pipeline.datasets.cleaning.edges import clean_edges
+from millrace.pipeline.datasets.cleaning.labels import clean_labels
 from millrace.pipeline.datasets.cleaning.raw import Hint
 from millrace.pipeline.datasets.cleaning.splits import clean_split, make_split
 from millrace.storage.errors import InputError

@@ -154,3 +154,20 @@ def test_memory_is_a_few_words_per_edge(text):
     finally:
         tracemalloc.stop()
     assert peak < 64 * d.graph.num_edges
+
+
+def test_sbm_targets_are_a_function_of_the_neighbours_and_noise():
+    spec = "sbm:nodes=2000,classes=3,degree=6,features=4"
+    d, classes = open_dataset(f"{spec},targets=2,target_noise=0.3").check(), open_dataset(spec)
+    exact = open_dataset(f"{spec},targets=2,target_noise=0").labels
+    assert (d.task, d.labels.shape, d.labels.dtype) == ("regression", (2000, 2), np.float32)
+    assert np.array_equal(d.graph.indices, classes.graph.indices)
+    x = d.features.gather(np.arange(2000)).astype("f8")
+    mean = matrix(d) @ x / np.maximum(d.graph.in_degree, 1)[:, None]
+    fitted = np.c_[mean, np.ones(2000)]
+    linear = fitted @ np.linalg.lstsq(fitted, exact.astype("f8"), rcond=None)[0]
+    np.testing.assert_allclose(linear, exact, atol=1e-5)
+    np.testing.assert_allclose((exact.mean(axis=0), exact.std(axis=0)), [[0, 0], [1, 1]], atol=1e-5)
+    noise = d.labels - exact
+    np.testing.assert_allclose(noise.std(axis=0), 0.3, rtol=0.05)
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.1 and abs(noise.mean()) < 0.02

@@ -1,0 +1,227 @@
+"""Cleaning of labels: class numbers, multi-label matrices, and targets of a regression."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.dataset import Dataset, Task, counted_outputs, is_labelled
+from ....storage.errors import InputError
+from ....storage.plural import are, counted, were
+from .options import ReadOptions
+from .raw import AnyArray
+
+FEW_CLASSES = 1000
+"""Number of classes up to which empty ones are not worth an error."""
+LARGE_TARGET = 100
+"""Target beyond which there is a note: outputs begin near 0."""
+
+
+def clean_labels(
+    labels: AnyArray,
+    options: ReadOptions,
+    notes: list[str],
+    *,
+    named: bool = False,
+    nulls: int = 0,
+    task: Task | None = None,
+) -> tuple[npt.NDArray[Any], int, Task]:
+    """Labels, number of classes or targets, and task.
+
+    Args:
+        labels: [V] or [V, 1] class numbers, -1 for unlabelled; [V, C > 1] of 0 and 1, several of which may be set; or
+            [V] or [V, C] targets.
+        options: the task, and the treatment of NaN and of empty classes.
+        notes: a sentence is appended for each repair.
+        named: classes have names in the input, so that -1 cannot be one of them.
+        nulls: NaN among the labels that stand for a missing value: such a node is unlabelled.
+        task: of the source, unless `options` has one; None: it follows from the labels.
+
+    Returns:
+        int64 [V], C, "multiclass" or "binary"; or float32 [V, C], C, "multilabel" or "regression".
+
+    Raises:
+        InputError: names the defect and, where there is one, the option that resolves it.
+    """
+    if labels.ndim not in (1, 2):
+        raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
+    if labels.dtype == np.bool_:
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "biuf":
+        raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
+    if labels.ndim == 2 and labels.shape[1] == 0:
+        raise InputError("labels have shape [V, 0]; expected at least one column")
+    task = options.task or task or _task_of(labels)
+    if named and task in ("multilabel", "regression"):
+        raise InputError(f"labels are text; expected numbers for task={task}")
+    if options.ignored and (named or task in ("multilabel", "regression")):
+        what = "text" if named else "no class numbers"
+        raise InputError(f"ignored_labels is {list(options.ignored)}, but labels are {what}; leave it out")
+    if task == "multilabel":
+        return _multilabel(labels, notes), labels.reshape(len(labels), -1).shape[1], task
+    if task == "regression":
+        y = _targets(labels, notes)
+        return y, y.shape[1], task
+    if labels.ndim == 2 and labels.shape[1] != 1:
+        raise InputError(
+            f"labels have {labels.shape[1]} columns; expected one column of class numbers for task={task}: use "
+            "task=multilabel, or choose a column"
+        )
+    y, num_classes = _classes(labels.reshape(-1), options, notes, named, nulls)
+    if task == "binary":
+        if num_classes > 2:
+            raise InputError(f"there are {num_classes} classes; expected 0 and 1 for task=binary: leave task out")
+        num_classes = 2
+    return y, num_classes, task
+
+
+def _task_of(labels: AnyArray) -> Task:
+    """Task that labels have by themselves."""
+    if labels.ndim == 2 and labels.shape[1] != 1:
+        if labels.dtype.kind != "f":
+            return "multilabel"
+        bits = (labels == 0) | (labels == 1) | np.isnan(labels)
+        return "multilabel" if bits.all() else "regression"
+    if labels.dtype.kind != "f":
+        return "multiclass"
+    known = labels[~np.isnan(labels)]
+    whole = (known == np.floor(known)) & (np.abs(known) <= 2**53)
+    return "multiclass" if whole.all() else "regression"
+
+
+def as_task(dataset: Dataset, task: Task) -> tuple[npt.NDArray[Any], int]:
+    """Labels of a clean dataset for another task, and the number of classes or targets.
+
+    Raises:
+        InputError: its labels do not fit the task.
+    """
+    labels, number = dataset.labels, dataset.num_classes
+    if task == dataset.task:
+        return labels, number
+    if task == "multiclass" and dataset.task == "binary":
+        return labels, number
+    if task == "binary" and dataset.task == "multiclass" and number <= 2:
+        return labels, 2
+    if task == "regression" and dataset.task == "multilabel":
+        return labels, number
+    if task == "regression" and labels.ndim == 1 and dataset.class_names is None:
+        return np.where(is_labelled(labels), labels, np.nan).astype(np.float32)[:, None], 1
+    seen = counted_outputs(dataset.task, number)
+    raise InputError(f"the labels of {dataset.name} are {seen} ({dataset.task}), which do not fit task={task}")
+
+
+def _multilabel(labels: AnyArray, notes: list[str]) -> npt.NDArray[np.float32]:
+    labels = labels.reshape(len(labels), -1)
+    unknown = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, bool)
+    if not (np.isin(labels, (0, 1)) | unknown).all():
+        raise InputError(
+            f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 "
+            "and 1, or one column of class numbers, or task=regression"
+        )
+    _tell_unknown(unknown, "label", notes)
+    return labels.astype(np.float32)
+
+
+def _targets(labels: AnyArray, notes: list[str]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        y = labels.reshape(len(labels), -1).astype(np.float32)
+    if (bad := np.isinf(y)).any():
+        raise InputError(
+            f"{counted(int(bad.sum()), 'target')} {are(int(bad.sum()))} infinite, or beyond float32 (first: node "
+            f"{int(np.argmax(bad.any(axis=1)))}); correct them, or make them NaN, which is read as not known"
+        )
+    unknown = np.isnan(y)
+    if (empty := unknown.all(axis=0)).any():
+        where = f" in column {int(np.argmax(empty))}" if y.shape[1] > 1 else ""
+        raise InputError(f"no node has a target{where} (all are NaN); expected numbers: give targets")
+    _tell_unknown(unknown, "target", notes)
+    largest = float(np.nanmax(np.abs(y)))
+    if largest > LARGE_TARGET:
+        notes.append(f"Targets reach {largest:,.0f}, and outputs begin near 0: scale the targets.")
+    return y
+
+
+def _tell_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str]) -> None:
+    bare = int(unknown.all(axis=1).sum())
+    partly = int(unknown.sum()) - bare * unknown.shape[1]
+    if bare:
+        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (NaN).")
+    if partly:
+        notes.append(f"{counted(partly, what)} of other nodes {are(partly)} NaN, which loss and metrics leave out.")
+
+
+def _classes(
+    labels: AnyArray, options: ReadOptions, notes: list[str], named: bool, nulls: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Class numbers, and how many classes there are."""
+    y = _class_numbers(labels, options, notes, nulls)
+    if options.ignored:
+        ignored = np.isin(y, options.ignored)
+        notes.append(f"{counted(int(ignored.sum()), 'label')} {were(int(ignored.sum()))} ignored (ignored_labels).")
+        y = np.where(ignored, -1, y)
+    if len(y) and y.min() < -1:
+        raise InputError(
+            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the "
+            "labels"
+        )
+    labelled = y >= 0
+    if not labelled.any():
+        raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
+    if bare := int((~labelled).sum()):
+        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
+        if len(only := np.unique(y[labelled])) == 1 and not named:
+            notes.append(
+                f"Besides -1 (unlabelled), all labels are {only[0]}, so that one class is left: if -1 is a class, "
+                "number the classes 0 and 1."
+            )
+    return _label_gaps(y, labelled, options, notes)
+
+
+def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: int) -> npt.NDArray[np.int64]:
+    if np.issubdtype(y.dtype, np.integer):
+        return y.astype(np.int64)
+    missing = np.isnan(y)
+    if count := int(missing.sum()) - nulls:
+        if options.nan_labels == "error":
+            raise InputError(
+                f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct "
+                "them"
+            )
+        notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
+    y = np.where(missing, -1, y)
+    if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
+        bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
+        raise InputError(
+            f"labels are non-integer (first: {bad}); expected class numbers: use task=regression for targets"
+        )
+    return y.astype(np.int64)
+
+
+def _label_gaps(
+    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str]
+) -> tuple[npt.NDArray[np.int64], int]:
+    used, compact = np.unique(y[labelled], return_inverse=True)
+    num_classes = int(used[-1]) + 1
+    empty = num_classes - len(used)
+    if not empty:
+        return y, num_classes
+    seen = (
+        f"labels go up to {used[-1]:,}, but {counted(empty, 'class', 'classes')} of {num_classes:,} "
+        f"{'has' if empty == 1 else 'have'} no labelled node"
+    )
+    if options.label_gaps == "compact":
+        y = y.copy()
+        y[labelled] = compact
+        notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
+        return y, len(used)
+    if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
+        raise InputError(
+            f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the "
+            "labels (numbers to predict need task=regression)"
+        )
+    notes.append(f"The {seen} (label_gaps=compact renumbers them).")
+    return y, num_classes
+
+
+def _keep(num_classes: int) -> str:
+    return " or label_gaps=keep" if num_classes <= FEW_CLASSES else ""
