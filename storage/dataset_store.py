@@ -218,7 +218,12 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
 class StoredGraph:
     """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.rows.RowSource`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, only_sources: bool = False) -> None:
+        """
+        Args:
+            store: of the dataset.
+            only_sources: rows come without their edges' weights and ids, which are not read.
+        """
         self._store = store
         with proving(store.path):
             self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
@@ -230,7 +235,9 @@ class StoredGraph:
                 "indptr or an array of the edges has another shape",
             )
         self.of_edges = {
-            n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store
+            n: np.dtype(store.entries[n]["dtype"])
+            for n in ("indices", "edge_weight", "edge_id")
+            if n in store and (n == "indices" or not only_sources)
         }
         """Arrays with an entry for each edge, and their dtypes."""
 

@@ -52,8 +52,8 @@ class LazyGraph(Graph):
 
     @property
     def on_disk(self) -> StoredGraph:
-        """The same graph, whose rows are read when asked for and not kept."""
-        return StoredGraph(self._store)
+        """The same graph, whose rows are read when asked for and not kept, without weights and ids of edges."""
+        return StoredGraph(self._store, only_sources=True)
 
     @cached_property
     def indptr(self) -> npt.NDArray[np.int64]:

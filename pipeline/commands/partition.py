@@ -1,7 +1,7 @@
 """`millrace partition`: cut a dataset into partitions."""
 
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,9 +53,8 @@ def partition(
     """Cut a dataset into partitions, and print their quality."""
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
-    from ...stages.partition.given import Given
-    from ...stages.partition.registry import partitioner
     from ..config.load import resolve
+    from ..config.records import cut_of
     from ..setup.open_data import open_data
     from ..telemetry.console import Terminal
 
@@ -63,12 +62,11 @@ def partition(
         raise InputError("expected a folder for the parts, --out, or one for a renumbered store, --into")
     if memory is not None and into is None:
         raise InputError("--memory bounds the writing of a renumbered store, --into; leave it out")
-    flags = {"dataset": dataset, "seed": seed, "split": split}
-    job, folder = resolve(job_table(None, flags, overrides)), output_folder(out or into or Path())
-    owners, parts = job.partition.owners, check_parts(parts)
-    chosen = partitioner(method, balance=balance, passes=passes)
-    if owners is not None:
-        chosen = Given.read(Path(owners).expanduser())
+    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method}
+    given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
+    job, folder = resolve(job_table(None, flags, given + (overrides or []))), output_folder(out or into or Path())
+    chosen, parts = cut_of(job), check_parts(parts)
+    assert chosen is not None, "a method is always given"
     if into is not None and folder.exists():
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
@@ -88,6 +86,11 @@ def partition(
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
+
+
+def _advance(emit: Emit, done: int, total: int) -> None:
+    """Rows that a cut has read so far, over all passes."""
+    emit(StageAdvanced("cut", done, total))
 
 
 def _write_parts(
@@ -113,7 +116,8 @@ def _write_parts(
 
             def assign(fingerprint: dict[str, str]) -> None:
                 # The graph is read for this only, and not kept.
-                assign_nodes(open_lazily(path, place), chosen, parts, out, seed, fingerprint)
+                data = open_lazily(path, place)
+                assign_nodes(data, chosen, parts, out, seed, fingerprint, partial(_advance, emit))
 
             steps = {"assign": assign, "write_parts": parts_of_store(path, out)}
         report = partition_dataset(
@@ -160,7 +164,7 @@ def _write_store(
         parts,
         seed,
         data.split.train,
-        lambda done, total: emit(StageAdvanced("partition", done, total)),
+        partial(_advance, emit),
     )
     quality = measure(data.graph, book, data.split.train)
     emit(StageStarted("store", f"writing {out}"))

@@ -78,20 +78,20 @@ def make_system(job: Job) -> System:
     entry, options = SYSTEMS.find(job.system), job.options
     inputs = Inputs(
         build("sampler", SAMPLERS, job.sampler) if entry.samples else None,
-        _cut(job) if entry.cuts(options) else None,
+        cut_of(job) if entry.cuts(options) else None,
         job.features == "owned",
         job.queue.max_bytes,
     )
     return entry.build(options, inputs)
 
 
-def _cut(job: Job) -> Partitioner | None:
+def cut_of(job: Job) -> Partitioner | None:
     """The partitioner of a configuration; None: not set."""
     cut = job.partition
     if cut.owners is not None:
         if (key := next((k for k in ("balance", "passes") if getattr(cut, k) is not None), None)) is not None:
             raise InputError(f"partition.{key} is set, but partition.owners decides who owns a node; leave one out")
-        return Given.read(Path(cut.owners))
+        return Given.read(Path(cut.owners).expanduser())
     return None if cut.method is None else partitioner(cut.method, balance=cut.balance, passes=cut.passes)
 
 

@@ -163,7 +163,8 @@ def _parts_of_clusters(adjacency: scipy.sparse.csr_array, load: IdArray, parts: 
         # METIS wants more clusters than parts, and each to fit into a part.
         return pack(np.arange(len(load)), load, parts)
     part_of = np.empty(len(load), np.int32)
-    part_of[alone] = lay_out(np.zeros(len(alone)), np.zeros(len(alone)), load[alone], parts)
+    same = np.zeros(len(alone), np.int8)
+    part_of[alone] = lay_out(same, same, load[alone], parts)
     number = np.empty(len(load), adjacency.indices.dtype)
     number[linked] = np.arange(len(linked))
     starts = np.append(adjacency.indptr[linked], adjacency.indptr[-1])

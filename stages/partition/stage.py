@@ -164,20 +164,33 @@ def partition_dataset(
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
-def book_of(dataset: Dataset, partitioner: Partitioner, parts: int, seed: int) -> PartitionBook:
-    """Owner of every node of a dataset. The graph of a lazy one stays on disk if the partitioner reads rows."""
+def book_of(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    parts: int,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PartitionBook:
+    """Owner of every node of a dataset; see `base.make_book`. The graph of a lazy one stays on disk if the partitioner
+    reads rows."""
     graph: Any = dataset.graph
     if isinstance(graph, LazyGraph) and reads_rows(partitioner):
         graph = graph.on_disk
     train = dataset.split.train if isinstance(partitioner, InPasses) else None
-    return make_book(partitioner, graph, parts, seed, train)
+    return make_book(partitioner, graph, parts, seed, train, on_progress)
 
 
 def assign_nodes(
-    dataset: Dataset, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
+    dataset: Dataset,
+    partitioner: Partitioner,
+    parts: int,
+    out: Path,
+    seed: int,
+    fingerprint: dict[str, str],
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Assign nodes to parts, and store the book in `out`."""
-    book = book_of(dataset, partitioner, parts, seed)
+    """Assign nodes to parts, and store the book in `out`; `on_progress` as in `base.make_book`."""
+    book = book_of(dataset, partitioner, parts, seed, on_progress)
     assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
     write_book(out / "book", book, fingerprint=fingerprint)
 

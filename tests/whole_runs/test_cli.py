@@ -308,6 +308,11 @@ BAD = {
     "run: below a file": ("run --dataset SBM --out W/good.npz/x", "cannot write the folder"),
     "parts: none": ("partition SBM --parts 0 --out NEW", "parts is 0"),
     "parts: method": ("partition SBM --parts 2 --method metiss --out NEW", "did you mean 'metis'"),
+    "parts: balance": ("partition SBM --parts 2 --balance train --out NEW", "'metis' has no option 'balance'"),
+    "parts: balance of owners": (
+        "partition SBM --parts 2 --set partition.owners=o.npy --passes 3 --out NEW",
+        "partition.passes is set, but partition.owners decides",
+    ),
     "parts: no number given": ("partition SBM --out NEW", "Missing option '--parts'"),
     "parts: no dataset given": ("partition --parts 2 --out NEW", "Missing argument"),
     "parts: of something else there": (

@@ -13,8 +13,11 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.metis_streamed import MetisStreamed
 from millrace.stages.partition.quality import measure
+from millrace.stages.partition.stage import book_of
+from millrace.storage.dataset_store import open_dataset_store
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.graphs import graphs, sbm
 from tests.stages.partition.test_rows import stored
 
@@ -199,3 +202,15 @@ def test_clusters_without_edges_are_spread_evenly_and_kept_from_metis(monkeypatc
     monkeypatch.setattr(MetisStreamed, "_refine", lambda *args: None)
     part = MetisStreamed().assign(graph, 4, 0).part(np.arange(1500))
     assert np.bincount(part[600:]).tolist() == [225] * 4
+
+
+def test_a_store_is_cut_without_its_graph_and_says_how_far_it_is(tmp_path) -> None:
+    """And as in memory: the train nodes are those of the dataset."""
+    stored(sbm(), tmp_path / "store")
+    lazy, told = open_lazily(tmp_path / "store", "zarr"), []
+    method = MetisStreamed("train", passes=3)
+    book = book_of(lazy, method, 3, 0, lambda *seen: told.append(seen))
+    assert not {"indptr", "indices"} & vars(lazy.graph).keys(), "read"
+    assert told == [(600, 1800), (1200, 1800), (1800, 1800)]
+    here = book_of(open_dataset_store(tmp_path / "store"), method, 3, 0)
+    assert np.array_equal(book.part(np.arange(600)), here.part(np.arange(600)))

@@ -12,6 +12,7 @@ from millrace.storage.dataset_store import StoredGraph, open_stored, write_datas
 from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.graphs import graphs, sbm
 
 
@@ -57,6 +58,15 @@ def test_a_store_gives_the_rows_of_its_graph(tmp_path, monkeypatch) -> None:
     assert on_disk.part_offsets is None
     halves = Graph(graph.indptr, graph.indices, part_offsets=np.array([0, 250, 600]))
     assert stored(halves, tmp_path / "halves").part_offsets.tolist() == [0, 250, 600]
+
+
+def test_weights_of_edges_are_left_on_disk_where_a_graph_is_only_cut(tmp_path) -> None:
+    graph = from_edges([0, 1, 2], [1, 2, 0], 3, edge_weight=[1.0, 2.0, 3.0])
+    whole = stored(graph, tmp_path / "store")
+    cut = open_lazily(tmp_path / "store", "zarr").graph.on_disk
+    assert whole.rows(0, 3).edge_weight.tolist() == [3.0, 1.0, 2.0]
+    assert cut.rows(0, 3).edge_weight is None
+    assert cut.rows(0, 3).indices.tolist() == whole.rows(0, 3).indices.tolist()
 
 
 def test_a_damaged_store_is_told_by_whoever_reads_on(tmp_path, monkeypatch) -> None:
