@@ -17,7 +17,7 @@
             larger graph. Then what these rates make of 10^12 edges.
 
 Memory is without pages of mapped files, above that of a process that has imported and compiled the same.
-``records/cutting.json`` holds the figures of the docs.
+``records/cutting.json`` holds the figures of ``parts`` in the docs.
 """
 
 import argparse
