@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
     from millrace.pipeline.ingest.convert import convert
+    from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
     from millrace.pipeline.interop.pyg_other_loaders import HGTLoader, LinkNeighborLoader
+    from millrace.pipeline.minibatches import Batch, Minibatches, minibatches
     from millrace.pipeline.planning.inputs import Cluster, Numbers
     from millrace.pipeline.planning.network import Link
     from millrace.pipeline.planning.planner import plan
@@ -63,6 +65,11 @@ _HOMES = {
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
     "convert": "pipeline.ingest.convert",
+    "conv_weights": "pipeline.interop.conv_weights",
+    "set_conv_weights": "pipeline.interop.conv_weights",
+    "Batch": "pipeline.minibatches",
+    "Minibatches": "pipeline.minibatches",
+    "minibatches": "pipeline.minibatches",
     "to_dgl_blocks": "pipeline.interop.export",
     "to_pyg": "pipeline.interop.export",
     "NeighborLoader": "pipeline.interop.pyg_loader",
@@ -129,6 +136,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "Batch",
     "Block",
     "Bulk",
     "Callback",
@@ -147,6 +155,7 @@ __all__ = [
     "LinkNeighborLoader",
     "MillraceError",
     "MiniBatch",
+    "Minibatches",
     "NeighborLoader",
     "NeighborSampler",
     "Numbers",
@@ -163,6 +172,7 @@ __all__ = [
     "System",
     "TrainedRun",
     "bulk",
+    "conv_weights",
     "convert",
     "destinations",
     "dry_run",
@@ -174,6 +184,7 @@ __all__ = [
     "grappa",
     "infer",
     "load",
+    "minibatches",
     "open_dataset",
     "open_part",
     "open_queue",
@@ -188,6 +199,7 @@ __all__ = [
     "run",
     "sample_minibatches",
     "sar",
+    "set_conv_weights",
     "sweep",
     "to_dgl_blocks",
     "to_pyg",

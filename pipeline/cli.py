@@ -24,6 +24,7 @@ from .commands.predict import predict
 from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
+from .commands.shared.help import ByTheme, example_of
 from .commands.shared.output import say
 from .commands.sweep import sweep
 from .commands.warm import warm
@@ -37,14 +38,15 @@ OUT_OF_MEMORY = 'out of memory ({}); use a smaller model, batch_size or fanout, 
 app = typer.Typer(
     name="millrace",
     help="Train graph neural networks on graphs that have outgrown one process.",
+    cls=ByTheme,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
-app.command("train", help="The same as run; give it --samples to skip sampling.")(run)
+app.command(epilog=example_of("run"))(run)
+app.command("train", help="The same as run; give it --samples to skip sampling.", epilog=example_of("train"))(run)
 for command in (init, sweep, sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
-    app.command()(command)
+    app.command(epilog=example_of(command.__name__))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -34,6 +34,7 @@ from .setup.resume import without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
 from .setup.simulated_clients import check_owners
 from .telemetry.events import Emit
+from .trackers.base import check_trackers
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,9 @@ def _configured(
 
 
 def _check_machine(job: Job) -> None:
-    """Check that this machine, or the cluster, has what the job asks for."""
+    """Check that this machine, or the cluster, has what the job asks for; trackers live in this process."""
     check_available(job)
+    check_trackers(job.track)
     if job.executor == "dask":
         from .cluster.dask_cluster import check_reachable
         from .machine.gpus import check_cluster

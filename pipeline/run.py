@@ -1,7 +1,7 @@
 """Run a job in this process or on a cluster: train, evaluate, and write the run's folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .config.load import Job
 from .config.systems import System
 from .custom.own_code import OwnCode, own_code, split_loss, split_options
 from .ready import ready_to_run
+from .report.model_card import CARD, model_card
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import (
@@ -27,6 +28,7 @@ from .setup.result import SECONDS, STOPPED, Result, by_class, versions, write_js
 from .setup.run_folder import (
     JOB,
     METRICS,
+    MODEL,
     RESULT,
     check_resumable,
     check_run_folder,
@@ -39,6 +41,7 @@ from .telemetry.events import Emit, Note
 from .telemetry.heartbeat import Heartbeat
 from .telemetry.metrics_file import finite, recorded
 from .telemetry.timers import Clock
+from .trackers.tracking import Tracking
 from .training.stopped_run import reports_of_stopped
 from .training.trainer import RankReport, train_and_evaluate
 
@@ -138,7 +141,7 @@ def _run(
     clock = Clock()
     ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
     job, folder, prepared, queue, module = ready.job, ready.folder, ready.prepared, ready.queue, ready.module
-    with locked(folder), lock_queue_folder(prepared, samples):
+    with locked(folder), lock_queue_folder(prepared, samples), ExitStack() as stack:
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
@@ -147,7 +150,8 @@ def _run(
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
-        with recorded(folder / METRICS, emit, resume) as tell:
+        tracking = stack.enter_context(Tracking(job.track, folder, job, resume, emit))
+        with recorded(folder / METRICS, emit, resume) as record, tracking.beside(record) as tell:
             for note in ready.notes:
                 tell(Note(note))
             try:
@@ -164,6 +168,8 @@ def _run(
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
         write_json(folder / RESULT, result.to_record())
+        write_atomically(folder / CARD, _card(result, prepared, folder))
+        tracking.finish(result)
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
@@ -194,6 +200,14 @@ def _run_inline(
             save=save,
             clock=clock,
         )
+
+
+def _card(result: Result, prepared: Prepared, folder: Path) -> str:
+    """The model card of a run whose model is written."""
+    state = torch.load(folder / MODEL, weights_only=True)
+    numbers = sum(value.numel() for value in state.values())
+    job = prepared.job.model_dump(mode="json")
+    return model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.code.names)
 
 
 def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path, status: str) -> Result:

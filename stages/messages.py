@@ -182,6 +182,8 @@ class RankJob:
     """Digest of everything that decides the parameters of this run."""
     device: torch.device | None = None
     """Device of a step's tensors and of the model; None: the CPU."""
+    learned: Any = None
+    """Learnt features, `learned.table.LearnedTable`; None: there are none."""
     measures: Any = None
     """Metrics of a validation, `evaluate.measures.Measures`; None: those of the labels, without further ones."""
     resident: bool = False

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("storage", "stages", "pipeline")
 """Each may import itself and those before it."""
 GPU = {"dask_cuda", "dask_cudf", "cudf", "cugraph", "pylibcugraph", "raft_dask", "cupy"}
-LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotlib"}
+LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotlib", "tensorboard", "mlflow", "wandb"}
 MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
 BACKENDS = {"cpu", "cuda", "rapids", "reference"}
 """Folders of `stages/kernels` that are chosen by name, or by device, through `stages.kernels`."""

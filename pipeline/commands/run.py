@@ -80,6 +80,10 @@ def run(
             help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
         ),
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRACKER", help="tensorboard | mlflow | wandb: tell it of the run; may be given again."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
     ] = False,
@@ -91,7 +95,7 @@ def run(
         "dataset": dataset, "system": system, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
         "batch_size": batch_size, "epochs": epochs, "lr": lr, "dropout": dropout, "ranks": ranks, "executor": executor,
         "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
-        "reuse": reuse,
+        "reuse": reuse, "track": track or None,
     }  # fmt: skip
     if dry_run:
         record = _train(job, flags, overrides, out, resume, samples, code, dry=True)

@@ -49,6 +49,9 @@ FLAGS = (
 NAMED = {"model": "name", "sampler": "name", "partition": "method"}
 """Sections for which a plain string sets one key."""
 
+NUMBERED = {"learned": "width"}
+"""Sections for which a plain number sets one key."""
+
 KEYS: dict[str, tuple[str, ...]] = {
     "epochs": ("num_epochs", "n_epochs", "max_epochs", "nepochs"),
     "seed": ("random_seed", "random_state", "manual_seed"),
@@ -97,6 +100,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "train.evaluate_every": ("eval_every", "eval_steps", "check_val_every_n_epoch", "val_every"),
     "train.minibatches_per_step": ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"),
     "partition.method": ("partitioner", "partition_method", "part_method"),
+    "track": ("report_to", "trackers"),
+    "learned.width": ("embedding_dim", "emb_dim", "node_emb_dim", "embedding_size"),
     "checkpoint.every_epochs": ("save_every", "save_freq", "checkpoint_every"),
 }
 """Words of other libraries for a key."""
@@ -218,10 +223,12 @@ def instead_of_flag(flag: str) -> str | None:
 
 
 def full_key(path: Sequence[str], value: Any) -> list[str]:
-    """The key that a path stands for: a shorthand's key, a section's main key if the section is set by a plain string,
-    or the path itself."""
+    """The key that a path stands for: a shorthand's key, a section's main key if the section is set by a plain string
+    or number, or the path itself."""
     if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
         return [path[0], NAMED[path[0]]]
+    if len(path) == 1 and path[0] in NUMBERED and type(value) is int:
+        return [path[0], NUMBERED[path[0]]]
     return list(SHORTHANDS.get(path[0], path)) if len(path) == 1 else list(path)
 
 

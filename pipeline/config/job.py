@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ..datasets import ReadOptions
-from .schema import CheckpointEvery, Cluster, Gpu, Partition, Queue, Section, Seeds, Train
+from .schema import CheckpointEvery, Cluster, Gpu, Learned, Partition, Queue, Section, Seeds, Train
 
 
 def canonical(registry: Container[str], name: str) -> str:
@@ -51,6 +51,9 @@ class Job(Section):
     kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
     """Sampling kernels: compiled, SciPy's matrix formulation (slow), or a GPU's; ``cugraph``: RAPIDS, for the sampler
     ``neighbor``, with other random numbers. By default chosen by `device`."""
+    track: list[str] = Field(default_factory=list)
+    """Trackers that are told of the run: ``tensorboard``, ``mlflow``, ``wandb``, or those of other packages. One may be
+    given as a plain word."""
     check: bool = False
     """Check the invariants of every message."""
     start_from: str | None = None
@@ -61,6 +64,7 @@ class Job(Section):
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
     """``name``, and the options of that sampler."""
     train: Train = Train()
+    learned: Learned = Learned()
     seeds: Seeds = Seeds()
     queue: Queue = Queue()
     partition: Partition = Partition()
@@ -81,6 +85,11 @@ class Job(Section):
                 "expected 'cpu' or 'cuda': each rank uses one GPU; choose among them with CUDA_VISIBLE_DEVICES",
             )
         return word
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("model", "sampler", mode="before")
     @classmethod

@@ -168,6 +168,24 @@ class Train(Section):
         return self.minibatches_per_step or ranks
 
 
+class Learned(Section):
+    """Learnt features: a row of numbers for each node, trained with the model. A plain number is its `width`."""
+
+    width: int = Field(default=0, ge=0, le=65536)
+    """Numbers of a node; 0: there are none."""
+    beside: bool = True
+    """Read them beside the features of the dataset; otherwise in their place."""
+    optimizer: Literal["adagrad", "adam", "sgd"] = "adagrad"
+    """Optimiser of the rows, which changes only those that a step reads: torch's ``Adagrad``, ``SparseAdam`` or
+    ``SGD``."""
+    lr: float | None = Field(default=None, gt=0, le=1e6)
+    """Learning rate of the rows; by default `train.lr`. `train.schedule` multiplies it too."""
+
+    def num_read(self, num_features: int) -> int:
+        """Columns that the model reads of a dataset with `num_features`."""
+        return num_features if not self.width else self.width + (num_features if self.beside else 0)
+
+
 BULK_ON_GPU = 64
 """Default number of minibatches sampled together on a GPU."""
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,22 @@ def write_npy(path: str | Path, array: Any) -> None:
     def write(aside: Path) -> None:
         with aside.open("wb") as f:
             np.save(f, np.asarray(array), allow_pickle=False)
+
+    written(Path(path), write)
+
+
+def write_npy_pieces(path: str | Path, num_rows: int, pieces: Iterable[Any]) -> None:
+    """Write the rows of at least one array as one array, for `numpy.load`."""
+
+    def write(aside: Path) -> None:
+        file, at = None, 0
+        for piece in pieces:
+            if file is None:
+                file = np.lib.format.open_memmap(aside, "w+", piece.dtype, (num_rows, *piece.shape[1:]))
+            file[at : at + len(piece)] = piece
+            at += len(piece)
+        assert file is not None and at == num_rows
+        file.flush()
 
     written(Path(path), write)
 

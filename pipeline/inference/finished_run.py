@@ -1,15 +1,17 @@
 """Finished runs: their models with the best parameters, and their data."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...stages.learned.beside import WithLearned
 from ...storage.dataset import TASKS, Dataset, counted_outputs
 from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
+from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
 from ..config.records import make_system, without_partitioner
@@ -20,7 +22,7 @@ from ..setup.model import Outline, model_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
-from ..setup.run_folder import JOB, MODEL, RESULT
+from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT
 from ..telemetry.events import Emit, silent
 from ..telemetry.main_metric import main_metric_of
 
@@ -56,11 +58,26 @@ class TrainedRun:
             if source is None
             else _other(self.config, source, emit)
         )
+        learned = self.config.learned
         seen, wanted = data.features.num_features, self.result.num_features
-        if seen != wanted:
+        if seen != wanted and (learned.beside or not learned.width):
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
             raise InputError(f"{message}; give a dataset with as many")
-        return data
+        return self._with_learned(data) if learned.width else data
+
+    def _with_learned(self, data: Dataset) -> Dataset:
+        """The dataset with the learnt features of its nodes, as the model reads them."""
+        if not (self.folder / LEARNED).is_file():
+            raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; train it again")
+        rows = MappedFeatures(self.folder / LEARNED)
+        if rows.num_rows != data.num_nodes:
+            raise InputError(
+                f"{data.name} has {data.num_nodes:,} nodes, but {self.folder} has learnt features of the "
+                f"{rows.num_rows:,} nodes of {self.result.dataset} and of no others; give a dataset of these nodes"
+            )
+        given = data.features if self.config.learned.beside else None
+        features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows)
+        return replace(data, features=features)
 
     def _own(self, emit: Emit) -> Dataset:
         name = self.config.dataset
@@ -109,7 +126,8 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     # The parameters are in the run's own folder; the folder in start_from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
-    outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})
+    width = job.learned.num_read(result.num_features)
+    outline = Outline(result.dataset, width, result.num_classes, result.task, {})
     make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
 

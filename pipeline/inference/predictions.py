@@ -1,6 +1,6 @@
 """Predictions for nodes: probabilities and classes, or values, and files with a row for each node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,13 @@ import torch
 
 from ...storage.dataset import IdArray, Task
 from ...storage.errors import InputError
-from .files import check_suffix, write_npy, write_zarr, written
+from .files import check_suffix, write_npy_pieces, write_zarr, written
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
 """Separator between the classes of a node in a .csv file, where nodes can have several."""
+PIECE_ROWS = 1 << 16
+"""Rows of a file that are made at a time: a table takes little memory beside the logits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,21 +94,20 @@ class Predictions:
         Raises:
             InputError: the file cannot be written.
         """
-        import pyarrow.parquet
+        from pyarrow.parquet import ParquetWriter
 
-        table = self._table(all_probabilities, joined=False)
-        written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
+        written(Path(path), lambda aside: self._write_tables(ParquetWriter, aside, all_probabilities, joined=False))
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write the table of `to_parquet` as CSV with a header; multi-label lists are joined by semicolons."""
-        import pyarrow.csv
+        from pyarrow.csv import CSVWriter
 
-        table = self._table(all_probabilities, joined=True)
-        written(Path(path), lambda aside: pyarrow.csv.write_csv(table, aside))
+        written(Path(path), lambda aside: self._write_tables(CSVWriter, aside, all_probabilities, joined=True))
 
     def to_npy(self, path: str | Path) -> None:
         """Write `probabilities` (or `values`) [n, C] alone, in the order of `nodes`, for `numpy.load`."""
-        write_npy(path, self.values if self.task == "regression" else self.probabilities)
+        rows = (p.values if self.task == "regression" else p.probabilities for p in self._pieces())
+        write_npy_pieces(path, len(self), rows)
 
     def to_zarr(self, path: str | Path) -> None:
         """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
@@ -132,6 +133,22 @@ class Predictions:
             self.to_csv(path, all_probabilities=all_probabilities)
         else:
             self.to_parquet(path, all_probabilities=all_probabilities)
+
+    def _pieces(self) -> Iterator["Predictions"]:
+        """Predictions for some of the nodes after the other; one, if there are none."""
+        for first in range(0, max(1, len(self)), PIECE_ROWS):
+            rows = slice(first, first + PIECE_ROWS)
+            names = None if self.node_names is None else self.node_names[rows]
+            yield Predictions(self.nodes[rows], self.logits[rows], self.task, names, self.class_names)
+
+    def _write_tables(self, open_writer: Callable[..., Any], path: Path, all_probabilities: bool, joined: bool) -> None:
+        """Write the table piece by piece, by a writer of pyarrow."""
+        pieces = (piece._table(all_probabilities, joined=joined) for piece in self._pieces())
+        first = next(pieces)
+        with open_writer(path, first.schema) as writer:
+            writer.write_table(first)
+            for table in pieces:
+                writer.write_table(table)
 
     def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
         import pyarrow as pa

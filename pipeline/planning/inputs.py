@@ -144,5 +144,8 @@ def _check_predictable(table: Mapping[str, Any]) -> None:
             f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for "
             "them"
         )
+    learned = table.get("learned", {})
+    if learned.get("width") if isinstance(learned, Mapping) else learned:
+        raise InputError("learned.width is set, whose traffic and memory plan cannot predict; leave it out")
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
         raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')

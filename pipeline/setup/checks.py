@@ -5,6 +5,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
+from ...stages.fetch.exchange import ExchangeFetch
+from ...stages.fetch.gather import GatherFetch
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
@@ -15,7 +17,7 @@ from ...storage.dataset import MATRIX_TASKS
 from ...storage.errors import InputError, first_line, nearest
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
-from ..config.schema import Train
+from ..config.schema import Learned, Train
 from ..config.systems import SYSTEMS, System
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
@@ -203,6 +205,46 @@ def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> Non
             f"scheduler is a ReduceLROnPlateau(mode='{mode}'), but it follows the metric '{followed}'; make it "
             f"mode='{'min' if small else 'max'}', or set train.monitor, such as 'loss'"
         )
+
+
+def check_learned(job: Job, system: System) -> None:
+    """Refuse learnt features where ranks could not train or read them.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    learned, train = job.learned, job.train
+    if not learned.width:
+        if learned != Learned():
+            raise InputError(
+                "the section 'learned' has keys, but learned.width is 0, so nothing is learnt; set learned.width, such "
+                "as 64"
+            )
+        return
+    seen = f"learned.width is {learned.width}, but"
+    if isinstance(system.fetch, ExchangeFetch):
+        raise InputError(
+            f'{seen} the dataset\'s own features are shared out over ranks too, by features = "owned" or '
+            f'{system.name}.topology = "partitioned"; leave these out'
+        )
+    if not isinstance(system.fetch, GatherFetch) or system.reduce.has_local_optimizers:
+        raise InputError(
+            f"{seen} system '{system.name}' does not train all ranks' minibatches in one step on rows that are "
+            f'gathered for each; use system = "{next(iter(SYSTEMS))}"'
+        )
+    if job.device != "cpu":
+        raise InputError(
+            f"{seen} device is '{job.device}', and learnt rows lie in the host's memory in this version; use device = "
+            '"cpu"'
+        )
+    for key, why in (
+        ("clip_norm", "measures the gradient of all parameters, and no rank has that of all learnt rows"),
+        ("ema", "averages the parameters of the model and no learnt rows"),
+    ):
+        if getattr(train, key) is not None:
+            raise InputError(f"{seen} train.{key} {why}; leave it out")
+    if job.start_from is not None:
+        raise InputError(f"{seen} start_from gives the parameters of a model and no learnt rows; leave it out")
 
 
 def check_losses(job: Job, system: System) -> None:

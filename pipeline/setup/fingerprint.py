@@ -52,6 +52,8 @@ def fingerprint_of(
     }
     if job.seed_of("initial") != job.seed_of("minibatches"):
         fingerprint["initial"] = str(job.seed_of("initial"))
+    if job.learned.width:
+        fingerprint["learned"] = digest_record(job.learned.model_dump())
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     entry = SYSTEMS.find(system.name)

@@ -39,6 +39,7 @@ class Outline:
 
     name: str
     num_features: int
+    """Columns that the model reads."""
     num_classes: int
     task: Task
     splits: dict[str, int]
@@ -54,9 +55,11 @@ class Outline:
         return outputs_of(self.task, self.num_classes)
 
     @classmethod
-    def of(cls, dataset: Dataset, *, balanced: bool = False) -> "Outline":
-        """The outline of a dataset, with `train_counts` if the loss is balanced by them."""
-        found = cls(dataset.name, dataset.num_features, dataset.num_classes, dataset.task, dataset.split_sizes)
+    def of(cls, dataset: Dataset, job: Job | None = None, *, balanced: bool = False) -> "Outline":
+        """The outline of a dataset, with the learnt features of a job if one is given, and `train_counts` if the loss
+        is balanced by them."""
+        width = dataset.num_features if job is None else job.learned.num_read(dataset.num_features)
+        found = cls(dataset.name, width, dataset.num_classes, dataset.task, dataset.split_sizes)
         counts = train_counts(dataset) if balanced else None
         return replace(found, train_counts=counts, has_unknown=dataset.has_unknown)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
 from ...stages.sample.base import check_kernel
 from ...storage.dataset import MATRIX_TASKS, Dataset
@@ -22,6 +23,7 @@ from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
     check_available,
+    check_learned,
     check_losses,
     check_metrics,
     check_model,
@@ -104,7 +106,8 @@ def prepare(
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
     check_losses(job, system)
-    outline = Outline.of(dataset, balanced=job.train.loss.is_balanced)
+    check_learned(job, system)
+    outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)
     built = make()
     check_model(job, system, built)
@@ -127,6 +130,9 @@ def _placed(job: Job, dataset: Dataset) -> Placement:
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
+    if job.learned.width:
+        given = features if job.learned.beside else None
+        features = WithLearned(given, dataset.num_nodes, job.learned.width, job.dtype, None)
     labels = torch.from_numpy(dataset.labels)
     if dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)

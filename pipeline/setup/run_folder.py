@@ -16,11 +16,12 @@ from ...storage.errors import InputError, StoreError
 from ..config.load import Job, read_toml, resolve
 from ..config.systems import SYSTEMS
 
-JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = (
+JOB, RESULT, METRICS, MODEL, LEARNED, CHECKPOINTS, PARTS = (
     "job.toml",
     "result.json",
     "metrics.jsonl",
     "model.pt",
+    "learned.npy",
     "checkpoints",
     "parts",
 )
@@ -29,7 +30,7 @@ TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
     "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "train.metrics",
-    "queue.",
+    "track", "queue.",
     "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""

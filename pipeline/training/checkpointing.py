@@ -33,6 +33,8 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
         return None
     progress.cursor, state = found
     context.model.load_state_dict(state["model"])
+    if context.job.learned is not None:
+        context.job.learned.load(state["learned"])
     # Checkpoints of earlier versions have no merit but the accuracy.
     for name, value in {"best_merit": state["progress"]["best_accuracy"], **state["progress"]}.items():
         if name in COUNTED:
@@ -109,6 +111,7 @@ class Checkpointer:
             return
         self._losses.wait()
         self._pool()
+        learned = None if context.job.learned is None else context.job.learned.state()
         if is_leader(context.job.group):
             state = {name: value for name, value in vars(progress).items() if name not in LEFT_OUT}
             totals = {name: state[name] + so_far for name, so_far in progress.pooled.items()}
@@ -121,6 +124,7 @@ class Checkpointer:
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
                     "seconds": self._clock.snapshot(),
+                    **({} if learned is None else {"learned": learned}),
                     **({} if context.callbacks is None else {"callbacks": on_host(context.callbacks.state())}),
                 },
             )

@@ -17,6 +17,7 @@ from ...stages.evaluate.layerwise import evaluating, split_outputs
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
+from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
@@ -99,7 +100,9 @@ def _by_leaders(
     the device are read there."""
     dataset, group = prepared.dataset, job.group
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
-    counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
+    learned = isinstance(prepared.data.features, WithLearned)
+    features = prepared.data.features if learned else dataset.features
+    counted = replace(dataset, features=CountedFeatures(features, job.ledger, "evaluation"))
 
     def score(module: nn.Module, split: str) -> Scored | None:
         said = time.monotonic()

@@ -200,7 +200,10 @@ class PhaseTraining:
                     found = self.fetcher.validate(self.module)
             else:
                 found = whole(self.context.model)
-            return found, self.progress.take(found, epoch, self.context.model)
+            best = self.progress.take(found, epoch, self.context.model)
+            if best and self.context.job.learned is not None:
+                self.context.job.learned.keep_best()
+            return found, best
 
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""

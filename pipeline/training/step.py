@@ -158,6 +158,9 @@ class StepRunner:
         if total:
             with clock.measure("forward_backward"):
                 self.update.step(epoch, step, progress.history)
+        if context.job.learned is not None:
+            with clock.measure("reduce"):
+                context.job.learned.step(total, self.update.last_factor)
         self.feed.release(epoch, span.stop - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds
@@ -202,6 +205,8 @@ class StepRunner:
         index = next(self.steps.rounds(step + 1), None)
         if index is None or self.context.job.device is not None or self.compiled is not self.module:
             return
+        if self.context.job.learned is not None:
+            return  # rows of the next minibatch change in this step
         start = time.perf_counter()
         work = self.feed.peek(epoch, index) if isinstance(self.feed, PeeksAhead) else None
         if work is None:

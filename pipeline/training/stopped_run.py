@@ -9,7 +9,8 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ..setup.prepare import Prepared
-from ..setup.run_folder import CHECKPOINTS, MODEL
+from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
+from .learned_rows import save_rows
 from .trainer import RankReport, parameters_sha256, save_model
 
 
@@ -40,6 +41,9 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
         with torch.no_grad():
             for name, p in module.named_parameters():
                 p.copy_(state["average"].get(name, p))
+    if "learned" in state:
+        found_best = progress["best_epoch"] >= 0
+        save_rows(out / LEARNED, state["learned"]["best" if found_best else "rows"])
     save_model(out / MODEL, model)
     reports = []
     for rank, counts in enumerate(state["ledgers"]):

@@ -38,12 +38,13 @@ from ..setup.device_policies import on_device, ready_device
 from ..setup.model import TORCH_DTYPES
 from ..setup.prepare import Prepared
 from ..setup.result import peak_device_bytes, peak_rss_bytes
-from ..setup.run_folder import CHECKPOINTS, MODEL
+from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
 from .context import TrainContext
 from .evaluation import Score, scores
+from .learned_rows import with_all_rows, with_learned
 from .loop import train_rank
 from .progress import Progress
 
@@ -153,9 +154,10 @@ def train_and_evaluate(
         device=device,
     )
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
+    prepared, system, rank_job = with_learned(prepared, system, rank_job)
     if device is not None:
         system, rank_job = on_device(system, rank_job, prepared.job)
-    score = scores(prepared, system, model, rank_job, out, emit)
+    score = with_all_rows(scores(prepared, system, model, rank_job, out, emit), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
         progress = _train(
             prepared, system, rank_job, score, model, out, callbacks, emit=emit, stop=stop, save=save, clock=clock
@@ -163,11 +165,15 @@ def train_and_evaluate(
         sha256 = parameters_sha256(model)
         if progress.best_state:
             model.load_state_dict(progress.best_state)
+            if rank_job.learned is not None:
+                rank_job.learned.use_best()
         emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
         before = time.perf_counter()
         with clock.measure("evaluate"):
             test = score(model, "test")
         emit(StageEnded("evaluate", time.perf_counter() - before))
+        if rank_job.learned is not None:
+            rank_job.learned.write(out / LEARNED)
         if group.rank == 0:
             save_model(out / MODEL, model)
         if callbacks is not None and test is not None:

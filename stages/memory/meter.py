@@ -39,7 +39,8 @@ class TensorBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
-            if isinstance(x, Tensor) and not isinstance(x, LazyRows):
+            # A sparse tensor has no memory but that of its indices and values.
+            if isinstance(x, Tensor) and not isinstance(x, LazyRows) and x.layout is torch.strided:
                 self._follow(x, lent=func is torch.ops.aten.lift_fresh.default)
         return made
 

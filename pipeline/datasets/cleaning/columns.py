@@ -95,7 +95,7 @@ def tell_missing(options: ReadOptions, notes: list[str]) -> None:
         )
     notes.append(
         "The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from "
-        "them."
+        "them; learned = 64 would learn features of each node."
     )
 
 

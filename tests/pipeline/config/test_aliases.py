@@ -26,12 +26,12 @@ VALUES = {
     "weight_decay": 0.5, "metrics": ["loss"], "monitor": "loss", "loss": "huber", "task": "regression",
     "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
     "host": "10.0.0.1",
-    "model": "gcn", "sampler": "labor", "partition": "hash",
+    "model": "gcn", "sampler": "labor", "partition": "hash", "learned": 64,
 }  # fmt: skip
 
 
 def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
-    assert VALUES.keys() == SHORTHANDS.keys() | {"model", "sampler", "partition"}
+    assert VALUES.keys() == SHORTHANDS.keys() | {"model", "sampler", "partition", "learned"}
     for word, value in VALUES.items():
         base = {"model": {"name": "gat"}} if word == "heads" else {}
         path = tmp_path / f"{word}.toml"
@@ -44,7 +44,8 @@ def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
             resolve(job_table(None, {}, [*(["model.name=gat"] if base else []), f"{word}={text}"])),
         ]
         assert all(job == ways[0] for job in ways), word
-        section, key = SHORTHANDS.get(word, (word, "method" if word == "partition" else "name"))
+        main = {"partition": "method", "learned": "width"}.get(word, "name")
+        section, key = SHORTHANDS.get(word, (word, main))
         held = getattr(ways[0], section)
         held = held[key] if isinstance(held, dict) else getattr(held, key)
         assert (held.name if word == "loss" else held) == value

@@ -1,0 +1,169 @@
+"""Weights of Millrace's convolutions as those of PyG and DGL, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ...stages.models.base import Stack
+from ...stages.models.gat import GATConv
+from ...stages.models.gcn import GCNConv
+from ...stages.models.gin import GINConv
+from ...stages.models.sage import SAGEConv, SAGEPoolConv
+from ...storage.errors import InputError
+
+Library = Literal["pyg", "dgl"]
+State = dict[str, Tensor]
+SAME, TRANSPOSED, LEADING, SCALAR, PER_HEAD = "same", "transposed", "leading", "scalar", "per head"
+"""Forms of a weight over there: as it is here, transposed, with a first axis of length 1, as a vector of length 1, or,
+if heads are averaged, once for each head."""
+_PYG: dict[type, dict[str, tuple[str, str]]] = {
+    SAGEConv: {
+        "own.weight": ("lin_r.weight", SAME),
+        "own.bias": ("lin_l.bias", SAME),
+        "neighbours.weight": ("lin_l.weight", SAME),
+    },
+    GCNConv: {"linear.weight": ("lin.weight", SAME), "bias": ("bias", SAME)},
+    GATConv: {
+        "linear.weight": ("lin.weight", SAME),
+        "a_src": ("att_src", LEADING),
+        "a_dst": ("att_dst", LEADING),
+        "bias": ("bias", SAME),
+    },
+    GINConv: {"eps": ("eps", SCALAR)}
+    | {f"mlp.{k}.{part}": (f"nn.{k}.{part}", SAME) for k in (0, 2) for part in ("weight", "bias")},
+}
+_PYG[SAGEPoolConv] = {f"pool.{part}": (f"lin.{part}", SAME) for part in ("weight", "bias")} | _PYG[SAGEConv]
+_DGL: dict[type, dict[str, tuple[str, str]]] = {
+    SAGEConv: {
+        "own.weight": ("fc_self.weight", SAME),
+        "own.bias": ("fc_self.bias", SAME),
+        "neighbours.weight": ("fc_neigh.weight", SAME),
+    },
+    GCNConv: {"linear.weight": ("weight", TRANSPOSED), "bias": ("bias", SAME)},
+    GATConv: {
+        "linear.weight": ("fc.weight", SAME),
+        "a_src": ("attn_l", LEADING),
+        "a_dst": ("attn_r", LEADING),
+        "bias": ("bias", PER_HEAD),
+    },
+    GINConv: {"eps": ("eps", SCALAR)}
+    | {f"mlp.{k}.{part}": (f"apply_func.{k}.{part}", SAME) for k in (0, 2) for part in ("weight", "bias")},
+}
+_DGL[SAGEPoolConv] = {f"pool.{part}": (f"fc_pool.{part}", SAME) for part in ("weight", "bias")} | _DGL[SAGEConv]
+_NAMES: dict[Library, dict[type, dict[str, tuple[str, str]]]] = {"pyg": _PYG, "dgl": _DGL}
+
+
+def conv_weights(model: nn.Module, library: Library) -> list[State]:
+    """The weights of a model's convolutions as those of another library, to be loaded there by ``load_state_dict``.
+
+    ==================  ==============================================  ================================================
+    here                PyG                                             DGL
+    ==================  ==============================================  ================================================
+    GraphSAGE, mean     ``SAGEConv(a, b)``                              ``SAGEConv(a, b, "mean")``
+    GraphSAGE, max      ``SAGEConv(a, b, aggr="max", project=True)``    ``SAGEConv(a, b, "pool")``
+    GCN                 ``GCNConv(a, b)``                               ``GraphConv(a, b)``, self loops in the graph
+    GAT                 ``GATConv(a, b // heads, heads)``               ``GATConv(a, b // heads, heads)``, likewise
+    GAT, last layer     ``GATConv(a, b, heads, concat=False)``          ``GATConv(a, b, heads)``, then the mean of heads
+    GIN                 ``GINConv(mlp, train_eps=True)``                ``GINConv(mlp, "sum", learn_eps=True)``
+    ==================  ==============================================  ================================================
+
+    ``mlp`` is ``Sequential(Linear(a, hidden), ReLU(), Linear(hidden, b))``. Norms, activations and dropout between the
+    convolutions are not among these weights. PyG's ``GCNConv`` and ``GATConv`` replace self loops that a graph has;
+    Millrace keeps them beside its own.
+
+    Args:
+        model: one of Millrace's, such as ``mr.load(folder).model``.
+        library: ``pyg`` or ``dgl``.
+
+    Returns:
+        A state for each of the L convolutions; the tensors are copies.
+
+    Raises:
+        InputError: the model is another one, or a convolution has no counterpart there.
+    """
+    return [_there(conv, _names(conv, library)) for conv in _convs(model, library)]
+
+
+def set_conv_weights(model: nn.Module, convs: Sequence[Any], library: Library) -> nn.Module:
+    """Give a model the weights of another library's convolutions, as `conv_weights` names them.
+
+    Args:
+        model: one of Millrace's; its norms are left alone.
+        convs: L modules of the other library, or their states.
+        library: ``pyg`` or ``dgl``.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: there are not as many, or names or shapes do not fit; the model is as it was.
+    """
+    own = _convs(model, library)
+    states = [c.state_dict() if isinstance(c, nn.Module) else dict(c) for c in convs]
+    if len(states) != len(own):
+        raise InputError(f"there are {len(states)} convolutions for a model of {len(own)} layers; give one for each")
+    found = [_here(c, s, _names(c, library), f"layer {i}") for i, (c, s) in enumerate(zip(own, states))]
+    for conv, state in zip(own, found):
+        conv.load_state_dict(state)
+    return model
+
+
+def _convs(model: nn.Module, library: str) -> list[nn.Module]:
+    if library not in get_args(Library):
+        raise InputError(f"library is {library!r}; expected one of {', '.join(get_args(Library))}")
+    convs = list(model.convs) if isinstance(model, Stack) else []
+    if not convs or any(type(c) not in _PYG for c in convs):
+        raise InputError(
+            f"the model is a {type(model).__name__} of other convolutions; expected one of Millrace's own: GraphSAGE, "
+            "GCN, GAT or GIN"
+        )
+    return convs
+
+
+def _names(conv: nn.Module, library: Library) -> dict[str, tuple[str, str]]:
+    if isinstance(conv, SAGEPoolConv) and conv.pool.out_features != conv.pool.in_features:
+        raise InputError(
+            f"a layer pools {conv.pool.in_features} columns to {conv.pool.out_features}, and convolutions of {library} "
+            "to as many as come in; only a model whose hidden width is the number of features has a counterpart"
+        )
+    return _NAMES[library][type(conv)]
+
+
+def _there(conv: nn.Module, names: Mapping[str, tuple[str, str]]) -> State:
+    state: State = {}
+    for name, value in conv.state_dict().items():
+        other, form = names[name]
+        value = value.detach().clone()
+        if form == TRANSPOSED:
+            value = value.T.contiguous()
+        elif form in (LEADING, SCALAR):
+            value = value[None]
+        elif form == PER_HEAD and isinstance(conv, GATConv) and not conv.concat:
+            value = value.repeat(conv.heads)
+        state[other] = value
+    return state
+
+
+def _here(conv: nn.Module, state: State, names: Mapping[str, tuple[str, str]], where: str) -> State:
+    wanted, found = conv.state_dict(), {}
+    if absent := sorted({other for other, _ in names.values()} ^ state.keys()):
+        raise InputError(
+            f"{where}: the convolution has {', '.join(sorted(state)) or 'nothing'}; expected "
+            f"{', '.join(sorted(other for other, _ in names.values()))}, so {absent[0]} differs"
+        )
+    for name, (other, form) in names.items():
+        value = state[other].detach()
+        if form == TRANSPOSED:
+            value = value.T
+        elif form in (LEADING, SCALAR):
+            value = value[0] if value.ndim else value
+        elif form == PER_HEAD and isinstance(conv, GATConv) and not conv.concat:
+            value = value.view(conv.heads, -1).mean(0)
+        if value.shape != wanted[name].shape:
+            raise InputError(
+                f"{where}: {other} gives {list(value.shape)}; expected {list(wanted[name].shape)} for {name}"
+            )
+        found[name] = value.to(wanted[name].dtype) if isinstance(value, torch.Tensor) else value
+    return found

@@ -1,0 +1,68 @@
+"""A model card: the facts of a finished run, for whoever gets its model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+CARD = "model_card.md"
+SHOWN_CLASSES = 50
+"""Most classes that are listed."""
+
+
+def model_card(
+    result: Mapping[str, Any], job: Mapping[str, Any], splits: Mapping[str, int], numbers: int, code: Mapping[str, str]
+) -> str:
+    """Markdown with the facts of a run.
+
+    Args:
+        result: the record of ``result.json``.
+        job: the resolved configuration, as plain values.
+        splits: number of nodes in each split.
+        numbers: size of ``model.pt``: parameters and buffers.
+        code: names of the user's own code by kind, such as ``loss``.
+    """
+    rows = {
+        "model": f"{result['model']}{_options(job['model'])}",
+        "parameters": f"{numbers:,} numbers in `model.pt`",
+        "task": f"{result['task']}, {result['num_classes']} classes",
+        "input": f"{result['num_features']} features of a node",
+        "dataset": f"{result['dataset']}: {result['num_nodes']:,} nodes, {result['num_edges']:,} edges",
+        "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()),
+        "training": f"system {result['system']}, {result['epochs']} epochs",
+        "sampler": f"{job['sampler'].get('name', 'none')}{_options(job['sampler'])}",
+        "optimiser": f"{job['train']['optimizer']}, learning rate {job['train']['lr']}",
+        "seed": str(result["seed"]),
+    }
+    if (learned := job["learned"])["width"]:
+        place = "beside the features" if learned["beside"] else "in place of features"
+        rows["learnt features"] = f"{learned['width']} of each node, {place}, in `learned.npy`"
+    if result["best_epoch"] >= 0:
+        rows["training"] += f", of which epoch {result['best_epoch'] + 1} was the best in validation"
+    if "optimizer" in code:
+        rows.pop("optimiser")
+    if code:
+        rows["own code"] = ", ".join(f"{kind}: {name}" for kind, name in code.items())
+    found = {"validation accuracy": result["val_accuracy"], "test accuracy": result["test_accuracy"]}
+    for split in ("val", "test"):
+        found |= {f"{split} {name}": value for name, value in result[f"{split}_metrics"].items()}
+    rows |= {name: f"{value:.4f}" for name, value in found.items() if value is not None}
+    rows["versions"] = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [f"# {result['model']} on {result['dataset']}", "", "`mr.load(FOLDER)` opens the model.", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items()), ""]
+    if result["per_class"] is not None and result["num_classes"] <= SHOWN_CLASSES:
+        lines += _classes(result["per_class"], result["class_names"])
+    return "\n".join(lines)
+
+
+def _options(record: Mapping[str, Any]) -> str:
+    """The options of a named record, in parentheses."""
+    options = ", ".join(f"{k} = {v}" for k, v in record.items() if k != "name")
+    return f" ({options})" if options else ""
+
+
+def _classes(per_class: Mapping[str, Any], names: Any) -> list[str]:
+    """The test split by class."""
+    lines = ["| class | test nodes | precision | recall | F1 |", "|---|---|---|---|---|"]
+    for i, (support, *rates) in enumerate(zip(*(per_class[c] for c in ("support", "precision", "recall", "f1")))):
+        label = i if names is None else names[i]
+        lines.append(f"| {label} | {support:g} | {' | '.join(f'{rate:.3f}' for rate in rates)} |")
+    return [*lines, ""]

@@ -1,0 +1,214 @@
+"""A table of learnt features, shared out over ranks: rows travel to the ranks that read them, gradients back."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..comm.base import Group
+from ..random import Purpose, draw_word, node_words, stream
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.SparseAdam,
+    "sgd": torch.optim.SGD,
+}
+"""torch's optimisers that touch the rows with a gradient alone."""
+PIECE_BYTES = 64 << 20
+"""Rows that ranks hand over at a time where all of them are gathered."""
+
+
+class LearnedTable:
+    """[V, D] numbers that train with the model. Each rank owns a range of rows, with the optimiser's state of those.
+
+    The rank that trains on a minibatch asks the owners for its rows and sends them their gradients after the backward
+    pass. An owner sums what it gets, divides by the seeds of the step, and steps: only these rows change. The result
+    does not depend on the number of ranks, up to rounding.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        width: int,
+        dtype: torch.dtype,
+        seed: int,
+        group: Group,
+        optimizer: str = "adagrad",
+        lr: float = 0.01,
+    ) -> None:
+        """
+        Args:
+            num_nodes: V.
+            width: D.
+            dtype: of the numbers.
+            seed: of the initial rows, each a function of it and the node.
+            group: the ranks.
+            optimizer: a key of `OPTIMIZERS`.
+            lr: learning rate.
+        """
+        self.num_nodes, self.width, self.group = num_nodes, width, group
+        self.bounds = [r * num_nodes // group.size for r in range(group.size + 1)]
+        """P+1 cuts of the nodes: rank r owns [bounds[r], bounds[r + 1])."""
+        self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
+        self.rows = nn.Parameter(initial_rows(self.first, self.last, width, dtype, seed))
+        """[last - first, D], the rows of this rank."""
+        self._ends = torch.tensor(self.bounds[1:])
+        self._optimizer: Any = OPTIMIZERS[optimizer]([self.rows], lr=lr)  # pyright: ignore[reportCallIssue]
+        self._lr = lr
+        self._taken: list[tuple[Tensor, Tensor]] = []
+        self._best: Tensor | None = None
+
+    def take(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """[n, D], the rows of `nodes`, whose gradient `step` uses. All ranks call this at once; `nodes` may be
+        empty."""
+        ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
+        rows = self._read(ids).requires_grad_()
+        if len(ids):
+            self._taken.append((ids, rows))
+        return rows
+
+    def step(self, count: float, factor: float = 1.0) -> None:
+        """Step along the gradients of all rows taken since the last step. All ranks call this at once.
+
+        Args:
+            count: seeds of the step, over all ranks; 0 takes no step.
+            factor: of the learning rate.
+        """
+        taken, self._taken = [(ids, rows.grad) for ids, rows in self._taken], []
+        if not count:
+            return
+        known = [(ids, grad) for ids, grad in taken if grad is not None]
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(i for i, _ in known)])
+        grads = torch.cat([self.rows.new_empty(0, self.width), *(g for _, g in known)])
+        if self.group.size > 1:
+            if len(known) > 1:
+                ids, grads = summed(ids, grads)
+            order, parts = self._by_owner(ids)
+            sent = list(grads[order].split([len(p) for p in parts]))
+            ids = torch.cat(self.group.all_to_all(parts, "control"))
+            grads = torch.cat(self.group.all_to_all(sent, "gradients"))
+        ids, grads = summed(ids, grads)
+        self.rows.grad = torch.sparse_coo_tensor(
+            (ids - self.first)[None], grads / count, self.rows.shape, is_coalesced=True, check_invariants=False
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr * factor
+        # Said, so that torch does not warn that it does not check what its own optimisers make.
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):
+            self._optimizer.step()
+        self.rows.grad = None
+
+    def keep_best(self) -> None:
+        """Keep the present rows as those of the best epoch."""
+        self._best = self.rows.detach().clone()
+
+    @torch.no_grad()
+    def use_best(self) -> None:
+        """Go back to the rows of `keep_best`, if there are any."""
+        if self._best is not None:
+            self.rows.copy_(self._best)
+
+    def state(self) -> dict[str, Any]:
+        """All rows, those of the best epoch and the optimiser's state, on rank 0; other ranks have nothing of use. All
+        ranks call this at once."""
+        with self.group.counting("evaluation"):
+            return {
+                "rows": self._whole(self.rows.detach()),
+                "best": None if self._best is None else self._whole(self._best),
+                "optimizer": {
+                    k: self._whole(v) if isinstance(v, Tensor) and v.ndim == 2 else v
+                    for k, v in self._optimizer.state[self.rows].items()
+                },
+            }
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state` that any number of ranks has made."""
+
+        def own(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return (value[self.first : self.last] if value.ndim == 2 else value).clone()
+
+        self.rows.copy_(own(state["rows"]))
+        self._best = own(state["best"])
+        self._optimizer.state[self.rows] = {k: own(v) for k, v in state["optimizer"].items()}
+
+    def write(self, path: Path) -> None:
+        """Write all rows into an ``.npy`` file, as a whole or not at all. All ranks call this at once, the first one
+        writes, and the file is there for all of them."""
+        with self.group.counting("evaluation"):
+            own, aside = self.rows.detach(), path.with_name(f".writing-{path.name}")
+            file = None
+            if self.group.rank == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shape = self.num_nodes, self.width
+                file = np.lib.format.open_memmap(aside, "w+", own.numpy().dtype, shape)
+            for at, rows in self._gathered(own):
+                assert file is not None
+                file[at : at + len(rows)] = rows.numpy()
+            if file is not None:
+                file.flush()
+                os.replace(aside, path)
+            self.group.any(False)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """[n, D], the rows of `ids`."""
+        own = self.rows.detach()
+        if self.group.size == 1:
+            return own[ids]
+        order, parts = self._by_owner(ids)
+        asked = self.group.all_to_all(parts, "control")
+        rows = own.new_empty(len(ids), self.width)
+        rows[order] = torch.cat(self.group.all_to_all([own[a - self.first] for a in asked], "features"))
+        return rows
+
+    def _by_owner(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The order of `ids` by owner, and those of each owner."""
+        owner = torch.bucketize(ids, self._ends, right=True)
+        order = torch.argsort(owner, stable=True)
+        return order, list(ids[order].split(torch.bincount(owner, minlength=self.group.size).tolist()))
+
+    def _whole(self, own: Tensor) -> Tensor:
+        """[V, D] on rank 0, from the rows of each rank."""
+        if self.group.size == 1:
+            return own
+        whole = own.new_empty(self.num_nodes if self.group.rank == 0 else 0, self.width)
+        for at, rows in self._gathered(own):
+            whole[at : at + len(rows)] = rows
+        return whole
+
+    def _gathered(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(node of the first row, rows) in pieces, on rank 0 alone. All ranks go through it."""
+        size = max(1, PIECE_BYTES // (self.width * own.itemsize))
+        for source in range(self.group.size):
+            first, last = self.bounds[source], self.bounds[source + 1]
+            for at in range(first, last, size):
+                piece = own[at - first : min(at + size, last) - first] if self.group.rank == source else own[:0]
+                if source:
+                    parts = [piece if to == 0 else own[:0] for to in range(self.group.size)]
+                    piece = self.group.all_to_all(parts, "features")[source]
+                if self.group.rank == 0:
+                    yield at, piece
+
+
+def initial_rows(first: int, last: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Rows of the nodes in [first, last), uniform in ±sqrt(3 / D): their mean square norm is 1. A function of the seed
+    and the node, whoever owns it."""
+    words = node_words(stream(seed, Purpose.INIT, 1), np.arange(first, last))
+    rows, bound = torch.empty(last - first, width, dtype=dtype), (3 / width) ** 0.5
+    for column in range(width):
+        uniform = (draw_word(words, column) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        rows[:, column] = torch.from_numpy((2 * uniform - 1) * bound)
+    return rows
+
+
+def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids, ascending, and the sum of the rows of each, in the order given."""
+    distinct, place = torch.unique(ids, return_inverse=True)
+    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)

@@ -1,0 +1,47 @@
+"""Files of predictions: written piece by piece, they hold what the whole holds."""
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from millrace.pipeline.inference import predictions as module
+from millrace.pipeline.inference.predictions import Predictions
+
+N = 23
+
+
+def made(task, named):
+    logits = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    nodes = np.arange(N) * 2
+    names = ([f"n{v}" for v in nodes], ["red", "green", "blue"]) if named else (None, None)
+    return Predictions(nodes, logits, task, *names)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_a_file_of_pieces_is_the_file_of_the_whole(task, named, tmp_path, monkeypatch):
+    """16 rows are whole vectors of a processor: in others, torch's sigmoid rounds differently."""
+    found = {}
+    for rows in (1000, 16):
+        monkeypatch.setattr(module, "PIECE_ROWS", rows)
+        preds = made(task, named)
+        for suffix in (".parquet", ".csv", ".npy"):
+            path = tmp_path / f"{rows}{suffix}"
+            preds.write(path, all_probabilities=suffix != ".npy")
+            read = {".parquet": pyarrow.parquet.read_table, ".csv": pyarrow.csv.read_csv, ".npy": np.load}[suffix]
+            found.setdefault(suffix, []).append(read(path))
+    whole, pieces = found[".npy"]
+    assert np.array_equal(whole, pieces) and np.array_equal(whole, made(task, named).probabilities)
+    for suffix in (".parquet", ".csv"):
+        whole, pieces = found[suffix]
+        assert whole.equals(pieces) and whole.num_rows == N
+    assert {p.name for p in tmp_path.iterdir()} == {f"{r}{s}" for r in (1000, 16) for s in found}
+
+
+def test_no_nodes_are_an_empty_file(tmp_path):
+    preds = Predictions(np.empty(0, np.int64), np.empty((0, 3), np.float32))
+    for suffix in (".parquet", ".csv", ".npy"):
+        preds.write(tmp_path / f"none{suffix}")
+    assert pyarrow.parquet.read_table(tmp_path / "none.parquet").num_rows == 0
+    assert np.load(tmp_path / "none.npy").shape == (0, 3)

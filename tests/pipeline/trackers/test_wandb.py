@@ -1,0 +1,27 @@
+"""Weights & Biases without a network: an offline run in the run's folder."""
+
+import json
+
+import pytest
+
+import millrace as mr
+
+pytest.importorskip("wandb", reason="wandb is not installed: pip install 'millrace-gnn[wandb]'")
+JOB = {"fanout": [3, 2], "hidden": 8, "epochs": 3, "batch_size": 32, "threads": 1, "verbose": False}
+
+
+def test_an_offline_run_is_in_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "own")
+    notes = []
+    spec = "sbm:nodes=200,classes=3,degree=6,features=4,train=0.4"
+    result = mr.run(spec, out=tmp_path / "run", track="wandb", emit=lambda e: notes.append(str(e)), **JOB)
+    assert not [n for n in notes if "tracker" in n]
+    # Records of a log, whose strings lie in it as they are.
+    [path] = (tmp_path / "run").rglob("*.wandb")
+    log = path.read_bytes()
+    for name, value in (("train_loss", result.train_loss), ("test_accuracy", result.test_accuracy)):
+        assert name.encode() in log and json.dumps(value).encode() in log
+    assert b"train.batch_size" in log and b"own" in log
+    assert {p.name for p in path.parent.rglob("*") if p.is_file()} >= {"job.toml", "result.json", "model.pt"}
+    assert json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"] in path.name

@@ -1,0 +1,194 @@
+"""Learnt features in whole runs: against plain torch, on several ranks, after a resume, in prediction; and refusals."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import millrace as mr
+from millrace.stages.learned.table import initial_rows
+from millrace.storage.errors import InputError, StoreError
+from millrace.storage.features import MemoryFeatures
+from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
+
+SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
+JOB = {"epochs": 4, "seed": 3, "lr": 0.05, "threads": 1, "dtype": "float64", "fanout": [4, 3], "batch_size": 16}
+OWN = {"hidden": 8, "layers": 2, "dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def sbm():
+    return mr.open_dataset(SPEC)
+
+
+class Mean(nn.Module):
+    """One layer over the mean of in-neighbours, which plain torch can compute from a matrix."""
+
+    num_layers = 1
+
+    def __init__(self, width):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(2 * width, 3)
+
+    def layer(self, i, neighbourhood, h):
+        return self.linear(torch.cat([mr.destinations(neighbourhood, h), neighbourhood.mean(h)], 1))
+
+
+def rows_of(folder):
+    return np.load(folder / "learned.npy")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd"])
+def test_a_run_is_that_of_plain_torch(sbm, tmp_path, optimizer, beside):
+    schedule = {"schedule": {"name": "cosine"}, "evaluate_every": 0}
+    learned = {"width": 4, "beside": beside, "optimizer": optimizer, "lr": 0.2}
+    width = 9 if beside else 4
+    out = tmp_path / "run"
+    options = {**JOB, "fanout": [-1], "batch_size": 300, "learned": learned, "train": schedule}
+    result = mr.run(sbm, model=Mean(width), out=out, verbose=False, **options)
+    model = Mean(width).double()
+    table = nn.Embedding.from_pretrained(initial_rows(0, 300, 4, torch.float64, 3), freeze=False, sparse=True)
+    make = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}[optimizer]
+    dense, sparse = torch.optim.Adam(model.parameters(), lr=0.05), make(table.parameters(), lr=0.2)
+    falling = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 4) for o in (dense, sparse)]
+    graph, train = sbm.graph, torch.from_numpy(sbm.split.train)
+    matrix = torch.zeros(300, 300, dtype=torch.float64)
+    for node in range(300):
+        sources = graph.indices[graph.indptr[node] : graph.indptr[node + 1]]
+        if len(sources):
+            matrix[node, torch.from_numpy(sources.astype(np.int64))] = 1 / len(sources)
+    features = torch.from_numpy(sbm.features.gather(np.arange(300))).double()
+    # Only the nodes that a minibatch reads.
+    read = torch.unique(torch.cat([train, matrix[train].nonzero()[:, 1]]))
+    for _ in range(4):
+        rows = torch.zeros(300, 4, dtype=torch.float64).index_put((read,), table(read))
+        h = torch.cat([features, rows], 1) if beside else rows
+        out_rows = model.linear(torch.cat([h, matrix @ h], 1))[train]
+        loss = F.cross_entropy(out_rows, torch.from_numpy(sbm.labels)[train])
+        for o in (dense, sparse):
+            o.zero_grad()
+        loss.backward()
+        for o in (dense, sparse):
+            o.step()
+        for s in falling:
+            s.step()
+    assert result.train_loss == pytest.approx(loss.item(), abs=1e-12)
+    np.testing.assert_allclose(rows_of(out), table.weight.detach().numpy(), rtol=0, atol=1e-12)
+    trained = torch.load(out / "model.pt", weights_only=True)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-12)
+
+
+def test_any_number_of_ranks_trains_the_same_rows_and_goes_on_for_another(tmp_path):
+    table = {**JOB, "system": "bulk", "learned": 4, "minibatches_per_step": 4, "model": {"name": "sage", **OWN}}
+    found = {}
+    for ranks in (1, 2, 4):
+        reports = train_bulk(SPEC, tmp_path / str(ranks), {**table, "ranks": ranks})
+        found[ranks] = reports[0], rows_of(tmp_path / str(ranks)), last_parameters(tmp_path / str(ranks))
+        moved = [r["bytes"]["network"] for r in reports]
+        assert ranks == 1 or all(m["features"] and m["gradients"] for m in moved)
+    begun = train_bulk(SPEC, tmp_path / "changed", {**table, "ranks": 2, "checkpoint": {"every_steps": 1}}, steps=5)
+    assert "test_accuracy" not in begun[0]
+    reports = train_bulk(SPEC, tmp_path / "changed", {**table, "ranks": 1})
+    found["changed"] = reports[0], rows_of(tmp_path / "changed"), last_parameters(tmp_path / "changed")
+    report, rows, model = found[1]
+    for other, other_rows, other_model in found.values():
+        np.testing.assert_allclose(other_rows, rows, rtol=0, atol=1e-9)
+        assert other["test_accuracy"] == report["test_accuracy"] and other["best_epoch"] == report["best_epoch"]
+        for name, value in model.items():
+            torch.testing.assert_close(other_model[name], value, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(sbm, tmp_path, optimizer):
+    options = {**JOB, **OWN, "learned": {"width": 4, "optimizer": optimizer}, "checkpoint": {"every_steps": 1}}
+    whole = mr.run(sbm, out=tmp_path / "whole", verbose=False, **options)
+    asked, lives = iter(range(1000)), 0
+    while mr.run(
+        sbm, out=tmp_path / "parts", resume=lives > 0, verbose=False, stop=lambda: next(asked) % 4 == 3, **options
+    ).status == ("stopped"):
+        lives += 1
+        # A stopped run can be used too.
+        assert rows_of(tmp_path / "parts").shape == (300, 4)
+        assert len(mr.predict(tmp_path / "parts", nodes="test")) == len(sbm.split.test)
+    resumed = mr.run(sbm, out=tmp_path / "parts", resume=True, verbose=False, **options)
+    assert lives and resumed.parameters_sha256 == whole.parameters_sha256
+    assert (resumed.test_accuracy, resumed.best_epoch) == (whole.test_accuracy, whole.best_epoch)
+    assert np.array_equal(rows_of(tmp_path / "parts"), rows_of(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gin"])
+def test_a_saved_run_predicts_what_it_was_tested_on(sbm, tmp_path, model):
+    result = mr.run(sbm, out=tmp_path / "run", model=model, learned=4, verbose=False, **JOB, **OWN)
+    assert result.num_features == 5
+    predictions = mr.predict(result, nodes="test")
+    assert (predictions.classes == sbm.labels[sbm.split.test]).mean() == pytest.approx(result.test_accuracy)
+    run = mr.load(tmp_path / "run")
+    data = run.open_dataset()
+    assert data.features.num_features == 9
+    logits = mr.infer(run.model, data, nodes="test")
+    assert np.array_equal(logits.numpy(), predictions.logits)
+    assert mr.embed(run).rows.shape == (300, 8)
+    # The same nodes with other edges.
+    assert len(mr.predict(run, "sbm:nodes=300,classes=3,degree=3,features=5")) == 300
+    with pytest.raises(InputError, match="learnt features of the 300 nodes of"):
+        mr.predict(run, "sbm:nodes=299,classes=3,features=5")
+    (tmp_path / "run" / "learned.npy").unlink()
+    with pytest.raises(StoreError, match=r"has no learned\.npy"):
+        mr.predict(run)
+
+
+def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):
+    edges = np.stack([np.arange(20), (np.arange(20) + 1) % 20])
+    graph = mr.from_edges(edges[0], edges[1], 40)
+    split = mr.Split(np.arange(10), np.arange(10, 15), np.arange(15, 20))
+    features = MemoryFeatures(np.ones((40, 1), np.float32))
+    data = mr.Dataset("ring", graph, features, np.arange(40) % 2, split, 2)
+    mr.run(data, out=tmp_path / "run", learned=3, fanout=[2], epochs=2, batch_size=4, seed=1, verbose=False)
+    before, after = initial_rows(0, 40, 3, torch.float32, 1).numpy(), rows_of(tmp_path / "run")
+    assert np.array_equal(after[20:], before[20:])
+    assert (after[:10] != before[:10]).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"learned": {"lr": 0.1}}, "learned.width is 0"),
+        ({"learned": 4, "features": "owned"}, 'features = "owned"'),
+        ({"learned": 4, "bulk": {"topology": "partitioned"}}, 'bulk.topology = "partitioned"'),
+        ({"learned": 4, "train": {"clip_norm": 1.0}}, "train.clip_norm measures"),
+        ({"learned": 4, "train": {"ema": 0.9}}, "train.ema averages"),
+        ({"learned": 4, "start_from": "runs/other"}, "start_from gives the parameters"),
+        ({"learned": {"width": 4, "optimizer": "adamw"}}, "learned.optimizer"),
+        ({"learned": -1}, "learned.width"),
+        ({"learned": "many"}, "learned"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_written(sbm, tmp_path, options, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        mr.run(sbm, out=tmp_path / "run", epochs=1, fanout=[2], verbose=False, **options)
+    assert len(str(caught.value).splitlines()) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("system", ["sar", "retexo", "grappa"])
+def test_other_systems_refuse_learnt_features(sbm, tmp_path, system):
+    with pytest.raises(InputError, match=f"learned.width is 4, but system '{system}'"):
+        mr.run(sbm, system=system, out=tmp_path / "run", learned=4, epochs=1, verbose=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_width_does_not_resume(sbm, tmp_path):
+    options = {**JOB, **OWN, "out": tmp_path / "run", "verbose": False}
+    mr.run(sbm, learned=4, **options)
+    with pytest.raises(StoreError, match=r"learned\.width \(was 4, now 5\)"):
+        mr.run(sbm, learned=5, resume=True, **options)
+
+
+def test_a_plan_refuses_what_it_cannot_predict(sbm):
+    for learned in (4, {"width": 4}):
+        with pytest.raises(InputError, match=r"learned\.width is set"):
+            mr.plan(sbm, learned=learned)
