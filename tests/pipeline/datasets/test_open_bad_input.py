@@ -170,7 +170,7 @@ def test_files_that_are_no_npz(tmp_path):
         "cut.npz": "damaged",
         "empty.npz": "damaged",
         "pickle.npz": "pickled objects",
-        "single.npy": "single array",
+        "single.npy": "is read as a list of edges, and the labels of its nodes are missing",
     }
     for name, phrase in phrases.items():
         with pytest.raises(InputError, match=phrase):
