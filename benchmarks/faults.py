@@ -13,6 +13,7 @@ the bits of an undisturbed run ("same"). A run that ended before it could be hit
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -81,6 +82,16 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
     return ranks, workers
 
 
+def holds(worker: psutil.Process, rank: psutil.Process) -> bool:
+    """True if the worker has the other end of the rank's standard input."""
+    try:
+        pipe = os.readlink(f"/proc/{rank.pid}/fd/0")
+        files = Path(f"/proc/{worker.pid}/fd")
+        return any(os.readlink(files / name) == pipe for name in os.listdir(files))
+    except OSError:
+        return False
+
+
 def events(out: Path) -> list[dict[str, Any]]:
     """Events that the run has reported so far."""
     metrics = out / "metrics.jsonl"
@@ -95,7 +106,7 @@ def kill(what: str, driver: int, rng: random.Random) -> list[psutil.Process]:
     """Kill one process, and give those that have to go with it; none: there was nothing to kill any more."""
     try:
         ranks, workers = family(driver)
-        holders = {r.ppid() for r in ranks}
+        holders = {w.pid for w in workers if any(holds(w, r) for r in ranks)}
         choice = {
             "rank": ranks,
             "worker": [w for w in workers if w.pid in holders],

@@ -5,7 +5,6 @@ no worker. When the worker dies, the process's standard input closes, and it end
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,17 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import dask.config
 from distributed import Event, get_client, get_worker, secede
 
 from ..telemetry.heartbeat import METRIC
 from .rank_main import ABORTED, ORPHANED
+from .rank_server import RANK_MAIN, ForkedRank, forked, own_environment
 
 ORDER_S = 5.0
 """Time limit of one wait for the scheduler's order to kill the rank."""
 GRACE_S = 2.0
 """Time that a rank has to end by itself before it is killed."""
-TRIM = "MALLOC_TRIM_THRESHOLD_"
 LOG_TAIL = 30
 """Last lines of a dead rank's log that are reported."""
 
@@ -64,12 +62,13 @@ class _RankProcess:
         with self.log.open("a") as errors:
             errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
             errors.flush()
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "millrace.pipeline.cluster.rank_main", worker.ip],
+            environment = {**own_environment(), **spec["environment"]}
+            self.child = forked(worker.ip, environment, errors) or subprocess.Popen(
+                [sys.executable, "-m", RANK_MAIN, worker.ip],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**own_environment(), **spec["environment"]},
+                env=environment,
                 text=True,
                 # An interrupt at the terminal is for the driver, which lets the ranks write a checkpoint.
                 start_new_session=True,
@@ -128,19 +127,6 @@ class _RankProcess:
         return status
 
 
-def own_environment() -> dict[str, str]:
-    """Environment of this process without the allocator setting that Dask gives its workers.
-
-    With that setting every tensor above 128 KiB is mapped anew and unmapped when it is freed: epochs of a tenth of a
-    second take 1.1 to 1.4 times as long, to save 2 % of a rank's memory. A value set by the user stays.
-    """
-    environment = dict(os.environ)
-    of_dask = dask.config.get("distributed.nanny.pre-spawn-environ", {}).get(TRIM)
-    if of_dask is not None and environment.get(TRIM) == str(of_dask):
-        del environment[TRIM]
-    return environment
-
-
 def _show(worker: Any, state: dict[str, Any]) -> None:
     """Add the rank's state to the worker's heartbeats, for the driver and the dashboard."""
     vars(worker).setdefault("millrace_ranks", []).append(state)
@@ -166,7 +152,7 @@ def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
-def _wait(child: subprocess.Popen[str], kill: Event) -> None:
+def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event) -> None:
     """Wait until the process ends, or for `GRACE_S` once the event is set. Nothing polls, since the cores belong to the
     ranks.
 

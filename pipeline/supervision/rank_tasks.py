@@ -11,6 +11,7 @@ from ..cluster.rank_main import RankSpec
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
 from ..setup.open_queue import location
+from ..setup.prepare import Prepared
 from .cluster_run import ClusterRun
 
 
@@ -36,6 +37,14 @@ def place_ranks(run: ClusterRun, generation: int) -> Places:
         run.client, run.ranks, shared=backend(run.job) == "gloo", patience_s=START_S if generation else 0.0
     )
     return Places([address for address, _ in placed], [{VISIBLE: gpu} for _, gpu in placed], sampling)
+
+
+def rank_variables(prepared: Prepared) -> dict[str, str]:
+    """Environment variables of all ranks, for the allocator.
+
+    Steps over minibatches free memory and take it again; full batches keep theirs, and would only hold more.
+    """
+    return allocator(prepared.job.cluster.keep_freed_bytes) if prepared.frees_steps else {}
 
 
 def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill: str) -> Future:
@@ -66,11 +75,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill
         generation=generation,
         meeting=run.meeting.place(generation),
         threads=job.threads or max(1, (os.cpu_count() or 1) // run.ranks),
-        environment={
-            # Steps over minibatches free memory and take it again; full batches keep theirs, and would only hold more.
-            **(allocator(job.cluster.keep_freed_bytes) if run.prepared.frees_steps else {}),
-            **placed.variables[rank],
-        },
+        environment={**rank_variables(run.prepared), **placed.variables[rank]},
     )
     # Pinned and never tried again by Dask: ranks start together or not at all.
     return run.client.submit(

@@ -6,12 +6,14 @@ would fail again. When a rank or its worker dies, the next generation goes on fr
 
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from torch import nn
 
 from ...storage.errors import Interrupted, RunError
 from ..cluster.dask_cluster import opened
+from ..cluster.rank_server import serving
 from ..dashboard.publisher import show_run
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit
@@ -19,6 +21,7 @@ from ..training.trainer import RankReport
 from .cluster_run import ClusterRun, topic_of
 from .generation import Generation
 from .losses import Loss
+from .rank_tasks import rank_variables
 
 
 def run_on_cluster(
@@ -52,7 +55,9 @@ def run_on_cluster(
     job = prepared.job
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     name = uuid.uuid4().hex[:8]
+    starts_here = job.cluster.scheduler is None and job.device == "cpu"
     with (
+        serving(rank_variables(prepared)) if starts_here else nullcontext(),
         opened(job, emit, job.ranks + sampling) as client,
         show_run(client, prepared, out, topic_of(name), emit) as announced,
     ):

@@ -10,6 +10,13 @@ import pytest
 from distributed import LocalCluster
 
 from millrace.pipeline.cluster.dask_cluster import SETTINGS
+from millrace.pipeline.cluster.rank_server import serving
+from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.machine.malloc import allocator
+
+OF_WORKERS = {"PYTEST_CURRENT_TEST": ""}
+"""Environment variables of workers. Pytest sets this one anew for each test, so that ranks of workers that
+take the place of dead ones would start from scratch."""
 
 
 @contextmanager
@@ -17,13 +24,16 @@ def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
     """Start a scheduler on this machine whose workers have one thread and this process's present environment; yield its
     address.
 
-    `dashboard` is the host and port of its dashboard, if any.
+    Its ranks are forked, from servers with the two environments that ranks have. `dashboard` is the host and port of
+    its dashboard, if any.
     """
     environment = dict(os.environ)
-    with dask.config.set(SETTINGS):
+    variables = [{**OF_WORKERS, **more} for more in ({}, allocator(Cluster().keep_freed_bytes))]
+    with dask.config.set(SETTINGS), serving(*variables):
         cluster = LocalCluster(
-            n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None
-        )
+            n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None,
+            env=OF_WORKERS,
+        )  # fmt: skip
         try:
             yield str(cluster.scheduler_address)
         finally:

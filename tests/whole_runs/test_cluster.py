@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import dask
 import numpy as np
+import psutil
 import pytest
 import torch
 from distributed import Client
@@ -20,7 +22,7 @@ from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
-from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel
+from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel, StepDone
 from millrace.stages.comm.gloo import ring_bytes
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
@@ -69,15 +71,30 @@ def alone(tmp_path_factory):
     return SimpleNamespace(out=out, result=result, queue=out / "queue")
 
 
+class Listener:
+    """Keeps events, and the commands that ranks were started by."""
+
+    def __init__(self):
+        self.events, self.parents = [], []
+
+    def __call__(self, event):
+        self.events.append(event)
+        if isinstance(event, StepDone) and not self.parents:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "millrace.pipeline.cluster.rank_main" in process.cmdline():
+                        self.parents.append(" ".join(process.parent().cmdline()))
+
+
 @pytest.fixture(scope="module")
 def two(scheduler, tmp_path_factory):
     """Two ranks that own the features between them, three producers, a queue with hardly any room."""
-    out, events = tmp_path_factory.mktemp("two") / "run", []
+    out, listener = tmp_path_factory.mktemp("two") / "run", Listener()
     result = mr.run(
-        DATASET, out=out, ranks=2, scheduler=scheduler, features="owned", check=True, emit=events.append,
+        DATASET, out=out, ranks=2, scheduler=scheduler, features="owned", check=True, emit=listener,
         queue={"kind": "zarr", "keep": "all", "bulk_size": 3, "max_bytes": 1}, cluster={"producers": 3}, **JOB,
     )  # fmt: skip
-    return SimpleNamespace(out=out, result=result, queue=out / "queue", events=events)
+    return SimpleNamespace(out=out, result=result, queue=out / "queue", **vars(listener))
 
 
 def test_every_rank_tells_its_pulse_and_the_queue_its_level(two):
@@ -99,6 +116,11 @@ def test_every_rank_tells_its_pulse_and_the_queue_its_level(two):
     assert levels and all(t["bound"] == 1 and t["bytes"] >= 0 for t in levels)
     # Several a second, from threads: not for whoever listens to the run.
     assert not any(isinstance(e, Pulse | QueueLevel) for e in two.events)
+
+
+def test_ranks_are_forked(two):
+    """Else the tests of runs would take half as long again."""
+    assert len(two.parents) == 2 and all("cluster.rank_server" in parent for parent in two.parents)
 
 
 def test_two_ranks_train_as_one(alone, two):

@@ -133,6 +133,8 @@ def run(tmp_path_factory):
                 for p in (psutil.Process(driver.pid), *below)
             }
             ranks = {p.pid for p in below if "millrace.pipeline.cluster.rank_main" in p.cmdline()}
+            servers = [" ".join(psutil.Process(pid).parent().cmdline()) for pid in ranks]
+            assert all("cluster.rank_server" in server for server in servers), "a rank of such a run is forked"
             address, token = re.search(r"this run: (\S+)/millrace\?token=(\S+)", log.read_text()).groups()
             yield SimpleNamespace(
                 driver=driver, ranks=ranks, ports=ports, folder=Path(folder), bait=bait, address=address, token=token
@@ -153,7 +155,11 @@ def test_another_user_reaches_no_port_no_store_and_no_page(run):
         for token in ("", "?token=", "?token=guess")
     ]
     folders = [p for p in run.folder.iterdir() if p != run.bait]
-    assert sorted(p.name.rsplit("-", 1)[0] for p in folders) == ["millrace-dask", "millrace-meeting"]
+    assert sorted(p.name.rsplit("-", 1)[0] for p in folders) == [
+        "millrace-dask",
+        "millrace-meeting",
+        "millrace-ranks",
+    ]
     of_dask = {port for pid, ports in run.ports.items() if pid not in run.ranks for port in ports}
     of_ranks = {port for pid in run.ranks for port in run.ports[pid]}
     assert len(run.ranks) == 2 and len(of_ranks) >= 2

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -52,10 +53,17 @@ def family(pid=None):
     return ranks, workers
 
 
+def holds(worker, rank):
+    """True if the worker has the other end of the rank's standard input."""
+    pipe = os.readlink(f"/proc/{rank.pid}/fd/0")
+    files = Path(f"/proc/{worker.pid}/fd")
+    return any(os.readlink(files / name) == pipe for name in os.listdir(files))
+
+
 def victim(what):
     """A rank, a worker that holds one, or the worker without one that has worked most."""
     ranks, workers = family()
-    holders = {r.ppid() for r in ranks}
+    holders = {w.pid for w in workers if any(holds(w, r) for r in ranks)}
     if what == "rank":
         return ranks[-1]
     if what == "holder":

@@ -1,0 +1,172 @@
+"""Ranks that a server forks: as processes of their own, and only where they differ from it in nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import dask.config
+import psutil
+import pytest
+
+from millrace.pipeline.cluster import rank_server
+from millrace.pipeline.cluster.rank_server import PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
+from millrace.pipeline.cluster.signals import STOPPING
+
+WAIT_S = 60.0
+MORE = {"OF_THIS_TEST": "1"}
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_dask", "left"),
+    [("65536", 65536, None), ("1048576", 65536, "1048576"), (None, 65536, None), ("65536", None, "65536")],
+)
+def test_the_allocator_of_a_rank_is_not_that_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch, of_worker: str | None, of_dask: int | None, left: str | None
+) -> None:
+    """Values set by Dask are removed; values set by others, and all other variables, stay."""
+    monkeypatch.delenv(TRIM, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if of_worker is not None:
+        monkeypatch.setenv(TRIM, of_worker)
+    monkeypatch.setenv("COLUMNS", "80")
+    with dask.config.set({f"distributed.nanny.pre-spawn-environ.{TRIM}": of_dask}):
+        environment = own_environment()
+    assert environment.get(TRIM) == left
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment == {k: v for k, v in os.environ.items() if k not in {TRIM, *rank_server.OF_ITS_OWN}} | (
+        {} if left is None else {TRIM: left}
+    )
+
+
+def test_dask_still_sets_what_is_taken_away() -> None:
+    """Or there is nothing to take away any more."""
+    import distributed  # noqa: F401  its defaults
+
+    assert TRIM in dask.config.get("distributed.nanny.pre-spawn-environ")
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """Environment of ranks that a server here forks."""
+    before = os.environ.get(PLACE)
+    with serving(MORE):
+        yield {**rank_server._of_workers(), **MORE}
+        names = os.listdir(os.environ[PLACE])
+    assert len(names) == 1 and os.environ.get(PLACE) == before
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not [command for command in commands if rank_server.__name__ in command], "it ends with the context"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[IO[str]]:
+    with (tmp_path / "log").open("a") as file:
+        yield file
+
+
+def until_gone(pid: int) -> None:
+    end = time.monotonic() + WAIT_S
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_forked_rank_is_a_process_of_its_own(environment: dict[str, str], log: IO[str]) -> None:
+    """With its command line, session, signals and environment, and no file but its three."""
+    ranks = [forked(host, environment, log) for host in ("127.0.0.1", "127.0.0.2")]
+    try:
+        for rank, host in zip(ranks, ("127.0.0.1", "127.0.0.2")):
+            assert rank is not None
+            process = psutil.Process(rank.pid)
+            assert "".join(process.parent().cmdline()).count(f"{rank_server.__name__}"), "not this process's child"
+            end = time.monotonic() + WAIT_S
+            while (words := [word for word in process.cmdline() if word])[-1] != host:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert words == [sys.executable, "-m", RANK_MAIN, host]
+            assert os.getsid(rank.pid) == rank.pid
+            # Ignored from the start: they are for the driver.
+            ignored = int(Path(f"/proc/{rank.pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
+            assert all(ignored >> (s - 1) & 1 for s in STOPPING)
+            assert process.environ() == environment
+            # Its messages go out by a copy of its standard output.
+            files = {os.readlink(f"/proc/{rank.pid}/fd/{name}") for name in os.listdir(f"/proc/{rank.pid}/fd")}
+            assert len(files) == 3 and log.name in files
+            assert rank.poll() is None
+    finally:
+        for rank in ranks:
+            assert rank is not None
+            rank.kill()
+    assert [rank.wait() for rank in ranks if rank is not None] == [-signal.SIGKILL] * 2
+    assert [rank.poll() for rank in ranks if rank is not None] == [-signal.SIGKILL] * 2
+
+
+def test_the_worker_gets_the_status_and_the_log_the_error(environment: dict[str, str], log: IO[str]) -> None:
+    rank = forked("127.0.0.1", environment, log)
+    assert rank is not None
+    rank.stdin.write("no specification\n")
+    rank.stdin.close()
+    assert rank.stdout.read() == "" and rank.wait() == 1
+    assert "JSONDecodeError" in Path(log.name).read_text()
+    assert not psutil.pid_exists(rank.pid), "no zombie"
+
+
+@pytest.mark.parametrize("differs", ["environment", "folder", "no server", "not there"])
+def test_what_differs_is_not_forked(
+    environment: dict[str, str], log: IO[str], differs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = dict(environment)
+    if differs == "environment":
+        given["MKL_NUM_THREADS"] = "7"
+    elif differs == "folder":
+        monkeypatch.chdir(tmp_path)
+    elif differs == "no server":
+        del given[PLACE]
+    else:
+        given[PLACE] = str(tmp_path)
+    files = len(os.listdir("/proc/self/fd"))
+    assert forked("127.0.0.1", given, log) is None
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_server_that_dies_takes_its_ranks_along_and_is_not_asked_again(log: IO[str]) -> None:
+    with serving({}):
+        environment = rank_server._of_workers()
+        rank = forked("127.0.0.1", environment, log)
+        assert rank is not None
+        server = psutil.Process(rank.pid).parent()
+        assert server is not None
+        server.kill()
+        assert rank.wait() == -signal.SIGKILL
+        until_gone(rank.pid)
+        assert forked("127.0.0.1", environment, log) is None
+
+
+DRIVER = """
+import os, sys
+from millrace.pipeline.cluster.rank_server import serving
+with serving({}):
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_server_ends_with_its_driver() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == "begun\n"
+        (server,) = psutil.Process(driver.pid).children()
+        driver.kill()
+    until_gone(server.pid)
+
+
+def test_a_server_with_threads_forks_nothing(log: IO[str]) -> None:
+    """Here the array library starts some when it is imported."""
+    with serving({"OPENBLAS_NUM_THREADS": "2"}):
+        environment = {**rank_server._of_workers(), "OPENBLAS_NUM_THREADS": "2"}
+        assert forked("127.0.0.1", environment, log) is None
