@@ -9,8 +9,10 @@ LOCK ?= --constraint constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+# Files in the order of tests/conftest.py, the longest first.
+PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
 
-.PHONY: venv demo check test lint types tests notebooks docs newest lock
+.PHONY: venv demo check test lint types tests units runs notebooks docs newest lock
 
 venv: $(STAMP)
 
@@ -28,7 +30,9 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
-test: lint types tests notebooks docs
+# Whole runs wait much for each other, so the rest is done beside them.
+test: lint units
+	@$(MAKE) --no-print-directory --jobs=2 runs types docs notebooks
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -41,10 +45,14 @@ lint: venv
 types: venv
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# Whole runs come last: their processes find the kernels that the other tests have compiled.
-tests: venv
-	$(BIN)/pytest --ignore=tests/whole_runs --numprocesses=2 --dist=loadfile --durations=25
-	$(BIN)/pytest tests/whole_runs --numprocesses=2 --dist=loadfile --durations=25
+tests: units runs
+
+units: venv
+	$(PYTEST) --ignore=tests/whole_runs
+
+# After the other tests, whose compiled kernels their processes find.
+runs: venv
+	$(PYTEST) tests/whole_runs
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

@@ -1,6 +1,7 @@
 """Fixtures and settings shared by test files."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,20 @@ if not torch.cuda.is_available():
 # Neither a busy machine nor a kernel's first compilation is a failure.
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
+
+LONG = (
+    "test_signals.py", "test_frozen_scheduler.py", "test_rank_faults.py", "test_own_code.py", "test_sar_faults.py",
+    "test_retexo_faults.py", "test_grappa_faults.py", "test_other_users.py", "test_compilers.py", "test_readme.py",
+    "test_gpus.py",
+)  # fmt: skip
+"""Files of few tests that take long."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files, begin with the longest, so that none is left alone with one."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path.name not in LONG, -tests[item.path]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
