@@ -20,10 +20,11 @@ def model_card(
         numbers: size of ``model.pt``: parameters and buffers.
         code: names of the user's own code by kind, such as ``loss``.
     """
+    outputs = "targets" if result["task"] == "regression" else "classes"
     rows = {
         "model": f"{result['model']}{_options(job['model'])}",
         "parameters": f"{numbers:,} numbers in `model.pt`",
-        "task": f"{result['task']}, {result['num_classes']} classes",
+        "task": f"{result['task']}, {result['num_classes']} {outputs}",
         "input": f"{result['num_features']} features of a node",
         "dataset": f"{result['dataset']}: {result['num_nodes']:,} nodes, {result['num_edges']:,} edges",
         "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()),
