@@ -142,12 +142,14 @@ class Trials:
         # for the next epoch, as in a run.
         evaluate = {"evaluate_every": 0} if s.is_sampled else {}
         # A stand-in has classes, whatever the task is.
-        task = {"loss": LossOptions(), "metrics": [], "monitor": None} if self.at.stands_in else {}
+        task = {"loss": LossOptions(), "metrics": []} if self.at.stands_in else {}
         changes: dict[str, Any] = {
             "epochs": SAMPLED_EPOCHS if s.is_sampled else WHOLE_EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "train": job.train.model_copy(update={"patience": None, "schedule": Schedule(), **evaluate, **task}),
+            "train": job.train.model_copy(
+                update={"patience": None, "monitor": None, "schedule": Schedule(), **evaluate, **task}
+            ),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):

@@ -208,7 +208,8 @@ def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
 @pytest.mark.parametrize("schedule", [{"name": "plateau"}, {"name": "cosine", "warmup": 20}], ids=lambda s: s["name"])
 def test_a_trial_is_too_short_for_a_schedule_and_goes_without(schedule) -> None:
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50, "train": {"schedule": schedule}}
-    assert mr.plan("sbm:nodes=200,classes=3,train=0.2", verbose=False, **job).recommended is not None
+    task = {"loss": "huber", "monitor": "mae"}  # of a regression; trials do not validate
+    assert mr.plan("sbm:nodes=200,targets=2,train=0.2", verbose=False, **job, **task).recommended is not None
 
 
 def test_what_cannot_be_is_refused_with_the_arithmetic() -> None:
