@@ -239,7 +239,7 @@ class _Relabelling:
             "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
             "digests": {**digests, "feature_sample": matrix.sample_digest()},
             "features_bytes": (self.store / FEATURES_FILE).stat().st_size,
-            **({"class_names": source.meta["class_names"]} if "class_names" in source.meta else {}),
+            **{key: source.meta[key] for key in ("has_unknown", "class_names") if key in source.meta},
         }
         write_manifest(self.store, KIND, fingerprint, meta, entries)
         return PartitionQuality(tuple(PartCounts(**r) for r in counts))

@@ -62,7 +62,7 @@ OF_DATASETS = [
     (swap("features", lambda a: a.astype(np.int32)), "int32"),
     (lambda arrays, meta: arrays.pop("labels"), "no array 'labels'"),
     (say(num_classes=True), "num_classes is 'True'; expected int"),
-    (say(task="regression"), "task is 'regression'"),
+    (say(task="ranking"), "task is 'ranking'"),
     (lambda arrays, meta: meta.clear(), "features_format is 'None'; expected str"),
 ]
 

@@ -38,7 +38,10 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     data, net, computed = dataset(), model(), []
     degree = torch.from_numpy(data.graph.degree)
     prepared: Any = SimpleNamespace(
-        dataset=data, placement=SimpleNamespace(graph=data.graph, degree=degree), job=SimpleNamespace(dtype="float64")
+        dataset=data,
+        data=data,
+        placement=SimpleNamespace(graph=data.graph, degree=degree),
+        job=SimpleNamespace(dtype="float64"),
     )
 
     def rank(group: ThreadGroup) -> float | None:
