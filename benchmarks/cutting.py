@@ -226,7 +226,7 @@ def write_graph(path: Path, graph: Graph) -> None:
 
 
 def assigned(store: Path, name: str, parts: int, options: dict[str, Any]) -> dict[str, Any]:
-    """What a method makes of a store, in a process of its own."""
+    """Measure a method on a store, in a process of its own."""
     words = [sys.executable, "-c", ASSIGN, str(store), name, str(parts), json.dumps(options)]
     told = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
     graph = open_stored(store).graph

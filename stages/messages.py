@@ -150,7 +150,7 @@ class Begun:
 
 @dataclass(frozen=True, eq=False)
 class RankJob:
-    """What policies may know of the run on this rank: facts, and the handles that they use."""
+    """Facts of the run and handles on this rank, for policies to use."""
 
     seed: int
     batch_size: int

@@ -39,7 +39,7 @@ ROW_COPIES = 4
 
 @dataclass(frozen=True)
 class Cut:
-    """What decides the new numbers."""
+    """A cut: the partitioner and the parts that give nodes their new numbers."""
 
     partitioner: Partitioner
     parts: int

@@ -34,7 +34,7 @@ Told = tuple[Axis, int, Values] | str
 
 
 def numbers_of(event: Event, seconds: float) -> Told | None:
-    """What trackers are told of an event; None: nothing.
+    """The part of an event that trackers are told; None: nothing.
 
     Args:
         event: of the run.

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 import millrace as mr
 from millrace.pipeline import cli
+from millrace.tests.contracts.s3_server import s3_server
 
 BUCKET = "millrace"
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.5"
@@ -36,22 +35,8 @@ class Bucket:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Bucket]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-        client.create_bucket(Bucket=BUCKET)
+    with s3_server(BUCKET) as client:
         yield Bucket(client)
-        server.stop()
 
 
 class Said(NamedTuple):

@@ -114,7 +114,7 @@ def _read_as(types: dict[str, pa.DataType], layout: "_Layout", begin: Begin) -> 
 
 
 class _Layout:
-    """What is known of a CSV file by its name and header."""
+    """Format of a CSV file, by its name and header."""
 
     def __init__(self, path: Path, as_text: Collection[str], example: str) -> None:
         self.path, self.as_text = path, as_text

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 import millrace as mr
 from millrace.pipeline.ingest import run, url_files
@@ -15,6 +13,7 @@ from millrace.pipeline.ingest.url_files import UPLOAD, files_at, holds_store, op
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.store.manifest import MANIFEST
+from millrace.tests.contracts.s3_server import s3_server
 
 BUCKET = "bucket"
 OPTIONS = mr.ReadOptions(direction="undirected")
@@ -22,23 +21,9 @@ OPTIONS = mr.ReadOptions(direction="undirected")
 
 @pytest.fixture(scope="module")
 def s3():
-    with pytest.MonkeyPatch.context() as patch:
-        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        server.start()
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        for name, value in {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-        client.create_bucket(Bucket=BUCKET)
+    with s3_server(BUCKET) as client:
         yield client
         url_files._place.cache_clear()
-        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import boto3
 import numpy as np
 import obstore
 import pytest
@@ -23,6 +22,7 @@ from millrace.storage.queue.object_store import ObjectQueue, is_url, queue_at
 from millrace.storage.queue.zarr import ZarrQueue
 from tests.contracts.messages import make_bulk
 from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
+from tests.contracts.s3_server import s3_server
 
 MADE_OF = {"graph": "g", "sampler": "s"}
 BUCKET = "bucket"
@@ -50,19 +50,8 @@ def s3(wire):
             "log_request",
             lambda self, *_: wire.append((self.command, self.path, self.headers.get("Range"))),
         )
-        server, endpoint = serve()
-        for name, value in {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-        client.create_bucket(Bucket=BUCKET)
-        yield client
-        server.stop()
+        with s3_server(BUCKET) as client:
+            yield client
 
 
 class Objects:
