@@ -22,8 +22,8 @@ SHOWN_S = 1.0
 
 
 class Heartbeat:
-    """Context manager that emits a `Pulse` at intervals, and once more at the end. Call it with the rank's events; it
-    passes them on."""
+    """Context manager that emits a `Pulse` at the start, at intervals, and at the end: any run has two, and a figure
+    over time. Call it with the rank's events; it passes them on."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Heartbeat:
         self._emit(event)
 
     def __enter__(self) -> "Heartbeat":
+        self._beat(self._emit)
         self._thread.start()
         return self
 

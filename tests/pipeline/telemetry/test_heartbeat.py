@@ -63,7 +63,7 @@ def test_a_clock_may_be_looked_at_all_the_time():
         assert values == sorted(values), "seconds never run backwards"
 
 
-def test_a_heart_passes_events_on_and_beats_a_last_time():
+def test_a_heart_passes_events_on_and_beats_first_and_last():
     events, clock, ledger = [], Clock(), Ledger()
     with Heartbeat(3, clock, ledger, None, events.append, first_s=60.0) as heart:
         heart(Note("hello"))
@@ -71,8 +71,9 @@ def test_a_heart_passes_events_on_and_beats_a_last_time():
         heart(StepDone(0, 1, 2, 0.25, 0, edges=5))
         ledger.add("network", "gradients", 12)
         ledger.add("network", "features", 4, to=[4, 0])
-    assert events[0] == Note("hello") and len(events) == 4
-    last = events[-1]
+    first, *others, last = events
+    assert others[0] == Note("hello") and len(others) == 3
+    assert (first.rank, first.steps, first.bytes) == (3, 0, {"network": {}, "store": {}, "evaluation": {}})
     assert (last.rank, last.epoch, last.step, last.steps, last.edges, last.stage) == (3, 0, 1, 2, 12, "")
     assert last.loss is None, "it had no seeds in the last step"
     assert last.bytes == {"network": {"gradients": 12, "features": 4}, "store": {}, "evaluation": {}}
@@ -83,11 +84,11 @@ def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
     events, clock = [], Clock()
     with Heartbeat(0, clock, Ledger(), None, events.append, first_s=0.001), clock.measure("reduce"):
         until = time.monotonic() + 20
-        while len(events) <= STEADY_BEATS + 20 and time.monotonic() < until:
+        while len(events) <= STEADY_BEATS + 21 and time.monotonic() < until:
             time.sleep(0.01)
     stuck = [e for e in events[:-1] if e.stage == "reduce"]
     assert len(stuck) > STEADY_BEATS and stuck[-1].seconds["reduce"] > stuck[0].seconds["reduce"]
-    at = [e.seconds["total"] for e in events[:-1]]
+    at = [e.seconds["total"] for e in events[1:-1]]
     early, late = at[STEADY_BEATS - 1] - at[STEADY_BEATS - 21], at[STEADY_BEATS + 19] - at[STEADY_BEATS - 1]
     assert late > 20 * 0.002 * 0.9 and early > 20 * 0.001 * 0.9
 
@@ -99,8 +100,8 @@ def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeyp
         until = time.monotonic() + 20
         while len(shown) < 5 and time.monotonic() < until:
             time.sleep(0.01)
-    assert len(kept) == 1, "the last one"
-    at = [p.seconds["total"] for p in (*shown, *kept)]
+    assert len(kept) == 2, "the first and the last one"
+    at = [p.seconds["total"] for p in (kept[0], *shown, kept[1])]
     assert len(shown) >= 5 and at == sorted(at)
 
 
