@@ -30,9 +30,9 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
-# Whole runs wait much for each other, so the rest is done beside them.
-test: lint units
-	@$(MAKE) --no-print-directory --jobs=2 runs types docs notebooks
+# Whole runs wait much for each other, so what starts no processes is done beside them.
+test: lint units notebooks
+	@$(MAKE) --no-print-directory --jobs=2 runs types docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types

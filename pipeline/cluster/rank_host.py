@@ -23,6 +23,8 @@ ORDER_S = 5.0
 """Time limit of one wait for the scheduler's order to kill the rank."""
 GRACE_S = 2.0
 """Time that a rank has to end by itself before it is killed."""
+LINGER_S = 15.0
+"""Time for which a rank that has ended stays in its worker's heartbeats: a busy scheduler reads one of many."""
 LOG_TAIL = 30
 """Last lines of a dead rank's log that are reported."""
 
@@ -129,15 +131,22 @@ class _RankProcess:
 
 def _show(worker: Any, state: dict[str, Any]) -> None:
     """Add the rank's state to the worker's heartbeats, for the driver and the dashboard."""
-    vars(worker).setdefault("millrace_ranks", []).append(state)
+    vars(worker).setdefault("millrace_ranks", []).append((state, []))
     worker.metrics[METRIC] = _ranks_of
 
 
 def _ranks_of(worker: Any) -> list[dict[str, Any]]:
-    records = [dict(state) for state in worker.millrace_ranks]
-    for record, state in zip(records, list(worker.millrace_ranks)):
-        if record["ended"]:
-            worker.millrace_ranks.remove(state)
+    """States of the worker's ranks, without those that ended `LINGER_S` ago."""
+    now, records = time.monotonic(), []
+    for entry in list(worker.millrace_ranks):
+        state, first_told = entry
+        record = dict(state)
+        if record["ended"] and not first_told:
+            first_told.append(now)
+        if first_told and now - first_told[0] > LINGER_S:
+            worker.millrace_ranks.remove(entry)
+        else:
+            records.append(record)
     return records
 
 

@@ -110,5 +110,5 @@ METRIC = "millrace"
 """Name of the Dask worker metric: a record for each rank that the worker holds, with ``run``, ``rank``, ``generation``,
 its number of ``beats``, the last ``pulse``, and how it ``ended``.
 
-A rank that has ended is reported once more, so that its last pulse is not lost.
+A rank that has ended is reported for some seconds more, so that its last pulse is not lost.
 """
