@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -221,7 +222,7 @@ def forked(host: str, environment: Mapping[str, str], errors: IO[str]) -> Forked
 
 
 def main() -> NoReturn:
-    """Import, then fork a rank for each worker that asks; its first argument is the socket that they call."""
+    """Import, then fork a rank for each worker that asks. Arguments: the socket that they call, and its folder."""
     leave_signals_to_driver()
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
@@ -251,7 +252,9 @@ def _serve(listener: socket.socket) -> NoReturn:
     while True:
         ready, _, _ = select.select([0, listener, ended], [], [])
         if 0 in ready:
-            os._exit(0)  # the driver is gone
+            # The driver is gone; killed, it has left its folder behind.
+            shutil.rmtree(sys.argv[2], ignore_errors=True)
+            os._exit(0)
         if ended in ready:
             os.read(ended, 1 << 12)
             _report_ends(workers)

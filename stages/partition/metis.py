@@ -39,7 +39,11 @@ class Metis:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
-        return TableBook(metis(adjacency, parts, stream(seed, Purpose.PARTITION), self.node_weights(graph)), parts)
+        weights = self.node_weights(graph)
+        if weights is not None:
+            # For a node that outweighs a part, METIS prints to the standard output and leaves parts empty.
+            weights = np.minimum(weights, weights.sum() // parts)
+        return TableBook(metis(adjacency, parts, stream(seed, Purpose.PARTITION), weights), parts)
 
 
 @dataclass(frozen=True)

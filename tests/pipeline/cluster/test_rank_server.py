@@ -155,14 +155,17 @@ with serving({}):
 """
 
 
-def test_a_server_ends_with_its_driver() -> None:
+def test_a_server_ends_with_its_driver_and_removes_its_folder() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as driver:
         assert driver.stdout is not None and driver.stdout.readline() == "begun\n"
         (server,) = psutil.Process(driver.pid).children()
+        folder = Path(server.cmdline()[-1])
+        assert folder.is_dir()
         driver.kill()
     until_gone(server.pid)
+    assert not folder.exists()
 
 
 def test_a_server_with_threads_forks_nothing(log: IO[str]) -> None:

@@ -178,6 +178,14 @@ def test_metis_work_balances_nodes_and_edges_together():
     assert worst(MetisWork()) < 1.05 < worst(Metis())
 
 
+def test_a_hub_that_outweighs_a_part_leaves_none_empty(capfd):
+    edges = np.array([(s, 0) for s in range(1, 24)] + [(s, s % 23 + 1) for s in range(1, 24)])
+    graph = from_edges(*edges.T, 24)
+    book = MetisWork().assign(graph, 8, 0)
+    assert np.bincount(book.part(np.arange(24)), minlength=8).min() > 0
+    assert capfd.readouterr().out == "", "METIS says on the standard output that it failed"
+
+
 def test_metis_weighs_multi_edges():
     """A ring of 40 in which every second edge is there 50 times: an even cut severs only single edges."""
     ring = np.arange(40)
