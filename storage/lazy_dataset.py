@@ -6,7 +6,7 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 # Fields become cached properties, which behave the same to readers.
 # pyright: reportIncompatibleVariableOverride=false
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -81,6 +81,21 @@ class LazyGraph(Graph):
         if "part_offsets" not in self._store:
             return None
         return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
+
+    def pieces(self, name: str, num_bytes: int) -> Iterator[npt.NDArray[Any]]:
+        """The array `name`, about so many bytes at a time, which are not kept.
+
+        Raises:
+            StoreError: the store is damaged.
+        """
+        entry = self._store.entries[name]
+        step = max(1, num_bytes // np.dtype(entry["dtype"]).itemsize)
+        for first in range(0, entry["shape"][0], step):
+            piece = self._store.piece(name, slice(first, first + step))
+            if name != "indptr":
+                with proving(self._store.path):
+                    check_of_edges(name, piece, self.num_nodes, len(piece))
+            yield piece
 
     def _of_edges(self, name: str) -> Any:
         return self._checked(name, lambda a: check_of_edges(name, a, self.num_nodes, self.num_edges))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag
+from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -13,6 +13,8 @@ from .shared.paths import expanded
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     dataset: OtherDatasetFlag = None,
+    workers: WorkersFlag = 1,
+    scheduler: SchedulerFlag = None,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -27,7 +29,9 @@ def evaluate(
 
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
-        report = evaluate_run(expanded(run_folder), dataset, model=own, emit=terminal)
+        report = evaluate_run(
+            expanded(run_folder), dataset, model=own, workers=workers, scheduler=scheduler, emit=terminal
+        )
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     metrics = report.get("metrics", {})
     for split in SPLITS:

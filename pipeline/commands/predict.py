@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
-from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag
+from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -22,6 +22,8 @@ def predict(
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Write the rows that the last layer reads, in place of classes.")
     ] = False,
+    workers: WorkersFlag = 1,
+    scheduler: SchedulerFlag = None,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -36,7 +38,7 @@ def predict(
     own, out = None if model is None else module_named(model), expanded(out)
     with Terminal() as terminal:
         report = predict_to_file(
-            expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal, embeddings
+            expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal, embeddings, workers, scheduler
         )
     predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"
     show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)

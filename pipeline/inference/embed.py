@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
-from ...stages.evaluate.layerwise import outputs
 from ...stages.models.base import Model, layered
 from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import node_ids
@@ -18,8 +16,8 @@ from ...storage.dataset import IdArray
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
-from .files import check_suffix, write_npy, write_zarr, written
+from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
 from .finished_run import TrainedRun
 from .opened import opened
 
@@ -45,11 +43,13 @@ class Embeddings:
             InputError: another suffix, or it cannot be written.
         """
         kind = check_suffix(Path(path), (".parquet", ".npy", ".zarr"))
-        named = self.nodes if self.node_names is None else list(self.node_names)
+        named = self.nodes if self.node_names is None else np.asarray(list(self.node_names), "U")
         if kind == ".npy":
             write_npy(path, self.rows)
         elif kind == ".zarr":
-            write_zarr(path, {"node": named, "embedding": self.rows}, {"layer": self.layer})
+            spans = (slice(a, a + PIECE_ROWS) for a in range(0, max(1, len(self)), PIECE_ROWS))
+            pieces = ({"node": named[span], "embedding": self.rows[span]} for span in spans)
+            write_zarr(path, len(self), pieces, {"layer": self.layer})
         else:
             import pyarrow as pa
             import pyarrow.parquet
@@ -90,6 +90,8 @@ def embed(
     *,
     layer: int | None = None,
     model: Any = None,
+    workers: int = 1,
+    scheduler: str | None = None,
     emit: Emit = silent,
 ) -> Embeddings:
     """Embeddings of nodes, over all in-edges in every layer: what a model knows of a node before it says its class.
@@ -100,13 +102,15 @@ def embed(
         nodes: as in `predict`.
         layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads.
         model: as in `predict`.
+        workers: as in `predict`.
+        scheduler: as in `predict`.
         emit: called with every event.
 
     Raises:
         InputError: the arguments do not go together, the model has no such layer, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, emit, "embed")
+    found = opened(run, dataset, model, workers, scheduler, emit, "embed")
     num_layers = int(layered(found.model).num_layers)
     if layer is None and num_layers == 1:
         raise InputError(f"{found.name} has one layer, which reads the features; give layer=1 for what it computes")
@@ -117,15 +121,7 @@ def embed(
     ids = node_ids(nodes, data.num_nodes, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
-    rows = outputs(
-        found.model if applied == num_layers else FirstLayers(found.model, applied),
-        data.graph,
-        data.features,
-        torch.from_numpy(data.graph.degree),
-        ids,
-        scratch=found.scratch,
-        on_progress=lambda done, of: emit(StageAdvanced("predict", done, of)),
-    )
+    rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
     return Embeddings(ids, rows.cpu().numpy(), applied, names)

@@ -4,22 +4,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import nn
 
 from ...stages.evaluate.gathered import ERRORS
-from ...stages.evaluate.layerwise import evaluating, split_outputs
+from ...stages.evaluate.layerwise import by_split, evaluating
 from ...stages.evaluate.measures import METRICS, Measures
 from ...storage.dataset import SPLITS, Dataset, counted_outputs
 from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
-from ..setup.model import TORCH_DTYPES, Outline, loss_of
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
+from ..setup.model import Outline, loss_of
+from ..telemetry.events import Emit, StageEnded, StageStarted
 from ..telemetry.metrics_file import finite
 from .finished_run import TrainedRun, load
+from .opened import opened
 
 
-def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = None, emit: Emit) -> dict[str, Any]:
+def evaluate_run(
+    run: Path,
+    dataset: str | None,
+    *,
+    model: nn.Module | None = None,
+    workers: int = 1,
+    scheduler: str | None = None,
+    emit: Emit,
+) -> dict[str, Any]:
     """Accuracy, or errors of a regression, of the run's best parameters on each split, over full neighbourhoods, layer
     by layer.
 
@@ -29,6 +38,8 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
         run: folder of a finished run.
         dataset: another dataset with the same features and classes; by default the run's own.
         model: see `load`.
+        workers: see `predict`.
+        scheduler: see `predict`.
         emit: called with every event.
 
     Raises:
@@ -36,8 +47,8 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model)
-    result = trained.result
-    data = trained.open_dataset(dataset, emit=emit)
+    found = opened(trained, dataset, None, workers, scheduler, emit, "evaluate")
+    result, data = trained.result, found.data
     if (data.num_classes, data.task) != (result.num_classes, result.task):
         seen, wanted = (f"{counted_outputs(d.task, d.num_classes)} ({d.task})" for d in (data, result))
         raise InputError(
@@ -46,21 +57,19 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
 
-    def advance(done: int, rows: int) -> None:
-        emit(StageAdvanced("evaluate", done, rows))
-
-    degree = torch.from_numpy(data.graph.degree).to(TORCH_DTYPES[trained.config.dtype])
-    rows = split_outputs(trained.model, data, degree, scratch=run, on_progress=advance)
+    nodes = [getattr(data.split, split) for split in SPLITS]
+    outputs = found.outputs(found.model, np.concatenate(nodes), emit, "evaluate")
+    rows = by_split(outputs, data)
     measures = _measures(trained, data)
     with evaluating(trained.model):
-        found = {split: measures.of(*rows[split]) if split in rows else None for split in SPLITS}
+        scored = {split: measures.of(*rows[split]) if split in rows else None for split in SPLITS}
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
     report: dict[str, Any] = {"run": str(run), "model": result.model, "dataset": data.name}
     if result.task != "regression":
-        report["accuracy"] = {split: None if s is None else s.accuracy for split, s in found.items()}
+        report["accuracy"] = {split: None if s is None else s.accuracy for split, s in scored.items()}
     if measures.names:
-        values = {split: {} if s is None else s.values for split, s in found.items()}
+        values = {split: {} if s is None else s.values for split, s in scored.items()}
         report["metrics"] = {split: {k: finite(v) for k, v in of.items()} for split, of in values.items()}
     return {**report, "seconds": seconds}
 

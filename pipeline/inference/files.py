@@ -10,6 +10,8 @@ import numpy as np
 
 from ...storage.errors import InputError
 
+PIECE_ROWS = 1 << 16
+"""Rows of a file that are made at a time: a table takes little memory beside the logits."""
 SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
 
 
@@ -51,19 +53,26 @@ def write_npy_pieces(path: str | Path, num_rows: int, pieces: Iterable[Any]) -> 
     written(Path(path), write)
 
 
-def write_zarr(path: str | Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Write a Zarr group of arrays with one row for each node."""
+def write_zarr(
+    path: str | Path, num_rows: int, pieces: Iterable[Mapping[str, Any]], attributes: Mapping[str, Any]
+) -> None:
+    """Write a Zarr group of arrays with one row for each node, from at least one piece of them all, of `PIECE_ROWS`
+    rows but for the last."""
     import zarr
 
     def write(aside: Path) -> None:
-        group = zarr.open_group(str(aside), mode="w", zarr_format=3)
+        group, at, made = zarr.open_group(str(aside), mode="w", zarr_format=3), 0, {}
         group.attrs.update(attributes)
-        for name, array in arrays.items():
-            array = np.asarray(array)
-            if array.dtype.kind == "U":
-                array = array.astype(np.dtypes.StringDType())
-            rows = max(1, min(len(array), (4 << 20) // max(1, array[:1].nbytes)))
-            group.create_array(name, data=array, chunks=(rows, *array.shape[1:]))
+        for piece in pieces:
+            arrays = {name: np.asarray(array) for name, array in piece.items()}
+            for name, array in arrays.items():
+                kind = np.dtypes.StringDType() if array.dtype.kind == "U" else array.dtype
+                if name not in made:
+                    rows = 1 << max(0, int(np.log2((4 << 20) // max(1, array[:1].nbytes))))
+                    shape, rows = (num_rows, *array.shape[1:]), max(1, min(rows, PIECE_ROWS, num_rows))
+                    made[name] = group.create_array(name, shape=shape, dtype=kind, chunks=(rows, *shape[1:]))
+                made[name][at : at + len(array)] = array.astype(kind, copy=False)
+            at += len(next(iter(arrays.values())))
 
     written(Path(path), write)
 

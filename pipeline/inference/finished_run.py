@@ -41,24 +41,26 @@ class TrainedRun:
     result: Result
     """The contents of ``result.json``."""
 
-    def open_dataset(self, source: Any = None, *, emit: Emit = silent) -> Dataset:
+    def open_dataset(self, source: Any = None, *, emit: Emit = silent, lazy: bool = False) -> Dataset:
         """Open the dataset that the run was trained on, or another one, as the run's configuration says.
 
         Args:
             source: anything that `millrace.open_dataset` takes; by default the run's own dataset.
             emit: called with every event.
+            lazy: leave the arrays of a store on disk until they are used.
 
         Raises:
             InputError: it cannot be opened, or its features have another width than the model's.
         """
+        learned = self.config.learned
+        lazy = lazy and not learned.width
         data = (
             source
             if isinstance(source, Dataset)
-            else self._own(emit)
+            else self._own(emit, lazy)
             if source is None
-            else _other(self.config, source, emit)
+            else _other(self.config, source, emit, lazy)
         )
-        learned = self.config.learned
         seen, wanted = data.features.num_features, self.result.num_features
         if seen != wanted and (learned.beside or not learned.width):
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
@@ -79,10 +81,10 @@ class TrainedRun:
         features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows)
         return replace(data, features=features)
 
-    def _own(self, emit: Emit) -> Dataset:
+    def _own(self, emit: Emit, lazy: bool) -> Dataset:
         name = self.config.dataset
         try:
-            data = open_data(self.config, None, emit)
+            data = open_data(self.config, None, emit, lazy=lazy)
         except InputError:
             check_same_data(self.folder, name, None)
             raise
@@ -175,7 +177,7 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
     return model
 
 
-def _other(job: Job, source: Any, emit: Emit) -> Dataset:
+def _other(job: Job, source: Any, emit: Emit, lazy: bool) -> Dataset:
     """Open another dataset with the job's options for reading.
 
     Stores and generated graphs are clean and take no options; other sources are read into memory.
@@ -187,4 +189,4 @@ def _other(job: Job, source: Any, emit: Emit) -> Dataset:
         update["read"] = ReadOptions(task=job.read.task)
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_place(store)
-    return open_data(job.model_copy(update=update), source, emit)
+    return open_data(job.model_copy(update=update), source, emit, lazy=lazy)

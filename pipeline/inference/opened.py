@@ -4,14 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from ...stages.evaluate.layerwise import outputs
 from ...stages.models.base import as_model
-from ...storage.dataset import Dataset, Task
+from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
+from ..config.load import Job, resolve
 from ..datasets import open_dataset
 from ..setup.result import Result
-from ..telemetry.events import Emit
+from ..telemetry.events import Emit, StageAdvanced
+from .by_tasks import Workers, outputs_by_tasks
 from .finished_run import TrainedRun, load
 
 
@@ -27,10 +31,31 @@ class Opened:
     """Name of the model."""
     task: Task
     class_names: Any
+    job: Job
+    workers: Workers | None
+    """Who computes outputs; None: this process."""
+
+    def outputs(self, model: nn.Module, nodes: IdArray, emit: Emit, stage: str = "predict") -> Tensor:
+        """[n, D], the outputs of the model, or of another one, for `nodes`; progress is that of `stage`."""
+        data = self.data
+
+        def advance(done: int, rows: int) -> None:
+            emit(StageAdvanced(stage, done, rows))
+
+        if self.workers is not None:
+            return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
+        degree = torch.from_numpy(data.graph.degree)
+        return outputs(model, data.graph, data.features, degree, nodes, scratch=self.scratch, on_progress=advance)
 
 
 def opened(
-    run: TrainedRun | Result | str | Path | nn.Module, dataset: Any, model: Any, emit: Emit, function: str
+    run: TrainedRun | Result | str | Path | nn.Module,
+    dataset: Any,
+    model: Any,
+    workers: int,
+    scheduler: str | None,
+    emit: Emit,
+    function: str,
 ) -> Opened:
     """Open what the arguments of `predict` and `embed` name.
 
@@ -38,6 +63,8 @@ def opened(
         run: a finished run, or a model.
         dataset: anything that `open_dataset` takes; None: the run's own.
         model: see `load`.
+        workers: processes that share the work.
+        scheduler: of a Dask cluster whose workers share it.
         emit: called with every event.
         function: name of the caller, for messages.
 
@@ -49,13 +76,15 @@ def opened(
         raise InputError(
             f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
         )
+    by = Workers.of(workers, scheduler)
     if isinstance(run, nn.Module):
         if dataset is None:
             raise InputError(
                 f"dataset is missing; expected {function}(model, dataset), or the folder of a run, which has its own"
             )
         data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-        return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names)
+        return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
     trained = run if isinstance(run, TrainedRun) else load(run, model=model)
-    result, data = trained.result, trained.open_dataset(dataset, emit=emit)
-    return Opened(trained.model, data, trained.folder, result.model, result.task, result.class_names)
+    result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None)
+    names = result.class_names
+    return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by)

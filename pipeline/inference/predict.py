@@ -4,16 +4,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from ...stages.evaluate.layerwise import outputs
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .embed import embed
 from .files import SUFFIXES, check_suffix
 from .finished_run import TrainedRun, load
@@ -27,6 +25,8 @@ def predict(
     nodes: Any = None,
     *,
     model: Any = None,
+    workers: int = 1,
+    scheduler: str | None = None,
     emit: Emit = silent,
 ) -> Predictions:
     """Predict the classes, or the values, of nodes, over all in-edges in every layer, as `infer` does.
@@ -38,27 +38,21 @@ def predict(
         nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
             default all nodes.
         model: for a run of your own module: see `load`.
+        workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
+            this process does the work, with all threads.
+        scheduler: address of a Dask scheduler whose workers do the work; they see the run's folder.
         emit: called with every event.
 
     Raises:
         InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, emit, "predict")
+    found = opened(run, dataset, model, workers, scheduler, emit, "predict")
     data, classes = found.data, found.class_names
     ids = node_ids(nodes, data.num_nodes, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
-    degree = torch.from_numpy(data.graph.degree)
-    logits = outputs(
-        found.model,
-        data.graph,
-        data.features,
-        degree,
-        ids,
-        scratch=found.scratch,
-        on_progress=lambda done, rows: emit(StageAdvanced("predict", done, rows)),
-    )
+    logits = found.outputs(found.model, ids, emit)
     emit(StageEnded("predict", time.perf_counter() - start))
     # A user's module may have another number of outputs.
     width = 2 if found.task == "binary" else logits.shape[1]
@@ -76,6 +70,8 @@ def predict_to_file(
     model: nn.Module | None,
     emit: Emit,
     embeddings: bool = False,
+    workers: int = 1,
+    scheduler: str | None = None,
 ) -> dict[str, Any]:
     """Predict with a finished run and write the predictions, or embeddings, into a file.
 
@@ -88,6 +84,8 @@ def predict_to_file(
         model: see `load`.
         emit: called with every event.
         embeddings: write the rows that the last layer reads, in place of classes.
+        workers: see `predict`.
+        scheduler: see `predict`.
 
     Returns:
         A record of plain values: run, model, dataset, number of nodes, file, seconds.
@@ -109,10 +107,10 @@ def predict_to_file(
     data = trained.open_dataset(dataset, emit=emit)
     wanted = _parsed(nodes, data)
     if embeddings:
-        found = embed(trained, data, wanted, emit=emit)
+        found = embed(trained, data, wanted, workers=workers, scheduler=scheduler, emit=emit)
         found.write(out)
     else:
-        found = predict(trained, data, wanted, emit=emit)
+        found = predict(trained, data, wanted, workers=workers, scheduler=scheduler, emit=emit)
         found.write(out, all_probabilities=all_probabilities)
     seconds = time.perf_counter() - start
     return {

@@ -12,13 +12,11 @@ import torch
 
 from ...storage.dataset import IdArray, Task
 from ...storage.errors import InputError
-from .files import check_suffix, write_npy_pieces, write_zarr, written
+from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_zarr, written
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
 """Separator between the classes of a node in a .csv file, where nodes can have several."""
-PIECE_ROWS = 1 << 16
-"""Rows of a file that are made at a time: a table takes little memory beside the logits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,13 +110,15 @@ class Predictions:
     def to_zarr(self, path: str | Path) -> None:
         """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
         ``probability`` [n, C], or ``value`` [n, C]; its attribute ``class_names`` has the names, if there are any."""
-        named = self.nodes if self.node_names is None else list(self.node_names)
-        arrays: dict[str, Any] = {"node": named}
-        if self.task == "regression":
-            arrays["value"] = self.values
-        else:
-            arrays |= {"class": self.classes, "probability": self.probabilities}
-        write_zarr(path, arrays, {"class_names": None if self.class_names is None else list(self.class_names)})
+
+        def arrays(p: "Predictions") -> dict[str, Any]:
+            named = {"node": p.nodes if p.node_names is None else np.asarray(list(p.node_names), "U")}
+            if p.task == "regression":
+                return {**named, "value": p.values}
+            return {**named, "class": p.classes, "probability": p.probabilities}
+
+        attributes = {"class_names": None if self.class_names is None else list(self.class_names)}
+        write_zarr(path, len(self), map(arrays, self._pieces()), attributes)
 
     def write(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write a file by its suffix: `to_parquet`, `to_csv`, `to_npy` or `to_zarr`.

@@ -7,7 +7,7 @@ alone, so any number of threads gives the same bits.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,13 +88,13 @@ def infer_in_parts(
         limits: memory and scratch space.
         on_progress: called with (rows done, rows in all).
     """
-    run = _Run(model, graph, degree, limits, max((p.shape[0] for p in model.parameters() if p.ndim > 1), default=1))
+    run = PartsRun(model, graph, degree, limits)
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
     rows = run.entered(parts[0], features, needed[0])
     for i, part in enumerate(parts):
         nodes = np.flatnonzero(needed[i + 1])
         following = parts[i + 1] if i + 1 < len(parts) else None
-        layer = _Layer(run, i, part, following, nodes, rows)
+        layer = LayerBlocks(run, i, part, following, nodes, rows)
         for count in layer.waves():
             done += count
             if on_progress is not None:
@@ -109,11 +109,12 @@ def as_bfloat16(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return rows.view(np.uint16) if rows.dtype == np.int16 else rows
 
 
-class _Run:
-    """One evaluation."""
+class PartsRun:
+    """One evaluation: what its layers share."""
 
-    def __init__(self, model: Stack, graph: Graph, degree: Tensor, limits: Limits, widest: int) -> None:
-        self.model, self.graph, self.degree, self.limits, self.widest = model, graph, degree, limits, widest
+    def __init__(self, model: Stack, graph: Graph, degree: Tensor, limits: Limits) -> None:
+        self.model, self.graph, self.degree, self.limits = model, graph, degree, limits
+        self.widest = max((p.shape[0] for p in model.parameters() if p.ndim > 1), default=1)
         self.dtype = degree.numpy().dtype
         self._arenas = threading.local()
 
@@ -130,10 +131,9 @@ class _Run:
             place[nodes] = np.arange(len(nodes), dtype=np.int32)
         return place
 
-    def sink(self, rows: int, last: bool = False) -> HostSink:
+    def sink(self, rows: int) -> HostSink:
         """For the rows of a layer."""
-        in_memory = last or self.limits.group is not None
-        return HostSink(rows, None if in_memory else self.limits.scratch, self.limits.max_bytes)
+        return HostSink(rows, None if self.limits.group is not None else self.limits.scratch, self.limits.max_bytes)
 
     def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
@@ -144,55 +144,84 @@ class _Run:
         if base is not None and part.project is None:
             # Rows beyond the nodes' are never read.
             logits = None
-            for piece, h in self._pieces(features, base, nodes):
+            for piece, h in self.pieces(features, base, nodes):
                 found = part.logits(h).numpy()  # pyright: ignore[reportOptionalCall]
                 logits = np.empty((len(base), found.shape[1]), self.dtype) if logits is None else logits
                 logits[piece] = found
             return LayerRows(base, np.empty(0, np.int32), logits)
-        sink, logits = self.sink(len(nodes)), self.sink(len(nodes), last=True)
-        for _, h in self._pieces(features, base, nodes):
-            sink.append(h if part.project is None else self.kept(part.project(h)))
-            if part.logits is not None:
-                logits.append(part.logits(h))
+        sink, logits = self.sink(len(nodes)), self.sink(len(nodes))
+        self.enter(part, self.pieces(features, base, nodes), sink, logits)
         return LayerRows(
             as_bfloat16(sink.finish()), self.place(nodes), None if part.logits is None else logits.finish()
         )
+
+    def enter(
+        self, part: ConvParts, pieces: Iterable[tuple[IdArray, Tensor]], rows: HostSink, logits: HostSink
+    ) -> None:
+        """Append the rows that the first layer aggregates, and their logits if it has any, from features of nodes."""
+        for _, h in pieces:
+            rows.append(h if part.project is None else self.kept(part.project(h)))
+            if part.logits is not None:
+                logits.append(part.logits(h))
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows as they are kept for the next layer: the bits of bfloat16, if the limits say so."""
         return rows.to(torch.bfloat16).view(torch.int16) if self.limits.half else rows
 
-    def _pieces(
+    def piece_rows(self, features: FeatureStore) -> int:
+        """Nodes whose features are read at a time."""
+        row = max(1, features.num_features * max(self.dtype.itemsize, features.dtype.itemsize))
+        return max(1, min(PIECE_BYTES, self.limits.max_bytes) // row)
+
+    def pieces(
         self, features: FeatureStore, base: npt.NDArray[Any] | None, nodes: IdArray
     ) -> Iterator[tuple[IdArray, Tensor]]:
         """Some of the nodes and their features after the other, in the dtype of the model."""
-        row = max(1, features.num_features * max(self.dtype.itemsize, features.dtype.itemsize))
-        step = max(1, min(PIECE_BYTES, self.limits.max_bytes) // row)
+        step = self.piece_rows(features)
         for first in range(0, max(1, len(nodes)), step):
             piece = nodes[first : first + step]
             h = features.gather(piece) if base is None else base[piece]
             yield piece, torch.from_numpy(np.ascontiguousarray(h, self.dtype))
 
 
-class _Layer:
+class LayerBlocks:
     """One layer of an evaluation, block by block."""
 
     def __init__(
-        self, run: _Run, i: int, part: ConvParts, following: ConvParts | None, nodes: IdArray, rows: LayerRows
+        self,
+        run: PartsRun,
+        i: int,
+        part: ConvParts,
+        following: ConvParts | None,
+        nodes: IdArray,
+        rows: LayerRows,
+        sinks: tuple[HostSink, HostSink] | None = None,
     ) -> None:
+        """
+        Args:
+            run: the evaluation.
+            i: number of the layer.
+            part: its convolution.
+            following: that of the next layer; None: there is none.
+            nodes: ascending, whose rows are computed.
+            rows: of the layer before.
+            sinks: take the rows, and the logits that the next layer reads; by default those of `run`.
+        """
         self.run, self.i, self.part, self.following, self.nodes, self.rows = run, i, part, following, nodes, rows
-        self.sink, self.logits = run.sink(len(nodes), following is None), run.sink(len(nodes), last=True)
+        self.sink, self.logits = sinks or (run.sink(len(nodes)), run.sink(len(nodes)))
+
+    def empty(self) -> list[Tensor]:
+        """No rows, and no logits if there are any: they show the widths of the results."""
+        return [rows for rows in self._block(0, 0) if rows is not None]
 
     def waves(self) -> Iterator[int]:
         """Compute some blocks after the other; the rows of each."""
         cuts, group = self._cuts(), self.run.limits.group
-        # An empty block shows the widths of the results.
-        z, of_logits = self._block(0, 0)
-        sinks = [self.sink] if of_logits is None else [self.sink, self.logits]
-        for sink, rows in zip(sinks, (z, of_logits)):
-            assert rows is not None
+        empty = self.empty()
+        sinks = [self.sink, self.logits][: len(empty)]
+        for sink, rows in zip(sinks, empty):
             sink.begin(rows)
-        shares = [cuts] if group is None else self._shares(cuts, group.size)
+        shares = [cuts] if group is None else self.shares(group.size)
         own = shares[0 if group is None else group.rank]
         if own and own[0][0]:
             for sink in sinks:
@@ -213,9 +242,9 @@ class _Layer:
                     sink.spread(blocks[0][0], blocks[-1][1], source, group)
             yield len(self.nodes) - sum(b - a for a, b in own)
 
-    def _shares(self, cuts: list[tuple[int, int]], ranks: int) -> list[list[tuple[int, int]]]:
+    def shares(self, ranks: int) -> list[list[tuple[int, int]]]:
         """Each rank's blocks: about as many edges."""
-        before = np.concatenate([[0], np.cumsum(self.run.graph.in_degree[self.nodes] + ROW_EDGES)])
+        cuts, before = self._cuts(), np.concatenate([[0], np.cumsum(self._edges() + ROW_EDGES)])
         ends = before[[b for _, b in cuts]]
         at = np.searchsorted(ends, ends[-1] * np.arange(1, ranks) // ranks, "left").tolist()
         return [cuts[a:b] for a, b in pairwise([0, *at, len(cuts)])]
@@ -238,10 +267,15 @@ class _Layer:
         """Threads that stay below the limit together."""
         return max(1, self.run.limits.max_bytes // self._block_size()[2])
 
+    def _edges(self) -> npt.NDArray[np.int64]:
+        """In-degrees of the nodes."""
+        indptr = self.run.graph.indptr
+        return indptr[self.nodes + 1] - indptr[self.nodes]
+
     def _cuts(self) -> list[tuple[int, int]]:
         """Blocks as ranges of the layer's rows; an empty one if there are none."""
         most_rows, most_edges, _ = self._block_size()
-        before = np.concatenate([[0], np.cumsum(self.run.graph.in_degree[self.nodes])])
+        before = np.concatenate([[0], np.cumsum(self._edges())])
         cuts, start = [], 0
         while start < len(self.nodes):
             end = int(np.searchsorted(before, before[start] + most_edges, "right")) - 1

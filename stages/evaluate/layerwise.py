@@ -57,7 +57,7 @@ def infer(
     widest weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is
     that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top.
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
-    `max_bytes` and than half of the free memory), those for `nodes`, and about (40 + L) V bytes of tables.
+    `max_bytes` and than half of the free memory), and about (40 + L) V bytes of tables.
 
     Millrace's own models read features and rows where they lie, and of hidden rows they keep what the next layer
     aggregates, which is a product of them where that is narrower.
@@ -198,7 +198,7 @@ def _in_parts(
 ) -> Tensor:
     """[n, C] for the n nodes of `wanted`."""
     needed = needed_rows(graph, wanted, model.num_layers + 1)
-    with evaluating(model), _naming_features(model, features.num_features):
+    with evaluating(model), naming_features(model, features.num_features):
         parts = model.in_parts(layer_counts(graph, needed), degree)
         return infer_in_parts(model, parts, graph, features, degree, needed, limits, on_progress)
 
@@ -207,7 +207,7 @@ def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progres
     """[n, C] for the n nodes of `layers`, from the rows [S, F] that the first layer reads."""
     done, total = 0, sum(neighbourhood.num_dst for neighbourhood in layers.neighbourhoods)
     for i, neighbourhood in enumerate(layers.neighbourhoods):
-        h = _layer(model, i, neighbourhood, h)
+        h = apply_layer(model, i, neighbourhood, h)
         done += neighbourhood.num_dst
         if on_progress is not None:
             on_progress(done, total)
@@ -230,11 +230,11 @@ def _in_chunks(
     for i, mask in enumerate(needed):
         # Layers differ in width: what one has used would lie idle beside what the next one takes.
         rows, last, arena = np.flatnonzero(mask), i == len(needed) - 1, Arena()
-        sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), None if last else scratch, chunks.max_bytes)
+        sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), scratch, chunks.max_bytes)
         for dst in chunks.cut(rows, source, widest):
             neighbourhood = chunks.neighbourhood(dst)
             with reusing(arena):
-                sink.append(_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
+                sink.append(apply_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
             arena.step()
             done += len(dst)
             if on_progress is not None:
@@ -250,8 +250,13 @@ def _in_chunks(
     raise AssertionError("a model has a layer")
 
 
-def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
-    with nullcontext() if i else _naming_features(model, h.shape[1]):
+def apply_layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
+    """Layer i on a block.
+
+    Raises:
+        InputError: its result has the wrong shape, or the features have another width than it reads.
+    """
+    with nullcontext() if i else naming_features(model, h.shape[1]):
         out = layered(model).layer(i, neighbourhood, h)
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -263,7 +268,7 @@ def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tenso
 
 
 @contextmanager
-def _naming_features(model: nn.Module, width: int) -> Iterator[None]:
+def naming_features(model: nn.Module, width: int) -> Iterator[None]:
     """Context in which rows of a wrong width are a sentence."""
     try:
         yield
@@ -314,10 +319,15 @@ def split_outputs(
     for name in splits:
         if name not in SPLITS:
             raise InputError(f"split is '{name}'; expected one of {', '.join(SPLITS)}{nearest(name, SPLITS)}")
+    nodes = np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
+    return by_split(outputs(model, dataset.graph, dataset.features, degree, nodes, **limits), dataset, splits)
+
+
+def by_split(logits: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Tensor, Tensor]]:
+    """Outputs and labels of the nodes of each split that has any, from the outputs of all, split after split."""
     ids = [getattr(dataset.split, name) for name in splits]
-    nodes = np.concatenate([np.empty(0, np.int64), *ids])
-    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits)
-    labels, parts = torch.from_numpy(dataset.labels[nodes]).to(logits.device), [len(part) for part in ids]
+    labels = torch.from_numpy(dataset.labels[np.concatenate([np.empty(0, np.int64), *ids])]).to(logits.device)
+    parts = [len(part) for part in ids]
     rows = zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
     return {name: (own, y) for name, own, y in rows if len(y)}
 

@@ -137,4 +137,5 @@ class HostSink:
                 file.flush()
             except OSError as e:
                 raise self._full(e) from e
-            return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
+            # Copy-on-write, since torch warns of arrays that cannot be written to.
+            return np.asarray(np.memmap(file, self.dtype, "c", shape=self.shape))

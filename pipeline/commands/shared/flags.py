@@ -32,6 +32,10 @@ OwnModelFlag = Annotated[
 OtherDatasetFlag = Annotated[
     str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")
 ]
+WorkersFlag = Annotated[int, typer.Option(help="Processes that share the work, layer by layer.")]
+SchedulerFlag = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the work, layer by layer.")
+]
 HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
 LayersFlag = Annotated[
     int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")

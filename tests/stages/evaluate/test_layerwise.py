@@ -230,11 +230,11 @@ def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, m
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
     graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
     hidden, product = 40 * 8 * 8, 40 * 2 * C * 8
-    for max_bytes, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 2)):
+    for max_bytes, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 3)):
         made.clear()
         infer(model, graph, x, degree_of(graph), np.arange(40), max_bytes=max_bytes, scratch=tmp_path / "new")
         assert [k["dir"] for k in made] == [tmp_path / "new"] * files, (
-            "hidden rows, and what the last layer aggregates; its result stays in memory"
+            "hidden rows, what the last layer aggregates, and its result"
         )
 
 

@@ -1,0 +1,140 @@
+"""Outputs of a model by Dask tasks: processes share each layer, whose rows lie in files that all of them see."""
+
+import copy
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.models.base import check_initialised, layered
+from ...storage.dataset import Dataset, IdArray
+from ...storage.errors import InputError
+from ..config.load import Job
+from ..ingest.budget import TASKS_PER_SLOT
+from ..ingest.convert import executing
+from ..interop.user_code import pickled, unpickled
+from ..setup.run_folder import is_locked, locked
+from ..telemetry.events import Emit
+
+PREFIX = ".layers-"
+BEGUN_S = 60.0
+"""Age at which a folder that nobody has locked is no longer one that has just been made."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Dask workers that share a prediction."""
+
+    count: int
+    """Processes to start here, unless there is a scheduler."""
+    scheduler: str | None
+    """Address of a scheduler whose workers do the work."""
+
+    @classmethod
+    def of(cls, count: Any, scheduler: str | None) -> "Workers | None":
+        """From the arguments of a call; None: this process does the work alone.
+
+        Raises:
+            InputError: `count` is no number of processes.
+        """
+        if type(count) is not int or count < 1:
+            raise InputError(f"workers is {count!r}; expected a whole number, at least 1")
+        return None if count == 1 and scheduler is None else cls(count, scheduler)
+
+
+def outputs_by_tasks(
+    model: nn.Module,
+    data: Dataset,
+    nodes: IdArray,
+    job: Job,
+    scratch: Path | None,
+    workers: Workers,
+    emit: Emit,
+    on_progress: Callable[[int, int], None],
+) -> Tensor:
+    """[n, C], as `stages.evaluate.layerwise.outputs` gives them for `nodes`. They lie in a file that has no name any
+    more, unless nodes repeat or are not in ascending order.
+
+    Args:
+        model: on any device; the work is done on processors.
+        data: the dataset.
+        nodes: int64 [n].
+        job: has the cluster's section.
+        scratch: folder that all workers see; None: one of this machine's.
+        workers: who does the work.
+        emit: called with the cluster's events.
+        on_progress: called with (rows done, rows in all), over all layers.
+
+    Raises:
+        InputError: workers of another machine and no folder; or the model has lazy parameters.
+        RunError: the disk is full, or workers were lost again and again.
+    """
+    check_initialised(model)
+    if scratch is None and workers.scheduler is not None:
+        raise InputError(
+            "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "
+            "give the folder of a run, or workers"
+        )
+    if any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers())):
+        model = copy.deepcopy(model).to("cpu")
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    wanted, order = np.unique(nodes, return_inverse=True)
+    # Nobody looks at the pages of so short a cluster, and the port may be taken.
+    cluster = job.cluster.model_copy(update={"scheduler": workers.scheduler, "dashboard_port": 0})
+    job = job.model_copy(update={"cluster": cluster, "device": "cpu"})
+    local = workers.scheduler is None
+    threads = max(1, (os.cpu_count() or 1) // workers.count) if local else None
+    with (
+        evaluating(model),
+        _folder(scratch) as folder,
+        executing(job, workers.count, False, emit) as (execute, slots),
+    ):
+        layout = lay_out(folder, data.graph, data.features, wanted, int(layered(model).num_layers), dtype)
+        layers, text = FileLayers(layout, model), pickled(model)
+        done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
+        for k in layers.stages:
+            ranges = layers.begin(k, TASKS_PER_SLOT * slots)
+            calls = [(_compute, layout, text, k, *span, threads) for span in ranges]
+            for _, rows in execute(f"layer-{k}", calls):
+                done += rows["rows"]
+                on_progress(done, total)
+        rows = torch.from_numpy(layers.result())
+    return rows if np.array_equal(wanted, nodes) else rows[torch.from_numpy(order)]
+
+
+def _compute(layout: Layout, model: str, k: int, first: int, stop: int, threads: int | None) -> dict[str, Any]:
+    """A task: rows ``[first, stop)`` of a stage."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    module: nn.Module = unpickled(model)
+    with evaluating(module):
+        FileLayers(layout, module).compute(k, first, stop)
+    return {"rows": stop - first}
+
+
+@contextmanager
+def _folder(parent: Path | None) -> Iterator[Path]:
+    """Context with an empty folder, which is removed at the end. Those that killed processes left are removed too."""
+    where = Path(tempfile.gettempdir()) if parent is None else parent
+    for left in where.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > BEGUN_S and not is_locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+    folder = where / f"{PREFIX}{uuid.uuid4().hex[:12]}"
+    with locked(folder):
+        try:
+            yield folder.resolve()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

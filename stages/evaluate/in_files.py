@@ -1,0 +1,303 @@
+"""Exact evaluation over files: processes share each layer, and read the rows that any of them left in the one before.
+
+The same blocks as in `direct`, hence the same bits, for models in parts; for others, chunks of each share's own rows.
+Processes may be on several machines that see the same folder.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import RunError
+from ...storage.features import FeatureStore, MappedFeatures, MemoryFeatures
+from ...storage.graph import Graph, index_dtype
+from ...storage.lazy_dataset import LazyGraph
+from ..models.base import Stack, layered
+from ..models.parts import ConvParts, LayerCounts
+from ..neighbourhood.destinations import LayerRows
+from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
+from .direct import ROW_EDGES, LayerBlocks, Limits, PartsRun, layer_counts
+from .layerwise import apply_layer, naming_features
+from .rows import HostSink
+
+PIECE_BYTES = 32 << 20
+"""Bytes of an array that are copied at a time."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Arrays of an evaluation that `lay_out` has written."""
+
+    folder: Path
+    features: Path
+    """``.npy`` [V, F]."""
+    counts: tuple[LayerCounts, ...]
+    """Sizes of the layers."""
+    weighted: bool
+    max_bytes: int = MAX_BYTES
+    """Bytes of blocks under way in one process."""
+
+
+def lay_out(
+    folder: Path, graph: Graph, features: FeatureStore, wanted: IdArray, layers: int, dtype: torch.dtype
+) -> Layout:
+    """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
+
+    Args:
+        folder: seen by all processes.
+        graph: V nodes; that of a store is copied piece by piece.
+        features: [V, F].
+        wanted: ascending nodes whose outputs are asked for.
+        layers: L.
+        dtype: of the model.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    weighted, num_nodes = graph.is_weighted, graph.num_nodes
+    shapes = {"indptr": (num_nodes + 1, "int64"), "indices": (graph.num_edges, index_dtype(num_nodes))}
+    for name, (length, kind) in (shapes | ({"edge_weight": (graph.num_edges, "float32")} if weighted else {})).items():
+        pieces: Iterable[npt.NDArray[Any]] = [] if isinstance(graph, LazyGraph) else [getattr(graph, name)]
+        if isinstance(graph, LazyGraph):
+            pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.indptr]
+        _write(folder / f"{name}.npy", (length,), kind, pieces)
+    mapped = _graph(folder, weighted)
+    _write(folder / "degree.npy", (num_nodes,), torch.empty(0, dtype=dtype).numpy().dtype, _degrees(mapped))
+    if not isinstance(features, MappedFeatures):
+        shape = (num_nodes, features.num_features)
+        step = max(1, PIECE_BYTES // max(1, shape[1] * features.dtype.itemsize))
+        starts = range(0, num_nodes, step)
+        rows = (features.gather(np.arange(a, min(a + step, num_nodes))) for a in starts)
+        _write(folder / "features.npy", shape, features.dtype, rows)
+    needed = needed_rows(mapped, wanted, layers + 1)
+    for k, mask in enumerate(needed):
+        if not mask.all():
+            np.save(folder / f"nodes-{k}.npy", nodes := np.flatnonzero(mask))
+            place = np.zeros(len(mask), np.int32)
+            place[nodes] = np.arange(len(nodes), dtype=np.int32)
+            np.save(folder / f"place-{k}.npy", place)
+    path = features.path if isinstance(features, MappedFeatures) else folder / "features.npy"
+    return Layout(folder, path.resolve(), tuple(layer_counts(mapped, needed)), weighted)
+
+
+class FileLayers:
+    """Layers of a model over a layout. Stage 0 is what the first layer reads, if that is not the features themselves;
+    stage k is layer k-1. Each stage needs the one before in full; ranges of its rows may be computed in any process and
+    order, and more than once."""
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        """
+        Args:
+            layout: see `lay_out`.
+            model: on the host, in evaluation mode.
+        """
+        self.layout, self.model = layout, model
+        self.graph = _graph(layout.folder, layout.weighted)
+        self.degree = torch.from_numpy(_mapped(layout.folder / "degree.npy"))
+        self.features = MemoryFeatures(_mapped(layout.features))
+        self.num_layers: int = layered(model).num_layers
+        self.in_parts = isinstance(model, Stack) and model.has_parts
+        """True if rows are computed in parts."""
+
+    @property
+    def stages(self) -> range:
+        """Numbers of the stages to go through."""
+        return range(0 if self.in_parts and self._enters else 1, self.num_layers + 1)
+
+    def num_rows(self, k: int) -> int:
+        """Rows of a stage."""
+        counts = self.layout.counts
+        return counts[0].num_src if k == 0 else counts[k - 1].num_dst
+
+    def begin(self, k: int, ranges: int) -> list[tuple[int, int]]:
+        """Make the files of a stage; ranges of its rows, at most so many, that take about as long."""
+        with naming_features(self.model, self.features.num_features):
+            empty = self._no_rows(k)
+        for kind, rows in zip(("rows", "logits"), empty):
+            _make(self._file(kind, k), (self.num_rows(k), rows.shape[1]), rows.numpy().dtype)
+        if self.in_parts and k:
+            return [(blocks[0][0], blocks[-1][1]) for blocks in self._blocks(k, 0, None).shares(ranges) if blocks]
+        nodes = self._nodes(k, 0, self.num_rows(k))
+        if k == 0:
+            step = self._run.piece_rows(self.features)
+            step *= max(1, -(-len(nodes) // (step * ranges)))
+            return [(a, min(a + step, len(nodes))) for a in range(0, max(1, len(nodes)), step)]
+        before = np.cumsum(self.graph.indptr[nodes + 1] - self.graph.indptr[nodes] + ROW_EDGES)
+        total = int(before[-1]) if len(nodes) else 0
+        at = np.searchsorted(before, total * np.arange(1, ranges) // ranges).tolist()
+        return [(a, b) for a, b in pairwise([0, *at, len(nodes)]) if a < b] or [(0, 0)]
+
+    def compute(self, k: int, first: int, stop: int) -> None:
+        """Compute rows ``[first, stop)`` of a stage; a range that `begin` gave.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        sinks = (_FileSink(self._file("rows", k), first, stop), _FileSink(self._file("logits", k), first, stop))
+        with naming_features(self.model, self.features.num_features) if k < 2 else nullcontext():
+            self._compute(k, first, stop, sinks)
+        for sink in sinks:
+            sink.close()
+
+    def _compute(self, k: int, first: int, stop: int, sinks: tuple[HostSink, HostSink]) -> None:
+        if not self.in_parts:
+            for rows in self._chunks_of(k, self._nodes(k, first, stop)):
+                sinks[0].append(rows)
+        elif k == 0:
+            nodes = self._nodes(0, first, stop)
+            base = self.features.rows if self.features.dtype == self._run.dtype else None
+            self._run.enter(self._parts[0], self._run.pieces(self.features, base, nodes), *sinks)
+        else:
+            for _ in self._blocks(k, first, stop, sinks).waves():
+                pass
+
+    def result(self) -> npt.NDArray[np.floating]:
+        """[n, C], rows of the last layer; they stay readable when the file is removed."""
+        return _mapped(self._file("rows", self.num_layers))
+
+    @cached_property
+    def _parts(self) -> list[ConvParts]:
+        assert isinstance(self.model, Stack)
+        return self.model.in_parts(self.layout.counts, self.degree)
+
+    @cached_property
+    def _run(self) -> PartsRun:
+        assert isinstance(self.model, Stack)
+        return PartsRun(self.model, self.graph, self.degree, Limits(self.layout.max_bytes, None))
+
+    @property
+    def _enters(self) -> bool:
+        """False if the first layer aggregates the features where they lie."""
+        part = self._parts[0]
+        return part.project is not None or part.logits is not None or self.features.dtype != self._run.dtype
+
+    def _no_rows(self, k: int) -> Sequence[Tensor]:
+        if not self.in_parts:
+            return list(self._chunks_of(k, np.empty(0, np.int64)))
+        if k:
+            return self._blocks(k, 0, 0).empty()
+        part, h = self._parts[0], torch.empty(0, self.features.num_features, dtype=self.degree.dtype)
+        rows = h if part.project is None else part.project(h)
+        return [rows] if part.logits is None else [rows, part.logits(h)]
+
+    def _blocks(
+        self, k: int, first: int, stop: int | None, sinks: tuple[HostSink, HostSink] | None = None
+    ) -> LayerBlocks:
+        following = self._parts[k] if k < self.num_layers else None
+        nodes = self._nodes(k, first, self.num_rows(k) if stop is None else stop)
+        return LayerBlocks(self._run, k - 1, self._parts[k - 1], following, nodes, self._read(k - 1), sinks)
+
+    def _read(self, k: int) -> LayerRows:
+        """The rows of a stage that is done."""
+        nowhere = np.empty(0, np.int32)
+        if k == 0 and not self._enters:
+            return LayerRows(self.features.rows, nowhere)
+        place, logits = self.layout.folder / f"place-{k}.npy", self._file("logits", k)
+        return LayerRows(
+            _mapped(self._file("rows", k)),
+            _mapped(place) if place.exists() else nowhere,
+            _mapped(logits) if logits.exists() else None,
+        )
+
+    def _chunks_of(self, k: int, nodes: IdArray) -> Iterator[Tensor]:
+        """Rows of a stage for these nodes, chunk by chunk."""
+        device = torch.device("cpu")
+        if k == 1:
+            source = HostRows(self.features, None, device, self.degree.dtype, True)
+        else:
+            ids = self.layout.folder / f"nodes-{k - 1}.npy"
+            rows = MemoryFeatures(_mapped(self._file("rows", k - 1)))
+            source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
+        widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
+        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device)
+        for dst in chunks.cut(nodes, source, widest):
+            neighbourhood = chunks.neighbourhood(dst)
+            yield apply_layer(self.model, k - 1, neighbourhood, source.gather(neighbourhood.block.src))
+
+    def _nodes(self, k: int, first: int, stop: int) -> IdArray:
+        path = self.layout.folder / f"nodes-{k}.npy"
+        return np.asarray(_mapped(path)[first:stop]) if path.exists() else np.arange(first, stop)
+
+    def _file(self, kind: str, k: int) -> Path:
+        return self.layout.folder / f"{kind}-{k}.npy"
+
+
+class _FileSink(HostSink):
+    """Writes rows ``[first, stop)`` of a file that has been made."""
+
+    def __init__(self, path: Path, first: int, stop: int) -> None:
+        super().__init__(stop - first, path.parent, 0)
+        self._path, self._first = path, first
+
+    def _begin(self, chunk: npt.NDArray[Any]) -> None:
+        self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
+        self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
+        self.file = self._path.open("r+b")
+        _skip_header(self.file)
+        self.file.seek(self._first * self.row_bytes, 1)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.file is not None:
+            try:
+                self.file.close()
+            except OSError as e:
+                raise self._full(e) from e
+
+
+def _make(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    """Make an ``.npy`` file of zeros, which takes no space yet."""
+    form = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, form)
+        file.truncate(file.tell() + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)))
+
+
+def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:
+    """Write an ``.npy`` file from pieces of it."""
+    try:
+        _make(path, shape, dtype)
+        with path.open("r+b") as file:
+            _skip_header(file)
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece, dtype).data if piece.size else b"")
+    except OSError as e:
+        raise RunError(f"cannot write to {path.parent} ({e.strerror or e}); free space there") from e
+
+
+def _skip_header(file: Any) -> None:
+    np.lib.format.read_magic(file)
+    np.lib.format.read_array_header_1_0(file)
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """An ``.npy`` file's array, read when it is used. Copy-on-write: what is written to it stays in this process."""
+    try:
+        return np.asarray(np.load(path, mmap_mode="c"))
+    except ValueError:
+        return np.load(path)  # nothing can be mapped of an empty array
+
+
+def _graph(folder: Path, weighted: bool) -> Graph:
+    indptr, indices = (_mapped(folder / f"{name}.npy") for name in ("indptr", "indices"))
+    return Graph(indptr, indices, _mapped(folder / "edge_weight.npy") if weighted else None)
+
+
+def _degrees(graph: Graph) -> Iterator[npt.NDArray[np.float64]]:
+    """See `Graph.degree`, for some of the rows after the other."""
+    first, step = 0, PIECE_BYTES // 8
+    while first < graph.num_nodes:
+        reach = int(np.searchsorted(graph.indptr, graph.indptr[first] + step, "right")) - 1
+        stop = min(max(reach, first + 1), first + step, graph.num_nodes)
+        rows = graph.rows(first, stop)
+        yield Graph(rows.indptr, rows.indices, rows.edge_weight).degree
+        first = stop

@@ -1,0 +1,129 @@
+"""Predictions, embeddings and evaluations by Dask workers: the rows of one process."""
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from distributed import LocalCluster
+
+import millrace as mr
+from millrace.pipeline.inference import by_tasks
+from millrace.tests.contracts.command import command
+
+SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
+SAMPLED = {"epochs": 2, "hidden": 8, "layers": 2, "threads": 1, "fanout": [3, 3], "batch_size": 30}
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """Address of a cluster of two workers, threads of this process."""
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(scope="module")
+def data():
+    plain = mr.open_dataset(SOURCE)
+    return replace(plain, node_names=[f"n{v}" for v in range(150)], class_names=("red", "green", "blue"))
+
+
+@pytest.fixture(scope="module")
+def store(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    mr.write_dataset(path, data, features_format="npy")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(store, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    mr.run(store, features="mapped", out=out, **SAMPLED)
+    return out
+
+
+@pytest.mark.parametrize("nodes", [None, "test", ["n7", "n3", "n7"], []], ids=str)
+def test_predictions_are_those_of_one_process(run, scheduler, nodes):
+    alone, shared = (mr.predict(run, nodes=nodes, **o) for o in ({}, {"scheduler": scheduler}))
+    assert np.array_equal(alone.logits, shared.logits)
+    assert np.array_equal(alone.nodes, shared.nodes)
+    assert list(alone.node_names or []) == list(shared.node_names or [])
+    assert not list(run.glob(".layers-*")), "files are left"
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_embeddings_too(run, scheduler, layer):
+    alone, shared = (mr.embed(run, nodes="val", layer=layer, **o) for o in ({}, {"scheduler": scheduler}))
+    np.testing.assert_allclose(alone.rows, shared.rows, rtol=1e-5, atol=1e-6)
+
+
+def test_modules_of_ones_own_and_learnt_rows(data, scheduler, tmp_path):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    convs = [pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)]
+    options = {key: value for key, value in SAMPLED.items() if key not in ("hidden", "layers")}
+    mr.run(data, model=convs, out=tmp_path / "pyg", **options)
+    mr.run(data, learned=4, out=tmp_path / "learned", **SAMPLED)
+    for name, model in (("pyg", convs), ("learned", None)):
+        alone, shared = (mr.predict(tmp_path / name, model=model, **o) for o in ({}, {"scheduler": scheduler}))
+        np.testing.assert_allclose(alone.logits, shared.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_alone_and_workers_of_this_machine(data, run, tmp_path):
+    """By the command line; a bare module from Python. Each starts two processes."""
+    args = ("--nodes", "n5,n2", "--workers", "2", "--out", tmp_path / "p.parquet")
+    code, _, err = command("predict", run, *args)
+    assert code == 0, err
+    rows = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    want = mr.predict(run, nodes=["n5", "n2"])
+    assert [row["node"] for row in rows] == ["n5", "n2"]
+    assert [row["probability"] for row in rows] == want.probabilities.max(1).tolist()
+
+
+def test_evaluation_too(run, scheduler):
+    reports = []
+    for given in ([], ["--scheduler", scheduler]):
+        code, out, err = command("evaluate", run, "--json", *given)
+        assert code == 0, err
+        reports.append({k: v for k, v in json.loads(out).items() if k != "seconds"})
+    assert reports[0] == reports[1]
+    assert reports[0]["accuracy"]["test"] == mr.load(run).result.test_accuracy
+
+
+def test_a_bare_model(data, run, scheduler, monkeypatch):
+    model = mr.load(run).model
+    with pytest.raises(mr.InputError, match="no folder which its workers see; give the folder of a run, or workers"):
+        mr.predict(model, data, scheduler=scheduler)
+    lazy = torch.nn.LazyLinear(3)
+    lazy.num_layers, lazy.layer = 1, lambda i, neighbourhood, h: h
+    with pytest.raises(mr.InputError, match="is lazy and has no shape yet"):
+        mr.predict(lazy, data, workers=2)
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "2"])
+def test_a_number_of_workers_that_is_none(run, workers):
+    with pytest.raises(mr.InputError, match=r"workers is .*; expected a whole number, at least 1"):
+        mr.predict(run, workers=workers)
+
+
+def test_no_scheduler_answers(run, tmp_path):
+    code, out, err = command("evaluate", run, "--scheduler", "tcp://127.0.0.1:9")
+    assert (code, out) == (2, "")
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in err.splitlines()[-1]
+    assert not list(run.glob(".layers-*"))
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path):
+    with by_tasks._folder(tmp_path) as alive:
+        (dead := tmp_path / ".layers-dead").mkdir()
+        (young := tmp_path / ".layers-young").mkdir()
+        for path in (alive, dead):
+            os.utime(path, (0, time.time() - 1000))
+        with by_tasks._folder(tmp_path) as mine:
+            assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in (alive, young, mine))
+    assert [p.name for p in tmp_path.iterdir()] == [".layers-young"]
