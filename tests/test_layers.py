@@ -240,7 +240,7 @@ def test_gpu_extra_pins_minor_versions():
 
 def run(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
     )
 
 

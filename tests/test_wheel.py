@@ -72,7 +72,7 @@ print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
 """
     env = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
     )
     version = millrace.__version__
     assert wheel.name.startswith(f"millrace_gnn-{version}-")
@@ -83,7 +83,7 @@ print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert named.stdout.startswith("millrace "), named.stderr

@@ -19,7 +19,7 @@ from tests.contracts.messages import make_bulk
 K = 3
 """Minibatches in a bulk."""
 ONE = packed_bytes(make_bulk(0, 0, K))
-LONG_S, SHORT_S = 20.0, 0.05
+LONG_S, SHORT_S = 120.0, 0.05
 
 
 def same(a: MiniBatch, b: MiniBatch) -> bool:

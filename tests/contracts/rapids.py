@@ -384,7 +384,7 @@ class LocalCUDACluster(LocalCluster):
         )
 
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 """Seconds after which a call that some process does not make fails in the others; the real one waits on."""
 
 

@@ -126,18 +126,18 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
                 victim.send_signal(getattr(signal, f"SIG{cell.signal}"))
                 outcome.sent += 1
         try:
-            outcome.code = process.wait(120)
+            outcome.code = process.wait(240)
         except subprocess.TimeoutExpired:
             process.kill()
         outcome.seconds = time.monotonic() - asked
-        _, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(family, timeout=60)
         for p in alive:
             outcome.left.append(" ".join(p.cmdline()))
             p.kill()
         outcome.saved = bool(_checkpoints(out) - before)
         if cell.stops and outcome.code == 130 and resume:
             words = [*words, "--resume"] if (out / "job.toml").exists() else words
-            code = _command(words, log).wait(120)
+            code = _command(words, log).wait(240)
             outcome.resumed = None if code == 0 else f"exit {code}"
     outcome.log = (folder / "log").read_text()
     if (out / "result.json").exists():
@@ -204,7 +204,7 @@ def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
     if cell.moment in ("imports", "opening"):
         time.sleep(0.2 if cell.moment == "imports" else 1.8)
         return
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         if cell.moment == "end":
             come = (out / "result.json").exists()

@@ -675,13 +675,13 @@ def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(tmp_path):
     words = [*SMALL, "--set", "train.evaluate_every=0"]
     process = started("run", *words, "--epochs", "100000", "--out", out)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not (metrics.exists() and "StepDone" in metrics.read_text()):
             assert time.monotonic() < deadline, "the run does not begin"
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        printed, err = process.communicate(timeout=60)
+        printed, err = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -27,7 +27,7 @@ FLAGS = (
     "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_steps=15", "--json",
     "--set=cluster.slow_peer_warning_s=1",
 )  # fmt: skip
-LIMIT_S, GONE_S, PATIENCE_S = 10.0, 20.0, 180.0
+LIMIT_S, GONE_S, PATIENCE_S = 10.0, 120.0, 240.0
 """`cluster.silence_limit_s`, longer than a scheduler on a busy machine is silent; time after which nothing of a command
 is left; longest wait for a command."""
 STUCK = """
@@ -191,7 +191,7 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
                 )
                 assert re.search(ended, said)
             # Several cells at once, beside other tests, take longer.
-            assert seconds < (10.0 if everything else 60.0) + (LIMIT_S if cell.signal is None else 0.0)
+            assert seconds < (10.0 if everything else 180.0) + (LIMIT_S if cell.signal is None else 0.0)
 
 
 def parameters_of(system: str, out: Path) -> str:

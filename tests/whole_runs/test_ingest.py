@@ -71,7 +71,7 @@ def test_workers_of_which_one_is_killed(tables, wanted, tmp_path):
 def test_a_driver_that_is_killed(tables, wanted, tmp_path, stage):
     command = [sys.executable, "-m", "millrace", "convert", str(tables), "--out", str(tmp_path / "store"), *FLAGS]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    done, until = tmp_path / ".ingest-store" / "done", time.monotonic() + 90
+    done, until = tmp_path / ".ingest-store" / "done", time.monotonic() + 240
     while not list(done.glob(f"{stage}-*.json")) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
     process.kill()
@@ -79,7 +79,7 @@ def test_a_driver_that_is_killed(tables, wanted, tmp_path, stage):
     assert not (tmp_path / "store").exists()
     kept = {f.name: f.stat().st_mtime_ns for f in done.glob(f"{stage}-*.json")}
     assert kept
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert again.returncode == 0, again.stderr
     assert "that was stopped" in again.stderr
     assert contents(tmp_path / "store") == wanted

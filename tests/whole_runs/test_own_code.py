@@ -288,7 +288,7 @@ def test_a_script_and_the_command_line_give_code(scheduler, tmp_path):
 
     def told(*arguments):
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -27,7 +27,7 @@ def millrace(*arguments):
         [sys.executable, "-m", "millrace.pipeline", "partition", SBM, "--parts", "3", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -14,7 +14,7 @@ from millrace.storage.store.store import open_store
 from millrace.tests.contracts.phase_ranks import train_phases
 
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.3"
-TOLD_S = 30.0
+TOLD_S = 120.0
 """Far less than a silent rank is waited for, far more than a busy machine takes."""
 
 

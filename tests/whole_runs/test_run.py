@@ -196,7 +196,7 @@ def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
         [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
     )
     metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not (metrics.exists() and '"epoch": 2, "step": 40' in metrics.read_text()):
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -415,7 +415,7 @@ def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="no space left"):
         mr.run(sbm, out=tmp_path / "run", **SMALL)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 240
 
 
 def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeypatch):
@@ -433,7 +433,7 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="whoever was sampling has ended"):
         mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run")
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120
     precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     monkeypatch.undo()
     resumed = mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run", resume=True)

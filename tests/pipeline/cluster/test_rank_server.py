@@ -17,7 +17,7 @@ from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.rank_server import PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
 from millrace.pipeline.cluster.signals import STOPPING
 
-WAIT_S = 60.0
+WAIT_S = 200.0
 MORE = {"OF_THIS_TEST": "1"}
 
 

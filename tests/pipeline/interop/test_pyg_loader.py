@@ -346,7 +346,7 @@ def test_weight_attr_draws_in_proportion() -> None:
 
 def assert_no_thread() -> None:
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(t.name == THREAD for t in threading.enumerate()):
         assert time.monotonic() < deadline, "the sampling thread is still there"
         time.sleep(0.005)
@@ -370,12 +370,12 @@ def test_the_thread_ends_with_the_iteration() -> None:
     assert_no_thread()
 
 
-def settled(made: list[int]) -> list[int]:
-    """Items that a thread has appended once it has been quiet for a while."""
-    before = -1
-    while len(made) != before:
-        before = len(made)
-        time.sleep(0.1)
+def settled(made: list[int], number: int) -> list[int]:
+    """Items that a thread has appended a while after there are so many."""
+    deadline = time.monotonic() + 120
+    while len(made) < number and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.1)
     return made
 
 
@@ -384,9 +384,9 @@ def test_the_thread_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(NeighborSampler, "sample", lambda self, g, r, *a: made.append(r.number) or real(self, g, r, *a))
     iterator = iter(NeighborLoader(random_data(), [2], batch_size=1, bulk_size=2, prefetch_bulks=3))
     next(iterator)
-    assert settled(made) == [0, 1, 2, 3]
+    assert settled(made, 4) == [0, 1, 2, 3]
     next(iterator), next(iterator)
-    assert settled(made) == [0, 1, 2, 3, 4]
+    assert settled(made, 5) == [0, 1, 2, 3, 4]
 
 
 def test_an_error_of_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

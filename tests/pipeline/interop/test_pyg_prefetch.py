@@ -79,7 +79,7 @@ def test_cpu_affinity(seen: list[tuple[int, set[int]]]) -> None:
 @linux
 def test_those_who_help_keep_to_the_cores_too() -> None:
     core, found = max(os.sched_getaffinity(0)), []
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=120)
 
     def part(_: int) -> None:
         both.wait()

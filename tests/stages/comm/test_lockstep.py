@@ -15,9 +15,9 @@ from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, MillraceError, PeerLostError, QueueTimeoutError, RunError, StoreError
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
-SOON_S = 20.0
+SOON_S = 120.0
 """Well below what `lockstep.LOOK_S` is here: nobody waited for a thread to look up by itself."""
-LONG_S = 20.0
+LONG_S = 120.0
 
 
 @pytest.fixture(autouse=True)

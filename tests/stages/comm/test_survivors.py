@@ -114,7 +114,7 @@ def test_a_slow_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         if group.rank == 0:
             raise DeadError
         if group.rank == 1:
-            threaded.store.wait(["here/1/2"], timedelta(seconds=20))
+            threaded.store.wait(["here/1/2"], timedelta(seconds=120))
             time.sleep(0.4)
             assert not threaded.store.check(here(1, (1, 2)))
         return group.any(group.rank == 1)

@@ -381,7 +381,7 @@ TRAIN = np.sort(np.random.default_rng(4).permutation(V)[:88])
 MINIBATCHES = 13
 LABELS = torch.arange(V) % 7
 ROW_BYTES = 4 * F
-LOST_S = 30.0
+LOST_S = 90.0
 NAMES = ("fetching rows", "sampling", "millrace-sample")
 """Threads that must not outlive their feed."""
 SAMPLERS: dict[str, Sampler] = {
@@ -617,7 +617,7 @@ def named(h: LazyRows) -> Any:
 
 def left_over() -> list[str]:
     """Threads that are still there a moment after they were told to end."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + LOST_S
     while time.monotonic() < end and any(t.name in NAMES for t in threading.enumerate()):
         time.sleep(0.01)
     return [t.name for t in threading.enumerate() if t.name in NAMES]

@@ -184,7 +184,7 @@ print(before, freed, mib())
 def test_freed_memory_goes_back_to_the_system() -> None:
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"}
     said = subprocess.run(
-        [sys.executable, "-c", HOLDS_PIECES], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", HOLDS_PIECES], env=environment, capture_output=True, text=True, check=True, timeout=240
     )
     before, freed, after = map(int, said.stdout.split())
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):

@@ -466,7 +466,7 @@ def test_an_endpoint_where_nobody_listens(monkeypatch):
     start = time.monotonic()
     with pytest.raises(RunError, match="s3://bucket/q does not answer"):
         make("s3://bucket/q")
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 120
 
 
 def test_an_endpoint_that_never_answers_is_given_up(monkeypatch):

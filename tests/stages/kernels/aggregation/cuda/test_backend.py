@@ -187,7 +187,7 @@ def test_the_device_decides() -> None:
 def python(code: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=env
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
