@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -52,7 +53,7 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if isinstance(value, str) and len(value) > LONGEST_OPTION:
             raise InputError(f"configuration key '{section}.{key}' is {quoted(value)}; expected a word")
     try:
-        return TypeAdapter(kind).validate_python(options)
+        return _adapter(kind).validate_python(options)
     except ValidationError as e:
         first = e.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -63,6 +64,11 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
             f"configuration key '{section}.{key}' is {quoted(first['input'])}: "
             f"{first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def plain(record: Any) -> dict[str, Any]:

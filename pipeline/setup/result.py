@@ -5,6 +5,7 @@ import platform
 import resource
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -41,11 +42,17 @@ def versions() -> dict[str, str]:
     """Versions of Millrace, Python and the packages that affect results."""
     found = {"python": platform.python_version()}
     for name in ("millrace-gnn", *REPORTED):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        if (there := _version(name)) is not None:
+            found[name] = there
     return found
+
+
+@cache
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def by_class(counts: list[list[float]] | None) -> dict[str, list[float]] | None:
