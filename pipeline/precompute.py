@@ -68,7 +68,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         check_reachable(job.cluster)
     else:
         # Damage is told before anything is written.
-        _ = dataset.graph.indptr, dataset.graph.indices, dataset.graph.edge_weight, dataset.graph.edge_id
+        dataset.graph.check()
     minibatches = count_minibatches(job, train)
     store: dict[str, Any] = {
         "fingerprint": sample_fingerprint(job, dataset, system),

@@ -180,4 +180,4 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
     table = read_toml(folder / JOB)
     # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
-    return {k: v for k, v in table.items() if not (k == "features" and in_memory)}
+    return {k: v for k, v in table.items() if not (k in ("features", "graph") and in_memory)}

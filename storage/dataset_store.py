@@ -14,9 +14,12 @@ from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import (
+    GRAPH_DIGESTS,
     ArrayDigest,
     DatasetDigests,
+    array_digest,
     describe_features,
+    digest_record,
     feature_sample_digest,
     features_fingerprint,
     sampled_rows,
@@ -26,15 +29,16 @@ from .node_names import NodeNames
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.manifest import write_manifest
+from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
 
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
-PIECE_BYTES = 16 << 20
 MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
 """Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesPlace = Literal["memory", "mapped", "zarr"]
+GraphPlace = Literal["memory", "mapped"]
 
 
 class _DigestedRows:
@@ -59,9 +63,8 @@ class _DigestedRows:
         return out
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        step = max(1, PIECE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
-        for start in range(0, self.shape[0], step):
-            yield self[start : min(start + step, self.shape[0])]
+        for rows in row_pieces(self.shape, self.dtype.itemsize):
+            yield self[rows]
 
     def digests(self) -> dict[str, str]:
         """Digests of the features by the names of `DatasetDigests`, once all rows were read."""
@@ -73,9 +76,21 @@ class _DigestedRows:
         }
 
 
+class _DigestedArray:
+    """Array of a graph for a writer that reads it once, in order; computes its digest on the way."""
+
+    def __init__(self, array: Rows, dtype: str) -> None:
+        self.shape, self.dtype, self._array = array.shape, array.dtype, array
+        self.digest = ArrayDigest(dtype, array.shape)
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        out = self._array[rows]
+        self.digest.update(out)
+        return out
+
+
 def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
-    header = {"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}
-    np.lib.format.write_array_header_1_0(file, header)
+    file.write(npy_header(rows.dtype, rows.shape))
     for piece in rows.pieces():
         file.write(np.ascontiguousarray(piece).data)
 
@@ -98,40 +113,45 @@ def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.inte
 
 
 def write_dataset(
-    path: Path, dataset: Dataset, overwrite: bool = False, *, features_format: FeaturesFormat = "zarr"
+    path: Path,
+    dataset: Dataset,
+    overwrite: bool = False,
+    *,
+    features_format: FeaturesFormat = "zarr",
+    graph_format: FeaturesFormat = "zarr",
 ) -> Store:
-    """Write a dataset as a committed store. Feature rows stream through from wherever they lie: each is read once.
+    """Write a dataset as a committed store. Features, and the graph of another store, stream through from wherever they
+    lie: each row is read once.
 
     Args:
         path: the folder to make.
         dataset: what to write.
         overwrite: replace a store that is there.
         features_format: "zarr" (compressed, checksummed by Zarr chunk) or "npy" (uncompressed, can be memory-mapped).
+        graph_format: of the arrays of the graph, likewise.
 
     Raises:
-        InputError: the dataset's parts do not fit together, or the format is unknown.
-        StoreError: `path` exists and `overwrite` is false.
+        InputError: the dataset's parts do not fit together, or a format is unknown.
+        StoreError: `path` exists and `overwrite` is false, or the store that the dataset comes from is damaged.
     """
-    if features_format not in ("zarr", "npy"):
-        raise InputError(
-            f"features_format is '{features_format}'; expected 'zarr' or "
-            f"'npy'{nearest(features_format, ['zarr', 'npy'])}"
-        )
+    for name, chosen in (("features_format", features_format), ("graph_format", graph_format)):
+        if chosen not in ("zarr", "npy"):
+            raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
     require_dataset(dataset)
     dataset.check()
     path, graph, split = Path(path), dataset.graph, dataset.split
+    of_graph: dict[str, Any] = {
+        name: _DigestedArray(array, dtype)
+        for name, dtype in GRAPH_DIGESTS.items()
+        if (array := graph.written(name)) is not None
+    }
     arrays: dict[str, Rows] = {
-        "indptr": graph.indptr,
-        "indices": graph.indices,
+        **of_graph,
         "labels": dataset.labels,
         "train": split.train,
         "val": split.val,
         "test": split.test,
     }
-    if graph.edge_weight is not None:
-        arrays["edge_weight"] = graph.edge_weight
-    if graph.edge_id is not None:
-        arrays["edge_id"] = graph.edge_id
     if graph.part_offsets is not None:
         arrays["part_offsets"] = graph.part_offsets
     if dataset.node_names is not None:
@@ -144,6 +164,7 @@ def write_dataset(
         "task": dataset.task,
         "notes": list(dataset.notes),
         "features_format": features_format,
+        **({"graph_format": graph_format} if graph_format == "npy" else {}),
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
@@ -156,8 +177,12 @@ def write_dataset(
                 meta["features_bytes"] = f.tell()
         else:
             arrays["features"] = rows
-        entries = write_arrays(folder, arrays)
-        digests = DatasetDigests(dataset, rows.digests())
+        entries = write_arrays(folder, arrays, npy=of_graph if graph_format == "npy" else ())
+        made = digest_record({n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS})
+        found = {**rows.digests(), "graph": made}
+        if bad := [name for name, digest in found.items() if dataset.known_digests.get(name, digest) != digest]:
+            raise StoreError(f"the {bad[0]} of {dataset.name} does not match the digest of its store; it is damaged")
+        digests = DatasetDigests(dataset, found)
         meta["digests"] = {name: digests[name] for name in MANIFEST_DIGESTS}
         write_manifest(folder, KIND, digests.fingerprint(), meta, entries)
     return open_store(path, KIND)
@@ -213,6 +238,44 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
         StoreError: there is no dataset's store.
     """
     return "mapped" if open_store(Path(path), KIND).value("features_format", str) == "npy" else "zarr"
+
+
+def graph_place(store: Store) -> GraphPlace:
+    """Way to open the graph of a dataset store with the least memory."""
+    return "mapped" if store.is_mappable("indices") else "memory"
+
+
+def check_graph_place(store: Store, place: str) -> None:
+    """Raise InputError unless the graph of a dataset store can be opened so."""
+    if place not in ("memory", "mapped"):
+        raise InputError(f"graph='{place}'; expected 'memory' or 'mapped'{nearest(place, ['memory', 'mapped'])}")
+    if place == "mapped" and graph_place(store) != "mapped":
+        raise InputError(
+            f"{store.path} was written with graph_format='zarr', compressed; open it with graph='memory', or write it "
+            "again: millrace convert STORE --out NEW --graph npy"
+        )
+
+
+def graph_array(store: Store, name: str, place: GraphPlace) -> Any:
+    """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
+
+    Raises:
+        StoreError: it is absent or damaged.
+    """
+    if name not in store:
+        return None
+    return store.mapped(name) if place == "mapped" else store.read(name)
+
+
+def check_loaded_graph(store: Store, graph: Graph) -> None:
+    """Raise StoreError unless a graph that was read from uncompressed files, which have no checksums, has the digest of
+    its store."""
+    if graph_place(store) != "mapped":
+        return
+    arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
+    made = digest_record({n: None if a is None else array_digest(a, GRAPH_DIGESTS[n]) for n, a in arrays.items()})
+    if made != store.fingerprint.get("graph"):
+        raise StoreError(f"{store.path}: the graph does not match its digest; it is damaged: write the dataset again")
 
 
 class StoredGraph:
@@ -334,7 +397,9 @@ def first_names(store: Store, most: int) -> list[str] | None:
     return names[:most]
 
 
-def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names: bool = True) -> Dataset:
+def open_dataset_store(
+    path: Path, features: FeaturesPlace = "memory", *, names: bool = True, graph: GraphPlace = "memory"
+) -> Dataset:
     """Open a dataset that `write_dataset` wrote.
 
     Args:
@@ -343,27 +408,28 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
             verified; "mapped" maps an uncompressed file, of which only the size is verified. The last two need a store
             that was written in that format.
         names: read the names of the nodes too.
+        graph: "mapped" maps uncompressed files, whose size and values are verified, and no digest: the store must have
+            been written so.
 
     Raises:
-        InputError: `features` is unknown or does not fit how the store was written.
+        InputError: `features` or `graph` is unknown or does not fit how the store was written.
         StoreError: the store is absent, incomplete or damaged.
     """
     places = ["memory", "mapped", "zarr"]
     if features not in places:
         raise InputError(f"features='{features}'; expected 'memory', 'mapped' or 'zarr'{nearest(features, places)}")
     store = open_store(Path(path), KIND)
+    check_graph_place(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None
+    offsets = store.read("part_offsets") if "part_offsets" in store else None
+    opened = Graph(**{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS}, part_offsets=offsets)
+    if graph == "memory":
+        check_loaded_graph(store, opened)
     with proving(store.path):
         # Kernels follow these ids without checking them: a checksum covers the bytes, not their meaning.
         return Dataset(
             store.value("name", str),
-            Graph(
-                store.read("indptr"),
-                store.read("indices"),
-                store.read("edge_weight") if "edge_weight" in store else None,
-                store.read("edge_id") if "edge_id" in store else None,
-                store.read("part_offsets") if "part_offsets" in store else None,
-            ),
+            opened,
             rows,
             store.read("labels"),
             Split(store.read("train"), store.read("val"), store.read("test")),

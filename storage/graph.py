@@ -4,6 +4,7 @@ Legend for shapes in the whole project: V nodes, E edges, B seeds, F features, L
 a bulk.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -91,8 +92,12 @@ class Graph:
         if self.edge_weight is None:
             return self.in_degree.astype(np.float64)
         # Row by row: the sum of a row must not depend on which other rows are here.
-        rows = np.repeat(np.arange(self.num_nodes, dtype=index_dtype(self.num_nodes)), self.in_degree)
-        return np.bincount(rows, self.edge_weight, minlength=self.num_nodes).astype(np.float64, copy=False)
+        total = np.zeros(self.num_nodes)
+        for first, stop in _row_ranges(self.indptr):
+            rows = np.repeat(np.arange(stop - first, dtype=np.int32), self.in_degree[first:stop])
+            weight = self.edge_weight[self.indptr[first] : self.indptr[stop]]
+            total[first:stop] = np.bincount(rows, weight, minlength=stop - first)
+        return total
 
     def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
         """Some rows, ascending."""
@@ -124,6 +129,10 @@ class Graph:
             None if ids is None else ids[edges],
         )
 
+    def written(self, name: str) -> Any:
+        """The array `name` for a writer, which reads it once, by slices; None if there is none."""
+        return getattr(self, name)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
@@ -146,6 +155,20 @@ class Graph:
         return self
 
 
+AT_ONCE = 1 << 22
+"""Edges that are looked at together, so that temporary arrays are small."""
+
+
+def _row_ranges(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with about `AT_ONCE` edges and rows each, or of one row."""
+    first, last = 0, len(indptr) - 1
+    while first < last:
+        stop = int(np.searchsorted(indptr, indptr[first] + AT_ONCE, side="right")) - 1
+        stop = min(max(stop, first + 1), first + AT_ONCE, last)
+        yield first, stop
+        first = stop
+
+
 def check_indptr(p: npt.NDArray[np.integer], num_edges: int) -> None:
     """Raise InputError unless `p` is int64 [V+1] and rises from 0 to E."""
     if p.dtype != np.int64 or p.ndim != 1 or len(p) < 1:
@@ -159,12 +182,15 @@ def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: in
     if name == "indices":
         if a.dtype not in (np.int32, np.int64) or a.ndim != 1:
             raise InputError(f"indices is {a.dtype}{list(a.shape)}; expected int32 or int64 [E]")
-        if len(a) and (a.min() < 0 or a.max() >= num_nodes):
-            raise InputError(f"indices lie in [{a.min()}, {a.max()}]; expected [0, {num_nodes})")
+        for i in range(0, len(a), AT_ONCE):
+            piece = a[i : i + AT_ONCE]
+            if piece.min() < 0 or piece.max() >= num_nodes:
+                raise InputError(f"indices lie in [{a.min()}, {a.max()}]; expected [0, {num_nodes})")
     elif name == "edge_weight":
         if a.dtype != np.float32 or a.shape != (num_edges,):
             raise InputError(f"edge_weight is {a.dtype}{list(a.shape)}; expected float32 [{num_edges}]")
-        if not np.isfinite(a).all() or (a < 0).any():
+        pieces = (a[i : i + AT_ONCE] for i in range(0, len(a), AT_ONCE))
+        if not all(np.isfinite(piece).all() and (piece >= 0).all() for piece in pieces):
             raise InputError("edge_weight holds negative, NaN or infinite values; expected finite values >= 0")
     elif a.dtype != np.int64 or a.shape != (num_edges,):
         raise InputError(f"edge_id is {a.dtype}{list(a.shape)}; expected int64 [{num_edges}]")

@@ -16,9 +16,22 @@ import numpy.typing as npt
 
 from .array_checks import proving, require
 from .dataset import SPLITS, Dataset, Split, Task
-from .dataset_store import KIND, FeaturesPlace, StoredGraph, features_shape, open_features, open_names
+from .dataset_store import (
+    KIND,
+    FeaturesPlace,
+    GraphPlace,
+    StoredGraph,
+    StoredRows,
+    check_graph_place,
+    check_loaded_graph,
+    features_shape,
+    graph_array,
+    open_features,
+    open_names,
+)
 from .errors import StoreError
 from .features import FeatureStore
+from .fingerprint import GRAPH_DIGESTS
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
 from .node_names import NodeNames
 from .store.store import Store, open_store
@@ -28,12 +41,15 @@ class LazyGraph(Graph):
     """Graph of a store whose arrays are read, and checked, when they are first used."""
 
     _store: Store
+    place: GraphPlace
+    """Place of its arrays once they are used."""
     _num_nodes: int
     _num_edges: int
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, place: GraphPlace = "memory") -> None:
+        check_graph_place(store, place)
         shape = StoredGraph(store)
-        vars(self).update(_store=store, _num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
+        vars(self).update(_store=store, place=place, _num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
 
     @property
     def num_nodes(self) -> int:
@@ -101,10 +117,21 @@ class LazyGraph(Graph):
         return self._checked(name, lambda a: check_of_edges(name, a, self.num_nodes, self.num_edges))
 
     def _checked(self, name: str, check: Callable[[Any], None]) -> Any:
-        array = self._store.read(name)
+        array = graph_array(self._store, name, self.place) if name in GRAPH_DIGESTS else self._store.read(name)
         with proving(self._store.path):
             check(array)
         return array
+
+    def written(self, name: str) -> Any:
+        """See `Graph.written`. The array is read slice by slice."""
+        return StoredRows(self._store, name) if name in self._store else None
+
+    def check(self) -> "LazyGraph":
+        """Read all arrays, which are checked as they are read. Raises StoreError if they are damaged."""
+        _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets
+        if self.place == "memory":
+            check_loaded_graph(self._store, self)
+        return self
 
 
 class LazyDataset(Dataset):
@@ -117,7 +144,7 @@ class LazyDataset(Dataset):
     _split_sizes: dict[str, int]
     _width: int
 
-    def __init__(self, store: Store, features: FeaturesPlace, name: str | None, names: bool) -> None:
+    def __init__(self, store: Store, features: FeaturesPlace, name: str | None, names: bool, graph: GraphPlace) -> None:
         with proving(store.path):
             entries = store.entries
             vars(self).update(
@@ -125,7 +152,7 @@ class LazyDataset(Dataset):
                 features_place=features,
                 _names=names,
                 name=store.value("name", str) if name is None else name,
-                graph=LazyGraph(store),
+                graph=LazyGraph(store, graph),
                 num_classes=store.value("num_classes", int),
                 task=cast(Task, store.value("task", str)),
                 notes=tuple(map(str, store.value("notes", list))),
@@ -225,7 +252,12 @@ class LazyDataset(Dataset):
 
 
 def open_lazily(
-    path: Path, features: FeaturesPlace = "memory", *, name: str | None = None, names: bool = True
+    path: Path,
+    features: FeaturesPlace = "memory",
+    *,
+    name: str | None = None,
+    names: bool = True,
+    graph: GraphPlace = "memory",
 ) -> LazyDataset:
     """Open the dataset of a store by its manifest.
 
@@ -234,13 +266,14 @@ def open_lazily(
         features: see `open_dataset_store`.
         name: for the dataset, in place of the store's.
         names: read the names of the nodes too, once they are used.
+        graph: see `open_dataset_store`.
 
     Raises:
-        InputError: `features` does not fit how the store was written.
+        InputError: `features` or `graph` does not fit how the store was written.
         StoreError: the store is absent or incomplete, or its manifest is damaged.
     """
     store = open_store(Path(path), KIND)
     missing = sorted({"indptr", "indices", "labels", *SPLITS} - store.entries.keys())
     if missing:
         raise StoreError(f"{store.path} has no array '{missing[0]}'; it holds {sorted(store.entries)}")
-    return LazyDataset(store, features, name, names)
+    return LazyDataset(store, features, name, names, graph)

@@ -15,12 +15,14 @@ from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import assign_nodes, write_part
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import features_place, open_stored
+from ...storage.dataset_store import KIND as DATASET_KIND
+from ...storage.dataset_store import features_place, graph_place, open_stored
 from ...storage.errors import MillraceError, RunError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ...storage.partition.book import Book, open_book
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, remove_tree
+from ...storage.store.store import open_store
 from ..config.load import Job
 from ..machine.time_limit import in_time
 from ..setup.shared_dataset import share
@@ -184,7 +186,9 @@ def _assign(
     dataset: Path, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
 ) -> None:
     if not (out / "book").exists():  # as a task that was done again finds it
-        assign_nodes(open_lazily(dataset, features_place(dataset)), partitioner, parts, out, seed, fingerprint)
+        graph = graph_place(open_store(dataset, DATASET_KIND))
+        data = open_lazily(dataset, features_place(dataset), graph=graph)
+        assign_nodes(data, partitioner, parts, out, seed, fingerprint)
 
 
 def _damage(number: int, store: Path, made: dict[str, str]) -> tuple[int, str | None]:

@@ -215,7 +215,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
         # The parts were made from what the driver sees, and carry its fingerprint.
         outline, folder = Outline(**spec.outline), Path(spec.parts)
         return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code)
-    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features)
+    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features, job.graph)
     prepared = prepare(job, dataset, model=module, code=code)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])

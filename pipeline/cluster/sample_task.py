@@ -79,7 +79,7 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
 
     set_num_threads(order.threads)
     job = Job.model_validate_json(order.job)
-    prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
+    prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features, job.graph))
     assert isinstance(prepared.system.sample, Sampled)
     # The driver counts for all producers. This end keeps no record of its puts, since a bulk that was dropped may be
     # requested again.

@@ -21,6 +21,9 @@ def convert(
     ],
     out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")],
     features: Annotated[str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped)")] = "zarr",
+    graph: Annotated[
+        str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped): the edges")
+    ] = "zarr",
     memory: Annotated[
         str, typer.Option(help="Bound of the memory of all processes together, for tables of edges and nodes.")
     ] = "2GiB",
@@ -35,11 +38,11 @@ def convert(
 ) -> None:
     """Write a dataset as a Millrace store.
 
-    Stores open fast, and can leave their features on disk. Parquet and CSV are read in pieces, within --memory; the
-    same command goes on with a conversion that was killed.
+    Stores open fast, and can leave their features and their graph on disk. Parquet and CSV are read in pieces, within
+    --memory; the same command goes on with a conversion that was killed.
     """
     from ..config.load import resolve
-    from ..ingest.convert import convert_job
+    from ..ingest.convert import Formats, convert_job
     from ..telemetry.console import Terminal
 
     flags = {"dataset": dataset, "seed": seed, "split": split}
@@ -47,7 +50,7 @@ def convert(
     job = resolve(job_table(None, flags, given))
     to = out if is_url(out) else output_folder(Path(out))
     with Terminal() as terminal:
-        store = convert_job(job, None, to, features, memory, workers, terminal)
+        store = convert_job(job, None, to, Formats(features, graph), memory, workers, terminal)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
     name, size = store.value("name", str), None if is_url(out) else store.nbytes
     space = "" if size is None else f", {size / 2**20:,.2f} MiB"
@@ -57,6 +60,7 @@ def convert(
         "num_nodes": nodes,
         "num_edges": edges,
         "features": features,
+        "graph": graph,
         "bytes": size,
     }
     show(f"{name}: {nodes:,} nodes, {edges:,} edges{space} in {to}", record, as_json)

@@ -12,11 +12,13 @@ from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.dataset_store import FEATURES_FILE, first_names
+from ...storage.dataset_store import FEATURES_FILE, first_names, graph_place
 from ...storage.errors import InputError, StoreError, first_line
 from ...storage.features import MappedFeatures
+from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
 from ...storage.store.manifest import MANIFEST
+from ...storage.store.npy import npy_bytes
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
@@ -185,6 +187,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "in-degree": f"median {degree['median']}, largest {degree['largest']}",
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
+            "graph on disk": _graph_on_disk(store),
             "features": f"{shape[1]} of {dtype}",
             **_labels(store.value("task", str), store.value("num_classes", int)),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
@@ -192,6 +195,15 @@ def _dataset_store(store: Store) -> dict[str, Any]:
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
     return _with_notes(record, store.value("notes", list))
+
+
+def _graph_on_disk(store: Store) -> str:
+    """How the graph lies on disk, and what graph = "mapped" needs."""
+    if graph_place(store) == "memory":
+        return 'compressed; graph = "mapped" needs it written again: millrace convert STORE --out NEW --graph npy'
+    entries = [store.entries[name] for name in GRAPH_DIGESTS if name in store]
+    size = sum(npy_bytes(entry["dtype"], tuple(entry["shape"])) for entry in entries)
+    return f'files of {size / 2**30:,.2f} GiB, which graph = "mapped" maps'
 
 
 def _labels(task: str, number: int) -> dict[str, str]:

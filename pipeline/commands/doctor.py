@@ -70,6 +70,7 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": memory,
         "free disk": f"{disk.free / 2**30:.1f} GiB",
+        "address space": _address_space(),
         "torch threads": torch.get_num_threads(),
         "bfloat16 products": _yes(has_bfloat16()),
         "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -77,6 +78,19 @@ def _machine() -> dict[str, Any]:
         "Python's headers": _yes(python_headers().exists()),
         "tls": ssl.OPENSSL_VERSION,
     }
+
+
+def _address_space() -> str:
+    """The limit of memory and maps of files together."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    except (ImportError, OSError, ValueError):
+        return "unknown"
+    if limit in (resource.RLIM_INFINITY, -1):
+        return "unlimited"
+    return f'{limit / 2**30:.1f} GiB (ulimit -v): graph = "mapped" and features = "mapped" need room for the files'
 
 
 def _extras() -> dict[str, str]:

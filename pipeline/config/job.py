@@ -32,6 +32,9 @@ class Job(Section):
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Place of a Millrace store's features during the run; ``owned``: each rank holds its share in memory, and sends
     rows to the others."""
+    graph: Literal["memory", "mapped"] = "memory"
+    """Place of a Millrace store's graph during the run; ``mapped``: processes of a machine share the pages of its
+    files, which ``millrace convert --graph npy`` writes."""
     system: str = ""
     """The training system. Its options are in the section of the same name."""
     epochs: int = Field(default=30, ge=1)

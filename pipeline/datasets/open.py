@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import FeaturesPlace
+from ...storage.dataset_store import FeaturesPlace, GraphPlace
 from ...storage.errors import InputError, nearest
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
@@ -26,6 +26,7 @@ def open_dataset(
     split: str | None = None,
     seed: int = 0,
     features: FeaturesPlace = "memory",
+    graph: GraphPlace = "memory",
 ) -> Dataset:
     """Open a dataset, checked and cleaned. Repairs are noted in `Dataset.notes`.
 
@@ -42,22 +43,25 @@ def open_dataset(
             labelled nodes; else fraction:0.6,0.2.
         seed: seed of a random split; nothing else depends on it.
         features: place of a Millrace store's features: memory, mapped or zarr. Other sources are read into memory.
+        graph: place of a Millrace store's graph: memory or mapped.
 
     Raises:
         InputError: says what was seen, what was expected and which option resolves it.
         StoreError: a store is damaged.
         MissingExtraError: an OGB dataset is not on this machine, and the ``ogb`` package is not installed.
     """
-    if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
-        raise InputError(
-            f"features is '{features}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, "
-            "or use memory"
-        )
+    stored = isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()
+    for key, place in (("features", features), ("graph", graph)):
+        if place != "memory" and not stored:
+            raise InputError(
+                f"{key} is '{place}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, or "
+                "use memory"
+            )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
     ):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
-    request = Request(name, options, split, seed, features)
+    request = Request(name, options, split, seed, features, graph)
     if isinstance(spec, Dataset):
         return _finished(spec, request)
     reader = reader_of(spec)

@@ -9,10 +9,11 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...storage.dataset import TASKS, Dataset, counted_outputs
-from ...storage.dataset_store import features_place
+from ...storage.dataset_store import KIND, features_place, graph_place
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
+from ...storage.store.store import open_store
 from ..config.load import Job, read_toml, resolve
 from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
@@ -189,4 +190,6 @@ def _other(job: Job, source: Any, emit: Emit, lazy: bool) -> Dataset:
         update["read"] = ReadOptions(task=job.read.task)
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_place(store)
+    if job.graph != "memory":
+        update["graph"] = "memory" if store is None else graph_place(open_store(store, KIND))
     return open_data(job.model_copy(update=update), source, emit, lazy=lazy)

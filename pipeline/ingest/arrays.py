@@ -13,6 +13,7 @@ from zarr.storage import MemoryStore
 from ...storage.errors import RunError
 from ...storage.fingerprint import digest_leaves, feature_sample_digest, leaf_rows, sampled_rows
 from ...storage.store.arrays import chunk_rows, create_array
+from ...storage.store.npy import make_npy, put_npy
 
 SLICE_BYTES = 64 << 20
 """About this much is written at a time."""
@@ -41,6 +42,8 @@ class Output:
     """The dtype that it is digested in; empty: not digested."""
     entry: tuple[int, ...] = ()
     """Shape of one entry."""
+    npy: bool = False
+    """In a file of its own, which can be mapped, rather than a Zarr array."""
 
     @property
     def rows(self) -> int:
@@ -66,8 +69,14 @@ def slice_rows(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
     return chunk * max(1, SLICE_BYTES // (row * chunk))
 
 
+def make_outputs(store: Path, outputs: Sequence[Output]) -> dict[str, Any]:
+    """Make the arrays of a store unless they are there; return the manifest's entries for them."""
+    flat = {o.name: make_npy(store, o.name, o.shape, o.dtype) for o in outputs if o.npy}
+    return flat | make_arrays(store, {o.name: (o.shape, o.dtype) for o in outputs if not o.npy})
+
+
 def make_arrays(store: Path, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:
-    """Make arrays of these shapes and dtypes unless they are there; return the manifest's entries for them."""
+    """Make Zarr arrays of these shapes and dtypes unless they are there; return the manifest's entries for them."""
     group, entries = zarr.open_group(str(store / "arrays"), mode="a"), {}
     for name, (shape, dtype) in arrays.items():
         if name in group:
@@ -88,7 +97,10 @@ def put_rows(store: Path, name: str, first: int, rows: npt.NDArray[Any]) -> None
 def write_slice(store: Path, output: Output, first: int, stop: int) -> dict[str, Any]:
     """Write rows ``[first, stop)`` of an array."""
     rows = read_pieces(output, first, stop)
-    put_rows(store, output.name, first, rows)
+    if output.npy:
+        put_npy(store, output.name, output.shape, first, rows)
+    else:
+        put_rows(store, output.name, first, rows)
     return {"leaves": digest_leaves(rows, output.digest_dtype).hex() if output.digest_dtype else ""}
 
 
@@ -135,31 +147,13 @@ class Matrix(NamedTuple):
         """Bytes of a row."""
         return np.dtype(self.dtype).itemsize * self.shape[1]
 
-    @property
-    def header(self) -> bytes:
-        """First bytes of ``features.npy``."""
-        import io
-
-        file = io.BytesIO()
-        form = {"descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(file, form)
-        return file.getvalue()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of ``features.npy``."""
-        return len(self.header) + self.shape[0] * self.row_bytes
-
     def make(self) -> dict[str, Any]:
         """Make the file or the array, unless it is there; return the manifest's entries for it."""
         with open(self._sample, "ab") as file:
             file.truncate(len(sampled_rows(self.shape[0])) * self.row_bytes)
         if not self.npy:
             return make_arrays(self.store, {"features": (self.shape, self.dtype)})
-        with open(self.store / "features.npy", "ab") as file:
-            file.truncate(self.nbytes)
-        with open(self.store / "features.npy", "r+b") as file:
-            file.write(self.header)
+        make_npy(self.store, "features", self.shape, self.dtype)
         return {}
 
     def put(self, first: int, rows: npt.NDArray[np.floating]) -> bytes:
@@ -167,9 +161,7 @@ class Matrix(NamedTuple):
         rows = np.ascontiguousarray(rows)
         self._put_sample(first, rows)
         if self.npy:
-            with open(self.store / "features.npy", "r+b") as file:
-                file.seek(len(self.header) + first * self.row_bytes)
-                file.write(rows.data if rows.size else b"")
+            put_npy(self.store, "features", self.shape, first, rows)
         elif rows.size:
             put_rows(self.store, "features", first, rows)
         return digest_leaves(rows, self.dtype)

@@ -5,17 +5,19 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...storage.dataset import counted_outputs
-from ...storage.dataset_store import KIND, FeaturesFormat, write_dataset
-from ...storage.errors import InputError, RunError, nearest
+from ...storage.dataset_store import KIND, FeaturesFormat, features_place, graph_place, write_dataset
+from ...storage.errors import InputError, RunError, StoreError, nearest
 from ...storage.fingerprint import digest_record
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
 from ..setup.open_data import open_data, with_keys
@@ -33,8 +35,23 @@ LAYOUT = 2
 DEFAULT_MEMORY = "2GiB"
 
 
+@dataclass(frozen=True)
+class Formats:
+    """Formats of a store's features and graph: zarr or npy."""
+
+    features: str = "zarr"
+    graph: str = "zarr"
+
+    def check(self) -> "Formats":
+        """Raise InputError unless both are known."""
+        for name, value in vars(self).items():
+            if value not in FORMATS:
+                raise InputError(f"{name} is '{value}'; expected zarr or npy{nearest(value, list(FORMATS))}")
+        return self
+
+
 def convert_job(
-    job: Job, source: Any, out: Path | str, features: str, memory: str | int, workers: int, emit: Emit
+    job: Job, source: Any, out: Path | str, formats: Formats, memory: str | int, workers: int, emit: Emit
 ) -> Store:
     """Write the job's dataset, or `source` in its place, as a store at a path or a URL.
 
@@ -42,13 +59,12 @@ def convert_job(
         InputError: see `convert`.
         RunError: a task failed; the same call goes on.
     """
-    if features not in FORMATS:
-        raise InputError(f"features is '{features}'; expected zarr or npy{nearest(features, list(FORMATS))}")
+    formats.check()
     limit = parse_memory(memory)
     if type(workers) is not int or workers < 1:
         raise InputError(f"workers is {workers!r}; expected a whole number from 1")
     if isinstance(out, str):
-        return uploaded(out, lambda path: convert_job(job, source, path, features, limit, workers, emit))
+        return uploaded(out, lambda path: convert_job(job, source, path, formats, limit, workers, emit))
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
     spec = job.dataset if source is None else source
@@ -59,16 +75,28 @@ def convert_job(
     if why and isinstance(spec, str) and is_url(spec):
         raise InputError(f"{spec} is read in pieces only, but {why}; copy its files here first")
     if why is not None:
-        data = open_data(job, source, emit)
+        data = open_data(_left_on_disk(job, spec), source, emit, lazy=True)
         if why:
             emit(Note(f"the dataset was read into memory, since {why}"))
         emit(StageStarted("store", f"writing {out}"))
-        return write_dataset(out, data, features_format="npy" if features == "npy" else "zarr")
+        as_npy: list[FeaturesFormat] = ["npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph)]
+        return write_dataset(out, data, features_format=as_npy[0], graph_format=as_npy[1])
     try:
         path = spec if isinstance(spec, str) and is_url(spec) else Path(spec).expanduser()
-        return _ingest(job, path, out, features, limit, workers, emit)
+        return _ingest(job, path, out, formats, limit, workers, emit)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
+
+
+def _left_on_disk(job: Job, spec: Any) -> Job:
+    """The job with the features and graph of a Millrace store left on disk, from where they are copied."""
+    try:
+        store = open_store(Path(spec).expanduser(), KIND) if isinstance(spec, str | Path) else None
+    except StoreError:
+        store = None
+    if store is None or is_name(spec):
+        return job
+    return job.model_copy(update={"features": features_place(store.path), "graph": graph_place(store)})
 
 
 def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
@@ -84,10 +112,10 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
-def _ingest(job: Job, path: Path | str, out: Path, features: str, memory: int, workers: int, emit: Emit) -> Store:
+def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int, workers: int, emit: Emit) -> Store:
     start = time.perf_counter()
     source = find_source(path, job.read)
-    settings = Settings(job.read, job.split, job.seed_of("split"), features)
+    settings = Settings(job.read, job.split, job.seed_of("split"), formats.features, formats.graph)
     in_process = workers == 1 and job.cluster.scheduler is None
     plan = _plan(source, settings, memory, workers)
     with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
@@ -112,7 +140,7 @@ def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict
         files = [[str(f.resolve()), *stamp_of(f)] for f in (*source.edges, *source.nodes)]
     except OSError as e:
         raise InputError(f"{e.filename} cannot be read ({e.strerror})") from e
-    chosen = {name: str(getattr(settings, name)) for name in ("options", "split", "seed", "features")}
+    chosen = {name: str(getattr(settings, name)) for name in ("options", "split", "seed", "features", "graph")}
     return {"layout": LAYOUT, "plan": digest_record({"files": files, "memory": memory, "workers": workers, **chosen})}
 
 
@@ -172,6 +200,7 @@ def convert(
     out: str | os.PathLike[str],
     *,
     features: FeaturesFormat = "zarr",
+    graph: FeaturesFormat = "zarr",
     memory: str | int = DEFAULT_MEMORY,
     workers: int = 1,
     scheduler: str | None = None,
@@ -194,6 +223,7 @@ def convert(
         out: the folder to make. While it is made, spilled edges lie beside it. Or a URL: the store is made in the
             working folder, and copied there, the manifest last.
         features: "zarr" (compressed, checksummed) or "npy" (can be memory-mapped).
+        graph: of the graph's arrays, likewise.
         memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
         workers: processes that share the work; 1: this process.
         scheduler: address of a Dask scheduler, whose workers do the work, and see the same files.
@@ -218,4 +248,4 @@ def convert(
     with heard(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
         to = out if isinstance(out, str) and is_url(out) else Path(out).expanduser()
-        return convert_job(job, given, to, features, memory, workers, listener)
+        return convert_job(job, given, to, Formats(features, graph), memory, workers, listener)

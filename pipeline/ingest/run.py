@@ -41,7 +41,7 @@ from ..datasets.readers.parquet import (
 )
 from . import edges as edge_tasks
 from . import features as feature_tasks
-from .arrays import Matrix, Output, Piece, join_seams, make_arrays, seams_of, write_slice
+from .arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .labels import settle_labels
 from .names import NodeMap, index_names, name_ids, sort_ids
@@ -68,6 +68,8 @@ class Settings:
     seed: int
     features: str
     """zarr or npy."""
+    graph: str = "zarr"
+    """Likewise, of the graph's arrays."""
 
 
 class Ingest:
@@ -300,7 +302,8 @@ class Ingest:
         if self.weighted:
             outputs["edge_weight"] = ("float32", pieces("edge_weight", "edges"))
         self.outputs += [
-            Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name]) for name, (dtype, parts) in outputs.items()
+            Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
+            for name, (dtype, parts) in outputs.items()
         ]
         return found
 
@@ -363,7 +366,7 @@ class Ingest:
 
     def _write_manifest(self, features: tuple[Matrix, dict[int, str]]) -> None:
         """Write the other arrays, and the manifest."""
-        entries = make_arrays(self.store, {o.name: (o.shape, o.dtype) for o in self.outputs}) | self.feature_entries
+        entries = make_outputs(self.store, self.outputs) | self.feature_entries
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
         written = self.stages.run("arrays", "writing arrays", write_slice, items)
         leaves: dict[str, list[bytes]] = {output.name: [] for output in self.outputs}
@@ -388,6 +391,7 @@ class Ingest:
             "task": self.labels["task"],
             "notes": self.notes,
             "features_format": self.settings.features,
+            **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
             "in_degree": self.in_degree,
             "digests": {**self.labels["digests"], "feature_sample": matrix.sample_digest()},
             **({} if names is None else {"class_names": list(names)}),

@@ -86,10 +86,12 @@ def least_bytes(s: Candidate, base: int) -> Parts:
         share = 2 / s.ranks
     nodes, edges = s.at.numbers.nodes, s.at.numbers.edges
     graph, features = 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges, s.feature_bytes * share
+    # The system can take back the pages of a mapped file.
+    if s.job.graph == "mapped":
+        graph = 0
     if s.cut is None and s.exchanges:
         features = s.feature_bytes * s.replication / s.ranks
     elif s.cut is None and (s.job.features in ("mapped", "zarr") or s.ranks > 1):
-        # The system can take back the pages of a mapped file.
         features = 0
     return {"process": base, "graph": round(graph * share), "features": round(features)}
 

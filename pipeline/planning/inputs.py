@@ -120,6 +120,8 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
                 continue
         if changes["system"] != default:
             wanted.pop("queue", None)
+            # Their ranks hold parts, which cannot be mapped.
+            wanted.pop("graph", None)
             unused = {"minibatches_per_step"}
         if not SYSTEMS.find(changes["system"]).samples:
             wanted["model"] = sampled.model

@@ -243,7 +243,7 @@ def _prepare(spec: TrialSpec, job: Job, rank: int) -> Prepared:
     if spec.features is None:
         data = open_data(job, spec.dataset, silent)
     else:
-        data = open_shared(Path(spec.dataset), spec.outline["name"], spec.features).as_read()
+        data = open_shared(Path(spec.dataset), spec.outline["name"], spec.features, job.graph).as_read()
     return prepare(job, replace(data, split=shortened(data.split, spec.seeds)))
 
 

@@ -41,7 +41,7 @@ MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
 LIMIT_S = 10.0
 """Longest training of a trial, in seconds of each thread of a rank."""
-STAND_IN: dict[str, Any] = {"split": None, "read": ReadOptions()}
+STAND_IN: dict[str, Any] = {"split": None, "read": ReadOptions(), "features": "memory", "graph": "memory"}
 """Keys of a job whose dataset is a generated one in place of its own."""
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary
+from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary, graph_place
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
 from ..ingest import edges as edge_tasks
-from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_arrays, seams_of, write_slice
+from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
 from ..ingest.budget import Budget, budget_of, check_disk, held_by
 from ..ingest.convert import executing
 from ..ingest.scratch import STORE, commit, scratch
@@ -49,7 +49,8 @@ class Cut:
 def relabel(
     job: Job, data: LazyDataset, cut: Cut, out: Path, memory: int, emit: Emit
 ) -> tuple[PartitionQuality, float]:
-    """Write a store's dataset with its nodes renumbered part by part; its features can be mapped.
+    """Write a store's dataset with its nodes renumbered part by part; its features can be mapped, and its graph if
+    that of the source can.
 
     Args:
         job: on a cluster, its producers do the work.
@@ -99,6 +100,7 @@ class _Relabelling:
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.source: Store = open_store(data.path, KIND)
         entries = self.source.entries
+        self.npy = graph_place(self.source) == "mapped"
         self.weighted = any(name in entries for name in tasks.EDGE_FIELDS)
         self.work = tasks.Work(
             self.folder,
@@ -156,10 +158,11 @@ class _Relabelling:
             return [Piece(file, r[length]) for file, r in zip(files, found)]
 
         rises = [piece._replace(base=start) for piece, start in zip(pieces("indptr"), starts)]
-        outputs = [Output("indptr", "int64", (Piece(None, 1), *rises), "int64")]
+        outputs = [Output("indptr", "int64", (Piece(None, 1), *rises), "int64", npy=self.npy)]
         dtypes = {"indices": work.index, **{name: tasks.EDGE_FIELDS[name].dtype for name in work.of_edges}}
         return outputs + [
-            Output(name, dtype, tuple(pieces(name)), GRAPH_DIGESTS[name]) for name, dtype in dtypes.items()
+            Output(name, dtype, tuple(pieces(name)), GRAPH_DIGESTS[name], npy=self.npy)
+            for name, dtype in dtypes.items()
         ]
 
     def _nodes(self) -> list[Output]:
@@ -211,7 +214,7 @@ class _Relabelling:
 
     def _write(self, outputs: Sequence[Output], features: str) -> PartitionQuality:
         """Write the arrays and the manifest; count the parts."""
-        entries = make_arrays(self.store, {o.name: (o.shape, o.dtype) for o in outputs})
+        entries = make_outputs(self.store, outputs)
         items = [(self.store, output, *rows) for output in outputs for rows in output.slices()]
         written = self.stages.run("arrays", "writing arrays", write_slice, items)
         leaves: dict[str, list[bytes]] = {output.name: [] for output in outputs}
@@ -236,6 +239,7 @@ class _Relabelling:
         meta = {
             **{key: source.meta[key] for key in ("name", "num_classes", "task", "notes")},
             "features_format": "npy",
+            **({"graph_format": "npy"} if self.npy else {}),
             "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
             "digests": {**digests, "feature_sample": matrix.sample_digest()},
             "features_bytes": (self.store / FEATURES_FILE).stat().st_size,

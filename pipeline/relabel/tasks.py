@@ -12,7 +12,7 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import book_of
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import KIND, StoredGraph, features_place, open_features
+from ...storage.dataset_store import KIND, StoredGraph, features_place, graph_place, open_features
 from ...storage.features import FeatureStore
 from ...storage.fingerprint import array_digest
 from ...storage.graph import edges_of_rows, index_dtype
@@ -53,7 +53,8 @@ class Work:
 
     def open(self) -> LazyDataset:
         """The dataset that is read."""
-        return open_lazily(self.source, features_place(self.source))
+        store = open_store(self.source, KIND)
+        return open_lazily(self.source, features_place(self.source), graph=graph_place(store))
 
 
 def assign_numbers(work: Work, partitioner: Partitioner, parts: int, seed: int, most: int) -> dict[str, Any]:

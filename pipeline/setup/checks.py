@@ -267,13 +267,19 @@ def check_losses(job: Job, system: System) -> None:
 
 
 def check_parts(job: Job, system: System, num_nodes: int) -> None:
-    """Refuse more parts than nodes.
+    """Refuse parts that cannot be: more than nodes, or of a mapped graph.
 
     Raises:
-        InputError: there are more parts than nodes.
+        InputError: there are more parts than nodes, or the graph is to be mapped.
     """
     parts = system.parts_before(job.ranks)
-    if system.partition.partitioner is None or parts <= num_nodes:
+    cut = system.partition.partitioner
+    if job.graph == "mapped" and cut is not None:
+        raise InputError(
+            f"graph is 'mapped', but system '{system.name}' cuts the graph here, by {cut.name}, and ranks arrange the "
+            "edges of their own parts in memory; leave graph out: more ranks have smaller parts"
+        )
+    if cut is None or parts <= num_nodes:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
     raise InputError(

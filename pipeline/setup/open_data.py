@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...storage.dataset import Dataset, counted_outputs
-from ...storage.dataset_store import features_place
+from ...storage.dataset_store import GraphPlace, features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ..config.load import Job
@@ -36,11 +36,13 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     try:
         # The driver reads all features once, to pass them on; ranks then hold their own.
         place = _place_of(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
+        graph: GraphPlace = "memory" if isinstance(spec, Dataset) else job.graph
         path = _store_at(spec) if lazy and job.split is None and job.read == ReadOptions() else None
         if path is not None:
-            dataset = open_lazily(path, place)
+            dataset = open_lazily(path, place, graph=graph)
         else:
-            dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed_of("split"), features=place)
+            seed = job.seed_of("split")
+            dataset = open_dataset(spec, options=job.read, split=job.split, seed=seed, features=place, graph=graph)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"

@@ -12,12 +12,22 @@ import numpy as np
 from torch import nn
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import FEATURES_FILE, KIND, features_place, write_dataset
+from ...storage.dataset_store import (
+    FEATURES_FILE,
+    KIND,
+    FeaturesFormat,
+    GraphPlace,
+    check_graph_place,
+    features_place,
+    graph_place,
+    write_dataset,
+)
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
+from ...storage.store.npy import is_map
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
@@ -51,9 +61,13 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
             if job.executor == "dask" or features == "zarr"
             else features
         )
+    # What the caller has mapped, ranks map too.
+    graph = "mapped" if is_map(dataset.graph.indptr) else job.graph
+    if store is not None:
+        check_graph_place(open_store(store, KIND), graph)
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
     # or of the same dataset, passed once more.
-    return job.model_copy(update={"dataset": str(path), "features": features, "read": ReadOptions()})
+    return job.model_copy(update={"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()})
 
 
 def keep_inputs(
@@ -82,7 +96,7 @@ def keep_inputs(
     if code is not None and not code.is_empty:
         record["code"] = dict(code.names)
     if dataset is not None and job.dataset == str(folder.resolve() / KEPT):
-        _write(folder / KEPT, dataset)
+        _write(folder / KEPT, dataset, job.graph)
     elif dataset is not None and job.dataset == dataset.name:
         record["dataset"] = {name: fingerprint[name] for name in DIGESTS}
     if record:
@@ -232,15 +246,17 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     return dict(store.fingerprint) == dataset_fingerprint(dataset, store.fingerprint.get("features", ""))
 
 
-def _write(path: Path, dataset: Dataset) -> None:
+def _write(path: Path, dataset: Dataset, graph: GraphPlace) -> None:
     if path.exists():
         # A resumed run has proved that its graph, features and labels are the same; the test nodes may differ.
         try:
-            if _holds(open_store(path, KIND), dataset):
+            store = open_store(path, KIND)
+            if _holds(store, dataset) and graph in ("memory", graph_place(store)):
                 return
         except StoreError:
             pass
-    write_dataset(path, dataset, overwrite=True, features_format="npy")
+    graph_format: FeaturesFormat = "npy" if graph == "mapped" else "zarr"
+    write_dataset(path, dataset, overwrite=True, features_format="npy", graph_format=graph_format)
 
 
 def _num_bytes(dataset: Dataset) -> int:

@@ -29,8 +29,8 @@ LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
-    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "train.metrics",
-    "track", "queue.",
+    "epochs", "threads", "kernel", "check", "features", "graph", "executor", "read.edges_on", "train.patience",
+    "train.metrics", "track", "queue.",
     "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""

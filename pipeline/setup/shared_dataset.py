@@ -4,7 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import KIND, features_place, open_dataset_store, write_dataset
+from ...storage.dataset_store import (
+    KIND,
+    FeaturesFormat,
+    GraphPlace,
+    check_graph_place,
+    features_place,
+    open_dataset_store,
+    write_dataset,
+)
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
 from ...storage.lazy_dataset import LazyDataset, open_lazily
@@ -18,8 +26,9 @@ FOLDER = "data"
 def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[Path, str]:
     """A store of the dataset and the place of its features: the job's own store, or else a copy in the run's folder.
 
-    The features of a copy are memory-mapped, so that processes on one machine share the pages. A copy from before a
-    restart is checked once; a damaged one is written again, with a message to `tell`.
+    The features of a copy are memory-mapped, so that processes on one machine share the pages, and so is its graph if
+    the job says so. A copy from before a restart is checked once; a damaged one is written again, with a message to
+    `tell`.
     """
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():
@@ -32,18 +41,20 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
             if has_labels:
                 return source.resolve(), place if job.features == "owned" else job.features
     path = out / FOLDER
+    graph: FeaturesFormat = "npy" if job.graph == "mapped" else "zarr"
     if not path.exists():
-        write_dataset(path, dataset, features_format="npy")
-    elif (why := _damage(path)) is not None:
+        write_dataset(path, dataset, features_format="npy", graph_format=graph)
+    elif (why := _damage(path, job.graph)) is not None:
         remove_tree(path)
-        write_dataset(path, dataset, features_format="npy")
+        write_dataset(path, dataset, features_format="npy", graph_format=graph)
         tell(f"the run's copy of the data was damaged, and was written again: {why}")
     return path.resolve(), "mapped"
 
 
-def _damage(path: Path) -> str | None:
+def _damage(path: Path, graph: GraphPlace) -> str | None:
     """Description of a dataset store's damage; None if it is intact. All of it is read, features piece by piece."""
     try:
+        check_graph_place(open_store(path, KIND), graph)
         features = open_dataset_store(path, "mapped").features
         if features_fingerprint(features) != open_store(path, KIND).fingerprint.get("features"):
             return f"the features in {path} do not match their digest"
@@ -52,6 +63,6 @@ def _damage(path: Path) -> str | None:
     return None
 
 
-def open_shared(path: Path, name: str, features: str) -> LazyDataset:
+def open_shared(path: Path, name: str, features: str, graph: GraphPlace) -> LazyDataset:
     """Open the store returned by `share`, under the driver's name for the dataset. Arrays are read once used."""
-    return open_lazily(path, features, name=name, names=False)  # pyright: ignore[reportArgumentType]
+    return open_lazily(path, features, name=name, names=False, graph=graph)  # pyright: ignore[reportArgumentType]

@@ -202,7 +202,8 @@ def _can_share(job: Job) -> bool:
 
 def _sample_key(job: Job) -> str:
     """Key of all settings that minibatches of a job may depend on."""
-    record = job.model_dump(mode="json", include={"dataset", "split", "read", "sampler", "kernel", "queue", "features"})
+    keys = {"dataset", "split", "read", "sampler", "kernel", "queue", "features", "graph"}
+    record = job.model_dump(mode="json", include=keys)
     seeds = {part: job.seed_of(part) for part in ("split", "minibatches")}
     return digest_record({**record, **seeds, "system": job.system, "batch_size": job.train.batch_size})
 

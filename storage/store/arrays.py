@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import StorePath
 
 from ..errors import StoreError, first_line
+from .npy import make_npy, put_npy, row_pieces
 
 CHUNK_BYTES = 4 << 20
 """Zarr chunks hold about this many bytes before compression."""
@@ -64,7 +65,9 @@ def create_array(
     return z, {"shape": list(shape), "dtype": str(kind), "chunks": _num_chunks(shape, chunks)}
 
 
-def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
+def write_arrays(
+    folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_shard: bool = False, npy: Collection[str] = ()
+) -> dict[str, Any]:
     """Write arrays into ``folder/arrays`` and return the manifest's entries for them.
 
     Args:
@@ -72,11 +75,18 @@ def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_sh
         arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
         one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read
             alone.
+        npy: arrays that become uncompressed files in `folder`, which can be mapped.
     """
     group = zarr.open_group(str(folder / "arrays") if isinstance(folder, Path) else folder, mode="w")
     entries = {}
     for name, value in arrays.items():
         shape = tuple(value.shape)
+        if name in npy:
+            assert isinstance(folder, Path)
+            entries[name] = make_npy(folder, name, shape, value.dtype)
+            for rows in row_pieces(shape, value.dtype.itemsize):
+                put_npy(folder, name, shape, rows.start, value[rows])
+            continue
         z, entries[name] = create_array(group, name, shape, value.dtype, one_shard=one_shard)
         if np.prod(shape, dtype=np.int64):
             step = shape[0] if one_shard else z.chunks[0] * CHUNKS_PER_WRITE

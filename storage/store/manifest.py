@@ -112,7 +112,7 @@ def _is_entry(name: str, entry: Any) -> bool:
     except (TypeError, ValueError):
         numeric = False
     counts = [*shape, chunks] if isinstance(shape, list) and shape else [None]
-    return numeric and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
+    return numeric and entry.get("npy", True) is True and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
 
 
 def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:

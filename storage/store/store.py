@@ -13,6 +13,7 @@ from ..errors import StoreError, first_line
 from .arrays import Rows, open_array, write_arrays
 from .committed_folder import committed_folder
 from .manifest import read_manifest, require_fingerprint, write_manifest
+from .npy import is_npy, mapped_npy
 
 T = TypeVar("T")
 
@@ -47,12 +48,24 @@ class Store:
         return self.piece(name, slice(None))
 
     def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
-        """Rows of the array `name`; reads only the Zarr chunks that hold them. Raises StoreError like `read`."""
+        """Rows of the array `name`; reads only the Zarr chunks, or the bytes, that hold them. Raises StoreError like
+        `read`."""
+        if self.is_mappable(name):
+            return np.array(self.mapped(name)[rows])
         z = self.array(name)
         try:
             return np.asarray(z[rows])
         except Exception as e:
             raise StoreError(f"{self.path}: array '{name}' is damaged ({first_line(e)}); make the store again") from e
+
+    def is_mappable(self, name: str) -> bool:
+        """True if the array `name` lies in an uncompressed file."""
+        return is_npy(self.entries.get(name, {}))
+
+    def mapped(self, name: str) -> npt.NDArray[Any]:
+        """The array `name` of an uncompressed file, read-only, as a map that all processes share. Of its contents
+        nothing is verified. Raises StoreError if the file is not as the manifest says."""
+        return mapped_npy(self.path, name, self.entries[name])
 
     def value(self, key: str, kind: type[T]) -> T:
         """Value of `key` in `meta`. Raises StoreError if it is absent or of another type."""

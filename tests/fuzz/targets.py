@@ -91,7 +91,7 @@ class Bench:
             ReadOptions(direction="undirected", nan_labels="unlabelled", nan_features="zero"),
         ]
         write_dataset(self.good / "zarr", self.dataset)
-        write_dataset(self.good / "npy", self.dataset, features_format="npy")
+        write_dataset(self.good / "npy", self.dataset, features_format="npy", graph_format="npy")
         partition_dataset(self.dataset, Hash(), 2, self.good / "parts")
         partition_dataset(self.dataset, Contiguous(), 3, self.good / "range")
         self._sampled(self.good / "samples")
@@ -403,9 +403,10 @@ def _csv(bench: Bench, rng: random.Random) -> Callable[[], None]:
 def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
     name = rng.choice(["zarr", "npy"])
     path, place = bench.damaged(rng, name), rng.choice(["memory", "mapped" if name == "npy" else "zarr"])
+    graph = rng.choice(["memory", "mapped"]) if name == "npy" else "memory"
 
     def read() -> None:
-        bench.use(open_dataset_store(path, place))  # pyright: ignore[reportArgumentType]
+        bench.use(open_dataset_store(path, place, graph=graph))  # pyright: ignore[reportArgumentType]
         stored = open_stored(path)
         stored.graph.rows(0, stored.graph.num_nodes)
         describe(str(path), None)

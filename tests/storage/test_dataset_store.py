@@ -14,11 +14,14 @@ from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint
-from millrace.storage.graph import from_edges
+from millrace.storage.graph import Graph, from_edges
+from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import open_store
 from tests.contracts.messages import graphs
 
 READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]
+GRAPHS = [("zarr", "memory"), ("npy", "memory"), ("npy", "mapped")]
 
 
 def dataset(graph, *, multilabel=False, dtype=np.float32, seed=0):
@@ -45,19 +48,29 @@ def small():
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr(module, "PIECE_BYTES", 64)
+    monkeypatch.setattr("millrace.storage.store.npy.PIECE_BYTES", 64)
     monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 100)
 
 
 @settings(deadline=None, max_examples=12)
-@given(graphs(), st.sampled_from(READABLE), st.booleans(), st.sampled_from([np.float32, np.float64]))
-def test_round_trip(tmp_path_factory, graph, how, multilabel, dtype):
+@given(
+    graphs(),
+    st.sampled_from(READABLE),
+    st.sampled_from(GRAPHS),
+    st.booleans(),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_round_trip(tmp_path_factory, graph, how, of_graph, multilabel, dtype):
     written, opened = how
     if graph.num_nodes == 0 and written == "npy":
         return
     path, data = tmp_path_factory.mktemp("d") / "d", dataset(graph, multilabel=multilabel, dtype=dtype)
-    store = write_dataset(path, data, features_format=written)
-    again = open_dataset_store(path, opened).check()
+    store = write_dataset(path, data, features_format=written, graph_format=of_graph[0])
+    again = open_dataset_store(path, opened, graph=of_graph[1]).check()
+    for name in ("indptr", "indices", "edge_weight", "edge_id"):
+        array = getattr(again.graph, name)
+        np.testing.assert_equal(array, getattr(graph, name))
+        assert array is None or is_map(array) == (of_graph[1] == "mapped" and array.size > 0)
     assert store.fingerprint == dataset_fingerprint(data) == dataset_fingerprint(again)
     assert (again.name, again.num_classes, again.task, again.notes) == (
         data.name,
@@ -162,6 +175,63 @@ def test_a_changed_file_is_refused_when_it_is_loaded(tmp_path, small):
         open_dataset_store(tmp_path / "d")
 
 
+@pytest.mark.parametrize("name", ["indptr", "indices", "edge_weight", "edge_id"])
+def test_a_changed_graph_is_refused_when_it_is_loaded(tmp_path, small, name):
+    write_dataset(tmp_path / "d", small, graph_format="npy")
+    file = tmp_path / "d" / f"{name}.npy"
+    data = bytearray(file.read_bytes())
+    data[-itemsize(small, name)] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="the graph does not match its digest; it is damaged"):
+        open_dataset_store(tmp_path / "d")
+
+
+def itemsize(data, name):
+    return getattr(data.graph, name).itemsize
+
+
+@pytest.mark.parametrize(("name", "value"), [("indptr", 9), ("indices", 20), ("indices", -1), ("edge_weight", -1.0)])
+def test_values_of_a_mapped_graph_are_checked(tmp_path, small, name, value, monkeypatch):
+    monkeypatch.setattr("millrace.storage.graph.AT_ONCE", 3)
+    write_dataset(tmp_path / "d", small, graph_format="npy")
+    np.load(tmp_path / "d" / f"{name}.npy", mmap_mode="r+")[-1] = value
+    with pytest.raises(StoreError, match=name):
+        open_dataset_store(tmp_path / "d", graph="mapped")
+
+
+def test_a_graph_that_cannot_be_mapped(tmp_path, small):
+    write_dataset(tmp_path / "d", small)
+    with pytest.raises(InputError, match=r"graph_format='zarr', compressed; open it with graph='memory', or write it"):
+        open_dataset_store(tmp_path / "d", graph="mapped")
+    with pytest.raises(InputError, match="graph='maped'; expected 'memory' or 'mapped'; did you mean 'mapped'"):
+        open_dataset_store(tmp_path / "d", graph="maped")
+    with pytest.raises(InputError, match="graph_format is 'np'; expected 'zarr' or 'npy'"):
+        write_dataset(tmp_path / "e", small, graph_format="np")
+
+
+@pytest.mark.parametrize("formats", [("npy", "zarr"), ("zarr", "npy"), ("npy", "npy")])
+def test_a_store_is_copied_slice_by_slice(tmp_path, small, formats, monkeypatch):
+    """In other formats, with the same digests and the same bits as from memory; damage does not go unnoticed."""
+    before, after = formats
+    write_dataset(tmp_path / "a", small, features_format=before, graph_format=before)
+    lazy = open_lazily(tmp_path / "a", "mapped" if before == "npy" else "zarr")
+    want = write_dataset(tmp_path / "want", small, features_format=after, graph_format=after)
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "check", lambda self: pytest.fail("the graph was read as a whole"))
+        got = write_dataset(tmp_path / "got", lazy, features_format=after, graph_format=after)
+    assert (got.fingerprint, got.meta, got.entries) == (want.fingerprint, want.meta, want.entries)
+    for file in (tmp_path / "want").rglob("*"):
+        if file.is_file():
+            assert (tmp_path / "got" / file.relative_to(tmp_path / "want")).read_bytes() == file.read_bytes(), file
+    if before == "npy":
+        for name in ("indices", "features"):
+            np.load(tmp_path / "a" / f"{name}.npy", mmap_mode="r+")[0] += 1
+            with pytest.raises(StoreError, match="does not match the digest of its store; it is damaged"):
+                write_dataset(tmp_path / "bad", open_lazily(tmp_path / "a", "mapped"))
+            assert not (tmp_path / "bad").exists()
+            np.load(tmp_path / "a" / f"{name}.npy", mmap_mode="r+")[0] -= 1
+
+
 def test_a_missing_chunk_is_refused(tmp_path, small):
     write_dataset(tmp_path / "d", small)
     (tmp_path / "d/arrays/features/c/1/0").unlink()
@@ -179,13 +249,14 @@ def test_absent_arrays_stay_absent(tmp_path):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weighted):
+@pytest.mark.parametrize("written", ["zarr", "npy"])
+def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weighted, written):
     rng = np.random.default_rng(3)
     v, e = 300, 4000
     weight = rng.random(e).astype(np.float32) if weighted else None
     graph = from_edges(rng.integers(0, v // 2, e), rng.integers(0, v, e), v, edge_weight=weight, keep_edge_id=weighted)
     everything = np.arange(v)
-    write_dataset(tmp_path / "store", dataset(graph))
+    write_dataset(tmp_path / "store", dataset(graph), graph_format=written)
     stored = module.open_stored(tmp_path / "store").graph
     assert (stored.num_nodes, stored.num_edges) == (v, graph.num_edges)
     assert np.array_equal(stored.first_edge(40, 90), graph.indptr[40:90])

@@ -32,7 +32,13 @@ def test_a_store_is_described_without_its_arrays(tmp_path, names, features, monk
         Split(ids[:2], ids[2:4], ids[4:]), 2, notes=("a note.",),
         node_names=None if names is None else NodeNames.of(names), class_names=("x", "y"),
     )  # fmt: skip
-    store = write_dataset(tmp_path / "s", data, features_format=features)
+    store = write_dataset(tmp_path / "s", data, features_format=features, graph_format=features)
     assert first_names(store, 3) == (None if names is None else names[:3])
     monkeypatch.setattr("millrace.pipeline.commands.describe.open_data", None)
-    assert describe(str(tmp_path / "s"), None) == _dataset(data)
+    found = describe(str(tmp_path / "s"), None)
+    how = {
+        "zarr": "millrace convert STORE --out NEW --graph npy",
+        "npy": 'files of 0.00 GiB, which graph = "mapped" maps',
+    }
+    assert found.pop("graph on disk").endswith(how[features])
+    assert found == _dataset(data)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.storage import graph as module
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges, index_dtype
+from tests.contracts.messages import graphs
 
 
 @given(
@@ -89,3 +91,15 @@ def test_check_names_what_is_wrong(change, message):
 
 def test_wide_indices_are_fine():
     Graph(GOOD.indptr, GOOD.indices.astype(np.int64)).check()
+
+
+@given(graphs(), st.integers(1, 9))
+def test_weighted_degrees_are_summed_row_by_row(graph, most):
+    graph = replace(graph, edge_weight=np.geomspace(1e-9, 1e9, graph.num_edges).astype(np.float32))
+    rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    want = np.bincount(rows, graph.edge_weight, minlength=graph.num_nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "AT_ONCE", most)
+        got = replace(graph).degree
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, want.astype(np.float64))

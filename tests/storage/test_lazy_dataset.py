@@ -19,6 +19,7 @@ from millrace.storage.graph import from_edges
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.node_names import NodeNames
 from millrace.storage.store.manifest import MANIFEST, manifest_text
+from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import Store, open_store
 from tests.contracts.messages import graphs
 
@@ -88,10 +89,14 @@ def same(a: Dataset, b: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("written", "opened"), READABLE)
-def test_sizes_need_no_array_and_arrays_come_when_used(tmp_path, data, written, opened, sealed, monkeypatch):
-    write_dataset(tmp_path / "d", data, features_format=written)
-    lazy = open_lazily(tmp_path / "d", opened)
+@pytest.mark.parametrize("place", ["memory", "mapped"])
+def test_sizes_need_no_array_and_arrays_come_when_used(tmp_path, data, written, opened, place, sealed):
+    write_dataset(tmp_path / "d", data, features_format=written, graph_format="npy" if place == "mapped" else written)
+    lazy = open_lazily(tmp_path / "d", opened, graph=place)
     same(lazy.read(), data)
+    graph = lazy.as_read().graph
+    maps = [is_map(a) for a in (graph.indptr, graph.indices, graph.edge_weight, graph.edge_id)]
+    assert maps == [place == "mapped"] * 4
     same(replace(lazy.as_read(), name="some"), data)
     sealed()
     lazy = open_lazily(tmp_path / "d", opened, name="other")
@@ -162,6 +167,22 @@ def test_damage_is_noticed_by_whoever_uses_it(tmp_path, data, name, value):
         open_lazily(tmp_path / "d").read()
 
 
+@pytest.mark.parametrize(("name", "value"), [("indices", V), ("indptr", -1), ("edge_weight", np.nan)])
+def test_damage_of_a_mapped_graph_is_noticed_by_whoever_uses_it(tmp_path, data, name, value):
+    write_dataset(tmp_path / "d", data, graph_format="npy")
+    np.load(tmp_path / "d" / f"{name}.npy", mmap_mode="r+")[-1] = value
+    with pytest.raises(StoreError, match=str(tmp_path / "d")):
+        getattr(open_lazily(tmp_path / "d", graph="mapped").graph, name)
+
+
+def test_damage_within_the_bounds_is_noticed_by_whoever_loads_it_all(tmp_path, data):
+    write_dataset(tmp_path / "d", data, graph_format="npy")
+    ids = np.load(tmp_path / "d" / "indices.npy", mmap_mode="r+")
+    ids[0] = (ids[0] + 1) % V
+    with pytest.raises(StoreError, match="the graph does not match its digest"):
+        open_lazily(tmp_path / "d").read()
+
+
 def test_labels_must_be_classes_of_the_manifest(tmp_path, data):
     write_dataset(tmp_path / "d", data)
     zarr.open_array(tmp_path / "d" / "arrays" / "labels", mode="r+")[3] = 9
@@ -173,6 +194,8 @@ def test_what_the_manifest_shows_is_refused_at_once(tmp_path, data):
     store = write_dataset(tmp_path / "d", data)
     with pytest.raises(InputError, match="features_format='zarr'; open it with features='memory' or 'zarr'"):
         open_lazily(tmp_path / "d", "mapped")
+    with pytest.raises(InputError, match="graph_format='zarr', compressed"):
+        open_lazily(tmp_path / "d", graph="mapped")
     path, body = tmp_path / "d" / MANIFEST, json.loads((tmp_path / "d" / MANIFEST).read_text())
     assert body["meta"]["digests"]
     short = {**store.entries, "labels": {**store.entries["labels"], "shape": [V - 1]}}

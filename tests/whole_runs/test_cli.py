@@ -190,6 +190,11 @@ BAD = {
         "run --dataset W/store --set features=mapped --out NEW",
         "features_format='zarr'",
     ),
+    "data: graph mapped, but no store": (f"{RUN} --set graph=mapped", "graph is 'mapped', but sbm:"),
+    "data: graph mapped, but written as zarr": (
+        "run --dataset W/store --set graph=mapped --out NEW",
+        "graph_format='zarr', compressed",
+    ),
     "store: flipped bit": ("run --dataset W/flipped --out NEW", "'indices' is damaged"),
     "store: missing chunk": ("run --dataset W/lost-chunk --out NEW", "the manifest says"),
     "store: missing manifest": ("run --dataset W/lost-manifest --out NEW", "holds no manifest.json"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import dask
@@ -133,6 +134,35 @@ def test_two_ranks_train_as_one(alone, two):
     assert a.fingerprint == b.fingerprint
     assert a.seconds["sample"] > 0
     assert len(a.peak_rss_bytes) == 2
+
+
+def test_ranks_and_sampling_tasks_map_the_graph(alone, scheduler, tmp_path):
+    """The same minibatches and parameters, from files that no process copies."""
+    mr.write_dataset(tmp_path / "store", mr.open_dataset(DATASET), features_format="npy", graph_format="npy")
+    out, seen = tmp_path / "run", set()
+
+    def look(event):
+        if isinstance(event, StepDone) and len(seen) < 2:
+            seen.update(maps_of("indices.npy"))
+
+    result = mr.run(
+        tmp_path / "store", out=out, ranks=2, scheduler=scheduler, features="mapped", graph="mapped", emit=look,
+        queue={"kind": "zarr", "keep": "all", "bulk_size": 3}, cluster={"producers": 2}, **JOB,
+    )  # fmt: skip
+    assert digest(out / "queue") == digest(alone.queue)
+    assert_same_parameters(out, alone.out)
+    assert result.test_accuracy == pytest.approx(alone.result.test_accuracy, abs=1e-9)
+    assert len(seen) >= 2, "processes that map it"
+
+
+def maps_of(name):
+    """Processes below this one, and of the scheduler's workers, that map a file of this name."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if any(name in line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()):
+                found.add(process.pid)
+    return found
 
 
 def test_four_ranks_train_as_one(alone, scheduler, tmp_path):

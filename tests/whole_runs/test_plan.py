@@ -9,7 +9,7 @@ import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
-from millrace.pipeline.planning import traffic, trial_setup
+from millrace.pipeline.planning import inputs, traffic, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
@@ -170,6 +170,8 @@ def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
     assert {job.model["layers"] for job in jobs.values()} == {2}
     assert jobs["bulk"].train.batch_size == 8 and jobs["sar"].sampler == {}
     assert "bulk, owned features" not in candidates({"ranks": 1})
+    places = {label: job.graph for label, job in candidates({**table, "graph": "mapped"}).items()}
+    assert {label for label, place in places.items() if place == "mapped"} == {"bulk", "bulk, owned features"}
 
 
 def test_a_stand_in_is_as_dense_and_no_larger() -> None:
@@ -210,6 +212,16 @@ def test_a_trial_is_too_short_for_a_schedule_and_goes_without(schedule) -> None:
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50, "train": {"schedule": schedule}}
     task = {"loss": "huber", "monitor": "mae"}  # of a regression; trials do not validate
     assert mr.plan("sbm:nodes=200,targets=2,train=0.2", verbose=False, **job, **task).recommended is not None
+
+
+@pytest.mark.slow
+def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
+    mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
+    job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
+    plan = mr.plan(tmp_path / "store", verbose=False, **job)
+    assert all(f.fits for f in plan.systems) and {f.system for f in plan.systems} >= {"bulk", "sar"}
+    monkeypatch.setattr(inputs, "MOST_EDGES", 500)
+    assert "stands in for the graph" in " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
 
 
 def test_what_cannot_be_is_refused_with_the_arithmetic() -> None:

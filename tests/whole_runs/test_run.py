@@ -356,6 +356,16 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
         ({"model": mr.GraphSAGE}, mr.InputError, "is the class SAGE"),
         ({"model": print}, mr.InputError, "is a builtin_function_or_method; expected a record"),
         ({"resume": True}, mr.InputError, "no run to resume"),
+        (
+            {"graph": "mapped", "system": "sar"},
+            mr.InputError,
+            "graph is 'mapped', but system 'sar' cuts the graph here, by metis-work, and ranks arrange the edges",
+        ),
+        (
+            {"graph": "mapped", "bulk": {"topology": "partitioned"}},
+            mr.InputError,
+            "graph is 'mapped', but system 'bulk' cuts the graph here, by contiguous, and ranks arrange the edges",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(sbm, tmp_path, options, error, phrase):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ....storage.dataset import Dataset
-from ....storage.dataset_store import FeaturesPlace
+from ....storage.dataset_store import FeaturesPlace, GraphPlace
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import Raw
 
@@ -23,6 +23,8 @@ class Request:
     seed: int = 0
     features: FeaturesPlace = "memory"
     """Place of a Millrace store's features."""
+    graph: GraphPlace = "memory"
+    """Place of its graph."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _read_npz(source: Any, request: Request) -> Raw:
 def _read_store(source: Any, request: Request) -> Dataset:
     path = Path(source).expanduser()
     check_no_table_options(path, request)
-    return open_dataset_store(path, request.features)
+    return open_dataset_store(path, request.features, graph=request.graph)
 
 
 def _read_networkx(source: Any, request: Request) -> Dataset:

@@ -1,6 +1,7 @@
 """Report of `millrace doctor` on GPUs, on machines with and without them."""
 
 import importlib.metadata
+import resource
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -29,6 +30,15 @@ def smi(monkeypatch):
         monkeypatch.setattr(doctor.subprocess, "run", run)
 
     return says
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [(-1, "unlimited"), (3 << 29, '1.5 GiB (ulimit -v): graph = "mapped" and features = "mapped" need room')],
+)
+def test_a_limit_of_address_space_is_told(monkeypatch, limit, said):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert doctor.examine()["machine"]["address space"].startswith(said)
 
 
 def test_the_driver_and_each_gpu_have_a_line(smi):

@@ -100,8 +100,8 @@ def same(folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", **
         if path.exists():
             path.rename(path.with_name(f"{path.name}-{len(list(tmp_path.iterdir()))}"))
     dataset = open_dataset(folder, options=options, **given)
-    write_dataset(want, dataset, features_format=features)
-    mr.convert(folder, got, options=options, features=features, verbose=False, **given)
+    write_dataset(want, dataset, features_format=features, graph_format=features)
+    mr.convert(folder, got, options=options, features=features, graph=features, verbose=False, **given)
     a, b = contents(want), contents(got)
     assert a.keys() == b.keys()
     assert not [name for name in a if a[name] != b[name]]

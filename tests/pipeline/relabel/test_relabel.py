@@ -75,11 +75,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def same(data, tmp_path, partitioner, parts, features="zarr", seed=0):
-    write_dataset(tmp_path / "before", data, features_format=features)
+    write_dataset(tmp_path / "before", data, features_format=features, graph_format=features)
     lazy = open_lazily(tmp_path / "before")
     quality, _ = relabel(INLINE, lazy, Cut(partitioner, parts, seed), tmp_path / "got", MEMORY, lambda event: None)
     book = partitioner.assign(data.graph, parts, seed)
-    write_dataset(tmp_path / "want", reorder(data, book), features_format="npy")
+    write_dataset(tmp_path / "want", reorder(data, book), features_format="npy", graph_format=features)
     got, want = contents(tmp_path / "got"), contents(tmp_path / "want")
     assert got.keys() == want.keys()
     assert not [name for name in got if got[name] != want[name]]

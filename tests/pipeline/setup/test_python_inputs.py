@@ -137,6 +137,26 @@ def test_a_dataset_that_lies_in_a_store_is_not_written_again(data, tmp_path):
         assert seen.dataset == str(tmp_path / "run" / "dataset")
 
 
+def test_ranks_map_the_graph_that_is_mapped_here(data, tmp_path):
+    mr.write_dataset(tmp_path / "store", data, features_format="npy", graph_format="npy")
+    opened = mr.open_dataset(tmp_path / "store", features="mapped", graph="mapped")
+    assert python_inputs.job_for_dataset(resolve({}), opened, tmp_path).graph == "mapped"
+    mr.write_dataset(tmp_path / "zarr", data, features_format="npy")
+    opened = mr.open_dataset(tmp_path / "zarr", features="mapped")
+    assert python_inputs.job_for_dataset(resolve({}), opened, tmp_path).graph == "memory"
+    with pytest.raises(mr.InputError, match="graph_format='zarr', compressed"):
+        python_inputs.job_for_dataset(resolve({"graph": "mapped"}), opened, tmp_path)
+
+
+def test_a_kept_dataset_is_written_so_that_its_graph_can_be_mapped(data, tmp_path):
+    mr.run(data, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run" / "dataset" / "indices.npy").exists()
+    mr.run(data, out=tmp_path / "run", resume=True, **{**SMALL, "epochs": 3, "graph": "mapped"})
+    assert (tmp_path / "run" / "dataset" / "indices.npy").exists()
+    assert mr.run(out=tmp_path / "run", resume=True, epochs=4).epochs == 4
+    assert 'graph = "mapped"' in (tmp_path / "run" / "job.toml").read_text()
+
+
 def test_ranks_map_a_dataset_that_is_kept(data, tmp_path, monkeypatch):
     monkeypatch.setattr(python_inputs, "KEPT_BYTES", 0)
     job = resolve(

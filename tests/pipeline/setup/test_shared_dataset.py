@@ -5,6 +5,7 @@ import pytest
 
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.shared_dataset import open_shared, share
+from millrace.storage.store.npy import is_map
 from millrace.tests.fuzz.targets import dataset
 
 
@@ -25,6 +26,20 @@ def test_a_damaged_copy_is_made_again(tmp_path, name, gone):
     (path / name).unlink() if gone else flip(path / name)
     assert share(resolve({}), data, tmp_path, told.append) == (path, place)
     assert len(told) == 1 and "was damaged, and was written again" in told[0]
-    again = open_shared(path, "x", place)
+    again = open_shared(path, "x", place, "memory")
     assert np.array_equal(again.graph.indices, data.graph.indices)
     assert np.array_equal(again.features.gather(np.arange(30)), data.features.gather(np.arange(30)))
+
+
+def test_a_copy_is_made_so_that_its_graph_can_be_mapped(tmp_path):
+    data, told = dataset(), []
+    share(resolve({}), data, tmp_path, told.append)
+    job = resolve({"graph": "mapped"})
+    path, place = share(job, data, tmp_path, told.append)
+    assert len(told) == 1 and "graph_format='zarr'" in told[0], "a copy from before that cannot be mapped"
+    again = open_shared(path, "x", place, job.graph)
+    assert is_map(again.graph.indices) and is_map(again.features.rows.view(np.ndarray))
+    assert np.array_equal(again.graph.indices, data.graph.indices)
+    (tmp_path / "data" / "indices.npy").write_bytes(b"")
+    share(job, data, tmp_path, told.append)
+    assert len(told) == 2 and "indices.npy has 0 bytes" in told[1]

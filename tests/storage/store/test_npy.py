@@ -1,0 +1,71 @@
+"""Arrays in files of their own: written in pieces and mapped as they are, and refused when the file is another."""
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from millrace.storage.errors import StoreError
+from millrace.storage.store import npy
+from millrace.storage.store.arrays import write_arrays
+from millrace.storage.store.npy import is_map, make_npy, mapped_npy, npy_bytes, put_npy, row_pieces
+from millrace.storage.store.store import Store
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (1001,), (0, 3), (40, 3), (5, 0)])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
+def test_what_is_written_in_pieces_is_mapped(tmp_path, shape, dtype, monkeypatch):
+    monkeypatch.setattr(npy, "PIECE_BYTES", 40)
+    array = np.random.default_rng(0).integers(-9, 9, shape).astype(dtype)
+    entries = write_arrays(tmp_path, {"a": array, "b": array}, npy=("a",))
+    assert entries["a"] == {"shape": list(shape), "dtype": np.dtype(dtype).name, "chunks": 1, "npy": True}
+    assert "npy" not in entries["b"]
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), array)
+    assert (tmp_path / "a.npy").stat().st_size == npy_bytes(dtype, shape)
+    store = Store(tmp_path, "x", {}, {}, entries)
+    found = store.mapped("a")
+    assert (found.dtype, type(found)) == (array.dtype, np.ndarray)
+    np.testing.assert_array_equal(found, array)
+    for name in "ab":
+        np.testing.assert_array_equal(store.read(name), array)
+        np.testing.assert_array_equal(store.piece(name, slice(3, 7)), array[3:7])
+    assert not is_map(store.read("a"))
+    if array.size:
+        assert is_map(found) and is_map(found[:1]) and not found.flags.writeable
+        assert found.ctypes.data % 64 == 0, "kernels read it as an array in memory"
+
+
+def test_writers_share_a_file_and_go_on_with_it(tmp_path):
+    array = np.arange(10_000).reshape(-1, 4)
+    entry = make_npy(tmp_path, "a", array.shape, array.dtype)
+    pieces = list(row_pieces((len(array),), 1 << 15))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda s: put_npy(tmp_path, "a", array.shape, s.start, array[s]), pieces[:3]))
+        assert make_npy(tmp_path, "a", array.shape, array.dtype) == entry
+        list(pool.map(lambda s: put_npy(tmp_path, "a", array.shape, s.start, array[s]), pieces[3:]))
+    np.testing.assert_array_equal(mapped_npy(tmp_path, "a", entry), array)
+
+
+def test_another_file_is_refused(tmp_path, monkeypatch):
+    array = np.arange(50)
+    entry = write_arrays(tmp_path, {"a": array}, npy=("a",))["a"]
+    file = tmp_path / "a.npy"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(StoreError, match=r"a\.npy has 527 bytes; expected 528 bytes: make the store again"):
+        mapped_npy(tmp_path, "a", entry)
+    np.save(file, array.view(np.uint64))
+    with pytest.raises(StoreError, match=r"does not begin as an \.npy file of int64\[50\]"):
+        mapped_npy(tmp_path, "a", entry)
+    file.unlink()
+    with pytest.raises(StoreError, match=r"a\.npy cannot be read \(No such file or directory\)"):
+        mapped_npy(tmp_path, "a", entry)
+    file.write_bytes(whole)
+
+    def full(*args):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(np, "memmap", full)
+    with pytest.raises(StoreError, match=r"cannot be mapped \(Cannot allocate memory\): .* \(ulimit -v\)"):
+        mapped_npy(tmp_path, "a", entry)
