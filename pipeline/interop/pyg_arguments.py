@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...stages.sample.neighbor import NeighborSampler
+from ...stages.sample.temporal import STRATEGIES, TimedGraph
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph, from_edges
 from ..datasets.readers.python import TYPED
@@ -92,6 +93,17 @@ def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Itera
         text = f"NeighborLoader ignores {', '.join(ignored)}: it has no worker processes, a thread samples ahead"
         warnings.warn(text, UserWarning, stacklevel=3)
     return {n: v for n, v in given.items() if n in DATALOADER}
+
+
+def temporal_strategy(given: Any, time_attr: Any, input_time: Any) -> bool:
+    """True if the latest edges are drawn. Refuse times without `time_attr`."""
+    if given not in STRATEGIES:
+        hint = nearest(given, STRATEGIES) if isinstance(given, str) else ""
+        raise InputError(f"temporal_strategy is {given!r}; expected one of {', '.join(STRATEGIES)}{hint}")
+    for name, asked in (("input_time", input_time is not None), ("temporal_strategy", given != STRATEGIES[0])):
+        if asked and time_attr is None:
+            raise InputError(f"{name} is given without time_attr; name the attribute of data that holds the times")
+    return given == "last"
 
 
 def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
@@ -229,3 +241,56 @@ def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tens
     if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):
         raise InputError(f"input_nodes lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")
     return seeds, torch.arange(len(seeds))
+
+
+def times(
+    data: Any, graph: Graph, seeds: npt.NDArray[np.int64], time_attr: Any, input_time: Any, weighted: bool
+) -> tuple[TimedGraph, npt.NDArray[np.number], Tensor | None]:
+    """The graph with the times of its edges, and those of the seeds, [N], also as they were given.
+
+    Args:
+        data: has the attribute `time_attr` of nodes or edges. An edge of a node's time has that of its source.
+        graph: of `data`, with edge ids.
+        seeds: int64 [N].
+        time_attr: argument of the loader.
+        input_time: likewise; None: the seeds' own times.
+        weighted: True if edges are drawn by weight.
+    """
+    if not isinstance(time_attr, str) or time_attr not in data:
+        hint = nearest(time_attr, list(data.keys())) if isinstance(time_attr, str) else ""
+        raise InputError(
+            f"time_attr is {time_attr!r}; expected the name of an attribute of data's nodes or edges{hint}"
+        )
+    if weighted:
+        raise InputError("both time_attr and weight_attr are given; expected one of them, as in PyG")
+    time = _numbers(f"time_attr: data.{time_attr}", data[time_attr])
+    of_nodes = data.is_node_attr(time_attr)
+    expected = graph.num_nodes if of_nodes else graph.num_edges
+    if time.shape != (expected,):
+        raise InputError(
+            f"time_attr: data.{time_attr} has shape {list(time.shape)}; expected [{graph.num_nodes}], one for each "
+            f"node, or [{graph.num_edges}], one for each edge"
+        )
+    assert graph.edge_id is not None
+    try:
+        timed = TimedGraph.of(graph, time[graph.indices] if of_nodes else time[graph.edge_id])
+    except InputError as e:
+        raise InputError(f"time_attr: data.{time_attr}: {e}") from None
+    if input_time is None and not of_nodes:
+        raise InputError(f"time_attr is '{time_attr}', a time of edges; give the seeds theirs by input_time")
+    given = None if input_time is None else tensor("input_time", input_time)
+    moments = time[seeds] if given is None else _numbers("input_time", given)
+    if moments.shape != (len(seeds),):
+        raise InputError(
+            f"input_time has shape {list(moments.shape)}; expected [{len(seeds)}], one for each input node"
+        )
+    if np.isnan(moments).any():
+        raise InputError("input_time holds NaN; expected numbers")
+    return timed, moments, given
+
+
+def _numbers(name: str, value: Any) -> npt.NDArray[np.number]:
+    array = tensor(name, value).numpy()
+    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+        raise InputError(f"{name} is {array.dtype}; expected numbers")
+    return array

@@ -13,11 +13,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
+from ...stages.sample.temporal import TimedGraph
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
 from .export import SampledGraph, require_pyg
 from .pyg_prefetch import Prefetcher, SamplingThreads
-from .pyg_subgraphs import as_pyg, sample
+from .pyg_subgraphs import Timed, as_pyg, sample
 
 CALLS = -1
 """Epoch of the samples drawn by calling a loader."""
@@ -36,7 +37,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     * ``input_id`` int64 [B]: node ids if `input_nodes` is a mask or None, else positions in `input_nodes`;
     * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers), for
       `torch_geometric.utils.trim_to_layer`; absent, as in PyG, unless `subgraph_type` is "directional";
-    * ``batch`` int64 [n]: position of the seed whose tree a node is in, if `disjoint`, else None.
+    * ``batch`` int64 [n]: position of the seed whose tree a node is in, if `disjoint`, else None;
+    * ``seed_time`` [B]: the `input_time` of the seeds, if given, else None.
 
     Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges draws none, with `replace`
     too. A node that is a seed twice draws in-edges for each position separately; edges out of it leave its first
@@ -46,8 +48,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     or `num_workers`. ``loader(index)`` samples the input nodes at these positions at once.
 
     The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported arguments
-    are refused by name: HeteroData and feature stores, `time_attr` and the other arguments of temporal sampling,
-    `neighbor_sampler`, `custom_cls`, `disjoint` with "induced". The semantics are those of PyG 2.8,
+    are refused by name: HeteroData and feature stores, `neighbor_sampler`, `custom_cls`, `disjoint` or `time_attr` with
+    "induced", `time_attr` with `weight_attr`. The semantics are those of PyG 2.8,
     `loader.NodeLoader`.
     """
 
@@ -87,14 +89,16 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                 changes to its edges have no effect.
             num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all.
             input_nodes: the seeds, as node ids [N], which may repeat, or a boolean mask [V]; None means every node.
-            input_time: refused, like all arguments of temporal sampling.
+            input_time: [N], the time of each seed; nothing later is in its tree. By default the node's own, if
+                `time_attr` is one of nodes.
             replace: draw with replacement.
             subgraph_type: "directional": the sampled edges; "bidirectional": these and their reverses, each pair of
                 nodes once; "induced": all edges among the sampled nodes (takes memory for all in-edges of these nodes).
                 Or PyG's `SubgraphType`.
             disjoint: each seed grows its own tree, and a node is in each tree that finds it.
-            temporal_strategy: "uniform".
-            time_attr: None.
+            temporal_strategy: of the edges that are not too late, draw "uniform" ones or the "last".
+            time_attr: name of an attribute of nodes [V] or edges [E], numbers. An edge may be drawn if its own time, or
+                that of its source, is at most the seed's. Trees are disjoint then.
             weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
             transform: called with each minibatch, in the caller's thread; its result is yielded.
             transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose
@@ -128,18 +132,15 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         """
         require_pyg("NeighborLoader")
         arguments.check_data(data)
-        unsupported = {
-            "input_time": input_time is not None,
-            "temporal_strategy": temporal_strategy != "uniform",
-            "time_attr": time_attr is not None,
-            "neighbor_sampler": neighbor_sampler is not None,
-        }
-        for name in (n for n, asked in unsupported.items() if asked):
+        if neighbor_sampler is not None:
             raise InputError(
-                f"{name} is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it"
+                "neighbor_sampler is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it"
             )
+        last = arguments.temporal_strategy(temporal_strategy, time_attr, input_time)
         given = arguments.dataloader(dataloader, filter_per_worker, signature(NeighborLoader).parameters)
-        self._kind, self._disjoint = arguments.subgraph_type(subgraph_type, directed, disjoint), bool(disjoint)
+        # As in PyG, each seed has its own tree where it has its own time.
+        self._disjoint = bool(disjoint) or time_attr is not None
+        self._kind = arguments.subgraph_type(subgraph_type, directed, self._disjoint)
         size, workers = arguments.count("batch_size", batch_size), arguments.count("num_workers", num_workers, 0)
         self.bulk_size, self._room = (
             arguments.count("bulk_size", bulk_size),
@@ -162,6 +163,14 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                     f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input "
                     "node"
                 )
+        self._timed: tuple[TimedGraph, bool, npt.NDArray[np.number]] | None = None
+        self._input_time: torch.Tensor | None = None
+        if time_attr is not None:
+            weighted = weight_attr is not None
+            timed, moments, self._input_time = arguments.times(
+                data, self._graph, self._seeds, time_attr, input_time, weighted
+            )
+            self._timed, self._graph = (timed, last, moments), timed.graph
         self._shuffle = bool(shuffle)
         self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
         self._workspaces: list[Any] = []
@@ -211,7 +220,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         cut = arguments.positions(index, len(self._seeds), "index")
         (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], sampling_backend("cpu").Workspace())
         self._calls += 1
-        out = as_pyg(found, self._ids[torch.from_numpy(cut)])
+        out = self._output(found, cut)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def filter_fn(self, out: Any) -> Any:
@@ -269,7 +278,15 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         workspace: Any,
     ) -> list[SampledGraph]:
         request = BulkRequest(seed, epoch, number, first, tuple(self._seeds[cut] for cut in cuts))
-        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint)
+        timed = None
+        if self._timed is not None:
+            graph, last, moments = self._timed
+            timed = Timed(graph, last, [moments[cut] for cut in cuts])
+        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint, timed)
+
+    def _output(self, found: SampledGraph, cut: npt.NDArray[np.int64]) -> Any:
+        at = torch.from_numpy(cut)
+        return as_pyg(found, self._ids[at], None if self._input_time is None else self._input_time[at])
 
     def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
         try:
@@ -288,7 +305,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                 bulk = ahead.get()
                 for i in range(len(bulk)):
                     graph, bulk[i] = bulk[i], None
-                    batch = self.filter_fn(as_pyg(graph, self._ids[torch.from_numpy(cuts[first + i])]))
+                    batch = self.filter_fn(self._output(graph, cuts[first + i]))
                     yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
         finally:
             ahead.stop()

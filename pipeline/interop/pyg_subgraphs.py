@@ -1,5 +1,6 @@
 """Sampled graphs of `NeighborLoader`: repeated seeds, disjoint trees, and PyG's induced and bidirectional subgraphs."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,24 @@ from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import branches
 from ...stages.sample.neighbor import NeighborSampler
+from ...stages.sample.temporal import TimedGraph
 from ...storage.graph import Graph, edges_of_rows
 from .export import SampledGraph, sampled_graph
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """What temporal sampling needs beside a plain one."""
+
+    graph: TimedGraph
+    last: bool
+    """Draw the latest edges in place of a uniform choice."""
+    moments: list[npt.NDArray[np.number]]
+    """Of the seeds of each minibatch, [B]: later edges are not drawn in the seed's tree."""
+
+
 IdArray = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
@@ -25,6 +40,7 @@ def sample(
     workspace: Any,
     subgraph_type: str,
     disjoint: bool,
+    timed: Timed | None = None,
 ) -> list[SampledGraph]:
     """The minibatches of `request`, whose seeds may repeat, as PyG's sampler returns them.
 
@@ -35,6 +51,7 @@ def sample(
         workspace: buffers reused from bulk to bulk.
         subgraph_type: one of `SUBGRAPH_TYPES`.
         disjoint: True if each seed grows its own tree.
+        timed: times, with trees that are disjoint; `graph` is its graph then.
     """
     assert graph.edge_id is not None and sampler.edge_ids
     count = len(request.seeds)
@@ -48,7 +65,8 @@ def sample(
         out.update((i, sampled_graph(m, graph.edge_id)) for i, m in zip(together, bulk.minibatches))
     if apart:
         keys = request.keys(sampler.num_layers)
-        out.update((i, sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint)) for i in apart)
+        for i in apart:
+            out[i] = sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint, timed, i)
     change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
         subgraph_type
     ]
@@ -56,7 +74,13 @@ def sample(
 
 
 def sample_separately(
-    sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: Keys, disjoint: bool
+    sampler: NeighborSampler,
+    graph: Graph,
+    seeds: IdArray,
+    keys: Keys,
+    disjoint: bool,
+    timed: Timed | None = None,
+    number: int = 0,
 ) -> SampledGraph:
     """One minibatch, hop by hop: each seed draws for itself, even if a node is a seed twice.
 
@@ -69,6 +93,8 @@ def sample_separately(
         seeds: int64 [B], the node ids.
         keys: uint64 [L], the stream of each hop.
         disjoint: see `sample`.
+        timed: see `sample`.
+        number: of the minibatch in `timed`.
     """
     assert graph.edge_id is not None
     count, size = len(seeds), max(graph.num_nodes, 1)
@@ -85,7 +111,11 @@ def sample_separately(
             key = np.where(turn == 0, keys[0], branches(keys[0], turn))
         else:
             key, lengths = keys[hop : hop + 1], np.array([len(node)])
-        kept, positions = _draw(sampler, graph, node, lengths, key, fanout)
+        if timed is None:
+            kept, positions = _draw(sampler, graph, node, lengths, key, fanout)
+        else:
+            options = {"last": timed.last, "replace": sampler.replace}
+            kept, positions = timed.graph.draw(node, timed.moments[number][tree], key[tree], fanout, **options)
         rows.append(np.repeat(tree, kept) * size + graph.indices[positions])
         columns.append(np.repeat(np.arange(first, first + len(node)), kept))
         edges.append(graph.edge_id[positions])
@@ -182,8 +212,8 @@ def bidirectional(found: SampledGraph) -> SampledGraph:
     )
 
 
-def as_pyg(found: SampledGraph, input_id: torch.Tensor) -> Any:
-    """A `torch_geometric.sampler.SamplerOutput`, whose edges are columns of ``edge_index``."""
+def as_pyg(found: SampledGraph, input_id: torch.Tensor, time: torch.Tensor | None = None) -> Any:
+    """A `torch_geometric.sampler.SamplerOutput`, whose edges are columns of ``edge_index``; `time` is the seeds'."""
     from torch_geometric.sampler import SamplerOutput
 
     return SamplerOutput(
@@ -194,5 +224,5 @@ def as_pyg(found: SampledGraph, input_id: torch.Tensor) -> Any:
         batch=found.batch,
         num_sampled_nodes=found.num_sampled_nodes,
         num_sampled_edges=found.num_sampled_edges,
-        metadata=(input_id, None),
+        metadata=(input_id, time),
     )

@@ -629,6 +629,75 @@ def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> 
         getattr(millrace, name)(small(), num_neighbors=[2], batch_size=2)
 
 
+# --- time
+# -----------------------------------------------------------------------------------------------------------------
+
+
+def timed_data(seed: int, nodes: int = 30, edges: int = 200, times: int = 8) -> Data:
+    """Node and edge times with many ties, multi-edges and self loops."""
+    rng = torch.Generator().manual_seed(seed)
+    data = Data(edge_index=torch.randint(nodes, (2, edges), generator=rng), num_nodes=nodes)
+    data.at = torch.randint(times, (nodes,), generator=rng)
+    data.edge_at = torch.randint(times, (edges,), generator=rng)
+    return data
+
+
+def tree(data: Data, root: int, moment: float, hops: int, of_nodes: bool) -> tuple[Counter[int], set[int]]:
+    """Edges of a seed's whole tree, by column, and its nodes: the definition."""
+    edges, nodes, frontier = Counter[int](), {root}, {root}
+    for _ in range(hops):
+        found = set()
+        for column, (u, v) in enumerate(data.edge_index.T.tolist()):
+            if v in frontier and (data.at[u] if of_nodes else data.edge_at[column]) <= moment:
+                edges[column] += 1
+                found.add(u)
+        frontier = found - nodes
+        nodes |= frontier
+    return edges, nodes
+
+
+@pytest.mark.parametrize("attribute", ["at", "edge_at"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_trees_have_exactly_what_is_not_later_than_their_seed(attribute: str, seed: int) -> None:
+    data = timed_data(seed)
+    seeds, moments = torch.tensor([3, 3, 7, 20, 11]), torch.tensor([2.5, 6, 0, -1, 7])
+    loader = NeighborLoader(data, [-1, -1], seeds, moments, time_attr=attribute, batch_size=3)
+    for batch, first in zip(loader, (0, 3)):
+        assert torch.equal(batch.seed_time, moments[first : first + 3])
+        for i in range(batch.batch_size):
+            edges, nodes = tree(data, int(seeds[first + i]), float(moments[first + i]), 2, attribute == "at")
+            inside = batch.batch == i
+            assert sorted(batch.n_id[inside].tolist()) == sorted(nodes)
+            assert Counter(batch.e_id[inside[batch.edge_index[1]]].tolist()) == edges
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_no_sample_is_later_than_its_seed(strategy: str, replace: bool) -> None:
+    data = timed_data(5, edges=900, times=40)
+    options = {"temporal_strategy": strategy, "replace": replace, "batch_size": 7, "seed": 4}
+    for batch in NeighborLoader(data, [3, 2], time_attr="at", **options):
+        assert "seed_time" not in batch, "as in PyG: it was not given"
+        assert (batch.at <= batch.at[batch.batch]).all(), "the first nodes are the seeds"
+    moments = torch.arange(30) + 5
+    for batch in NeighborLoader(data, [3, 2], None, moments, time_attr="edge_at", **options):
+        assert (batch.edge_at <= batch.seed_time[batch.batch[batch.edge_index[1]]]).all()
+
+
+def test_the_last_edges_are_those_before_the_seed() -> None:
+    data = Data(edge_index=torch.tensor([[1, 2, 3, 4, 5], [0] * 5]), t=torch.tensor([5, 1, 4, 2, 3]), num_nodes=6)
+    loader = NeighborLoader(data, [2], [0, 0, 0], [9, 3, 1], time_attr="t", temporal_strategy="last", batch_size=1)
+    assert [b.t.tolist() for b in loader] == [[4, 5], [2, 3], [1]]
+
+
+def test_temporal_samples_follow_the_seed_not_bulks() -> None:
+    data, shown = timed_data(1), []
+    for bulk_size in (1, 4):
+        loader = NeighborLoader(data, [3, 3], time_attr="at", batch_size=4, shuffle=True, seed=2, bulk_size=bulk_size)
+        shown.append(signatures(loader))
+    assert shown[0] == shown[1]
+
+
 # --- refusals
 # ----------------------------------------------------------------------------------------------------------------------
 # ---
@@ -637,9 +706,23 @@ def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"time_attr": "t"}, "time_attr is not supported"),
-        ({"input_time": torch.zeros(6)}, "input_time is not supported"),
-        ({"temporal_strategy": "last"}, "temporal_strategy is not supported"),
+        ({"time_attr": "tagg"}, "time_attr is 'tagg'; expected the name of an attribute.*did you mean 'tag'"),
+        ({"time_attr": 3}, "time_attr is 3; expected the name of an attribute"),
+        ({"time_attr": "x"}, r"time_attr: data.x has shape \[6, 2\]; expected \[6\].*or \[9\]"),
+        ({"time_attr": "name"}, "time_attr: data.name is str; expected a tensor"),
+        ({"time_attr": "nan", "input_time": torch.zeros(6)}, "time_attr: data.nan: times hold NaN"),
+        ({"time_attr": "y", "weight_attr": "w"}, "both time_attr and weight_attr are given"),
+        ({"time_attr": "y", "subgraph_type": "induced"}, "disjoint is not supported with subgraph_type 'induced'"),
+        ({"time_attr": "w"}, "time_attr is 'w', a time of edges; give the seeds theirs by input_time"),
+        ({"time_attr": "y", "input_time": [1, 2]}, r"input_time has shape \[2\]; expected \[6\]"),
+        ({"time_attr": "y", "input_time": torch.full((6,), float("nan"))}, "input_time holds NaN"),
+        ({"time_attr": "y", "input_time": torch.zeros(6, dtype=torch.bool)}, "input_time is bool; expected numbers"),
+        ({"input_time": torch.zeros(6)}, "input_time is given without time_attr"),
+        ({"temporal_strategy": "last"}, "temporal_strategy is given without time_attr"),
+        (
+            {"temporal_strategy": "lst"},
+            "temporal_strategy is 'lst'; expected one of uniform, last; did you mean 'last'",
+        ),
         ({"disjoint": True, "subgraph_type": "induced"}, "disjoint is not supported with subgraph_type 'induced'"),
         ({"subgraph_type": "inducd"}, "subgraph_type is 'inducd'; expected one of .*; did you mean 'induced'"),
         ({"subgraph_type": 3}, "subgraph_type is 3; expected one of directional, bidirectional, induced"),
