@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
+    from millrace.pipeline.inference.program import export_program
     from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
@@ -83,6 +84,7 @@ _HOMES = {
     "RunView": "pipeline.custom.callback",
     "predict": "pipeline.inference.predict",
     "Predictions": "pipeline.inference.predictions",
+    "export_program": "pipeline.inference.program",
     "Embeddings": "pipeline.inference.embed",
     "embed": "pipeline.inference.embed",
     "open_queue": "pipeline.setup.open_queue",
@@ -177,6 +179,7 @@ __all__ = [
     "destinations",
     "dry_run",
     "embed",
+    "export_program",
     "from_edges",
     "from_networkx",
     "from_pyg",

@@ -16,6 +16,7 @@ from .cluster.signals import ended_by_signals, was_interrupted
 from .commands.convert import convert
 from .commands.doctor import doctor
 from .commands.evaluate import evaluate
+from .commands.export import export
 from .commands.init import init
 from .commands.inspect import inspect
 from .commands.partition import partition
@@ -45,7 +46,21 @@ app = typer.Typer(
 )
 app.command(epilog=example_of("run"))(run)
 app.command("train", help="The same as run; give it --samples to skip sampling.", epilog=example_of("train"))(run)
-for command in (init, sweep, sample, partition, plan, convert, evaluate, predict, inspect, report, doctor, warm):
+for command in (
+    init,
+    sweep,
+    sample,
+    partition,
+    plan,
+    convert,
+    evaluate,
+    predict,
+    export,
+    inspect,
+    report,
+    doctor,
+    warm,
+):
     app.command(epilog=example_of(command.__name__))(command)
 
 

@@ -129,7 +129,7 @@ class Train(Section):
     is validated, tested and saved."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products' operands while training in float32; ``bfloat16`` is faster on processors that
-    support it."""
+    support it, and activations that the backward pass multiplies are kept in it."""
     compile: bool = False
     """Train the model through ``torch.compile``: the operations between two aggregations are compiled into kernels."""
     lr: float = Field(default=0.003, gt=0, le=1e6)

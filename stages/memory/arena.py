@@ -25,6 +25,7 @@ IDLE_STEPS = 8
 _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
+    torch.int16: np.int16,
     torch.int32: np.int32,
     torch.int64: np.int64,
 }

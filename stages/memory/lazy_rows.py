@@ -110,4 +110,4 @@ def head(x: Tensor, n: int) -> Tensor:
     if isinstance(x, LazyRows):
         return x.head(n)
     # The gradient of a slice is a matrix of zeros with the slice's in it.
-    return x if n == len(x) else torch.narrow(x, 0, 0, n)
+    return x if n == x.shape[0] else torch.narrow(x, 0, 0, n)

@@ -64,6 +64,11 @@ def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], mu
         torch.set_num_threads(before)
 
 
+def _kept(x: Tensor, low: bool) -> Tensor:
+    """What the gradient reads of x: x itself, or room for it in bfloat16, in which both products take it."""
+    return empty(x.shape, torch.int16).view(torch.bfloat16) if low else x
+
+
 def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
     """Gradient before the activation, of one block."""
     return grad if out is None else _BACKWARD[activation](grad, out, torch.empty_like(out))
@@ -72,14 +77,14 @@ def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
 class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
-        out = empty((len(x), len(weight)), x.dtype)
+        out, kept = empty((len(x), len(weight)), x.dtype), _kept(x, low)
         w = weight.bfloat16() if low else weight
 
         def work(_: int, blocks: list[slice]) -> None:
             for rows in blocks:
                 y = out[rows]
                 if low:
-                    y.copy_(torch.mm(x[rows].bfloat16(), w.t()))
+                    y.copy_(torch.mm(kept[rows].copy_(x[rows]), w.t()))
                     if bias is not None:
                         y += bias
                 elif bias is None:
@@ -91,7 +96,7 @@ class Linear(torch.autograd.Function):
 
         _each(work, _parts(len(x)), len(x) * weight.numel())
         ctx.activation, ctx.low = activation, low
-        ctx.save_for_backward(x, weight, None if activation == "none" else out)
+        ctx.save_for_backward(kept, weight, None if activation == "none" else out)
         return out
 
     @staticmethod
@@ -101,7 +106,7 @@ class Linear(torch.autograd.Function):
         x, weight, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         parts = _parts(len(x))
-        dx = empty(x.shape, x.dtype) if needs_x else None
+        dx = empty(x.shape, grad.dtype) if needs_x else None
         dw = empty((len(parts), *weight.shape), weight.dtype) if needs_weight else None
         db = empty((len(parts), len(weight)), weight.dtype) if needs_bias else None
         w = weight.bfloat16() if ctx.low else weight
@@ -130,9 +135,9 @@ def _accumulate(into: Tensor, value: Tensor, block: int) -> None:
 
 
 def _add_product(into: Tensor, a: Tensor, b: Tensor, block: int, low: bool) -> None:
-    """`into` (+)= a b, where `b` is still in float32."""
+    """`into` (+)= a b."""
     if low:
-        _accumulate(into, torch.mm(a, b.bfloat16()), block)
+        _accumulate(into, torch.mm(a, b), block)
     elif block:
         into.addmm_(a, b)
     else:
@@ -150,7 +155,7 @@ class PerHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
         heads, width = weight.shape[:2]
-        out = empty((len(x), heads * width), x.dtype)
+        out, kept = empty((len(x), heads * width), x.dtype), _kept(x, low)
         by_head = bias.view(heads, width)
         w = weight.bfloat16() if low else weight
 
@@ -159,7 +164,7 @@ class PerHead(torch.autograd.Function):
                 for h in range(heads):
                     y = out[rows, h * width : (h + 1) * width]
                     if low:
-                        y.copy_(torch.mm(x[rows, h].bfloat16(), w[h].t()))
+                        y.copy_(torch.mm(kept[rows, h].copy_(x[rows, h]), w[h].t()))
                         y += by_head[h]
                     else:
                         torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
@@ -168,7 +173,7 @@ class PerHead(torch.autograd.Function):
 
         _each(work, _parts(len(x)), len(x) * weight.numel())
         ctx.activation, ctx.low = activation, low
-        ctx.save_for_backward(x, weight, None if activation == "none" else out)
+        ctx.save_for_backward(kept, weight, None if activation == "none" else out)
         return out
 
     @staticmethod
@@ -178,7 +183,7 @@ class PerHead(torch.autograd.Function):
         x, weight, out = ctx.saved_tensors
         heads, width = weight.shape[:2]
         parts = _parts(len(x))
-        dx = empty(x.shape, x.dtype) if ctx.needs_input_grad[0] else None
+        dx = empty(x.shape, grad.dtype) if ctx.needs_input_grad[0] else None
         dw, db = empty((len(parts), *weight.shape), weight.dtype), empty((len(parts), heads * width), weight.dtype)
         w = weight.bfloat16() if ctx.low else weight
 

@@ -21,6 +21,7 @@ THEMES: dict[str, dict[str, str]] = {
     "After training": {
         "predict": "millrace predict runs/a --out predictions.parquet",
         "evaluate": "millrace evaluate runs/a",
+        "export": "millrace export runs/a --out model.pt2",
         "report": "millrace report runs/a runs/b --out runs/compared",
     },
     "This machine": {"doctor": "millrace doctor", "warm": "millrace warm"},

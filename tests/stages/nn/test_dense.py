@@ -151,6 +151,19 @@ def test_bfloat16_is_rounded_operands_and_nothing_else(activation: str) -> None:
             assert float((a - e).norm() / e.norm()) < 0.1
 
 
+def test_what_the_gradient_reads_is_kept_in_bfloat16() -> None:
+    """Half of the memory; a float32 operand is kept as it is, and no copy of it."""
+    x, w, b = torch.randn(300, 64, requires_grad=True), torch.randn(32, 64), torch.randn(32)
+    xh, wh = torch.randn(300, 2, 64, requires_grad=True), torch.randn(2, 16, 64)
+    for low in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            outs = linear(x, w, b), per_head(xh, wh, b, "none")
+        for out, operand in zip(outs, (x, xh)):
+            kept = out.grad_fn.saved_tensors[0]  # pyright: ignore[reportOptionalMemberAccess]
+            assert torch.equal(kept, operand.bfloat16() if low else operand)
+            assert (kept.dtype == torch.bfloat16) == low and (kept.data_ptr() == operand.data_ptr()) != low
+
+
 def test_autocast_does_not_touch_float64_or_an_autocast_to_another_type() -> None:
     x, w = torch.randn(9, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     want = linear(x, w)

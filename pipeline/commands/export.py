@@ -1,0 +1,35 @@
+"""`millrace export`: write a finished run's model as a program that needs torch alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .shared.flags import JsonFlag, OwnModelFlag
+from .shared.output import show
+from .shared.paths import expanded
+
+
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The file to write, which ends in .pt2.")],
+    model: OwnModelFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a run's model as a program of torch.export.
+
+    It runs where torch is and Millrace is not.
+    """
+    from ...storage.errors import InputError
+    from ..inference.finished_run import load
+    from ..inference.program import export_program
+    from ..interop.user_module import module_named
+
+    own, out, run_folder = None if model is None else module_named(model), expanded(out), expanded(run_folder)
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another --out")
+    run = load(run_folder, model=own)
+    program = export_program(run, out)
+    takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    record = {"run": str(run_folder), "model": run.result.model, "out": str(out), "inputs": takes}
+    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> logits", record, as_json)

@@ -1,0 +1,132 @@
+"""Trained models as programs of `torch.export`, which run where torch is and Millrace is not."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ...stages.evaluate.layerwise import evaluating, infer
+from ...stages.models.base import as_model, check_initialised, layered
+from ...stages.models.pyg import PyGModel
+from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
+from ...storage.errors import InputError
+from ...storage.graph import from_edges
+from ..setup.result import Result
+from .files import written
+from .finished_run import TrainedRun, load
+
+TRIED = ((37, 150), (8, 11))
+"""Nodes and edges of the graphs that a program is traced and tried on."""
+TOLERANCE = 1e-3
+"""Largest difference of an output, beside outputs of about 1: another order of sums."""
+
+
+class _Program(nn.Module):
+    """A model's forward pass over a whole graph, in plain torch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """[V, F], [2, E], [E] -> [V, C]."""
+        neighbourhood = EdgeIndexNeighbourhood(edge_index, x.shape[0], edge_weight, x.dtype)
+        for i in range(layered(self.model).num_layers):
+            x = layered(self.model).layer(i, neighbourhood, x)
+        return x
+
+
+def export_program(
+    run: TrainedRun | Result | str | Path | nn.Module,
+    path: str | Path | None = None,
+    *,
+    model: Any = None,
+    num_features: int | None = None,
+    weighted: bool | None = None,
+) -> ExportedProgram:
+    """A trained model as a program of `torch.export`: ``program.module()(x, edge_index) -> logits``, for any graph.
+
+    ``x`` is [V, F], ``edge_index`` int64 [2, E] with sources first, as PyG has it, all in-edges of each node among
+    them; the result is [V, C]. It needs torch alone, keeps a message for each edge in memory, and computes what
+    `predict` does, up to rounding; on other devices after ``program.module().to(device)`` in torch's way.
+
+    Args:
+        run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.
+        path: file to write, which ends in ``.pt2``, for `torch.export.load`; None: none.
+        model: for a run of your own module: see `load`.
+        num_features: F of a model that is no run.
+        weighted: the program takes ``edge_weight`` [E] too; by default as the run's dataset has weights; a model's has
+            none.
+
+    Raises:
+        InputError: the model cannot be exported, or the file cannot be written.
+        StoreError: something in the run's folder is damaged.
+    """
+    if path is not None and Path(path).suffix != ".pt2":
+        raise InputError(f"{path} ends in '{Path(path).suffix}'; expected a file that ends in .pt2")
+    if isinstance(run, nn.Module):
+        if num_features is None:
+            raise InputError("num_features is missing; expected the number of columns that the model reads")
+        net, name = as_model(run), type(run).__name__
+    else:
+        trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+        net, name, learned = trained.model, trained.result.model, trained.config.learned
+        num_features = learned.num_read(trained.result.num_features)
+        weighted = trained.open_dataset(lazy=True).graph.is_weighted if weighted is None else weighted
+    check_initialised(net)
+    if isinstance(net, PyGModel):
+        raise InputError(f"{name} has convolutions of PyG, which are exported without Millrace: torch.export them")
+    program = _traced(net, name, num_features, bool(weighted))
+    if path is not None:
+        written(Path(path), lambda aside: _save(program, aside))
+    return program
+
+
+def _save(program: ExportedProgram, aside: Path) -> None:
+    with aside.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _traced(model: nn.Module, name: str, num_features: int, weighted: bool) -> ExportedProgram:
+    """The program, once it has given on small graphs what the model gives.
+
+    Raises:
+        InputError: torch cannot trace the model, or the program gives something else.
+    """
+    host = copy.deepcopy(model).cpu()
+    dtype = next((p.dtype for p in host.parameters() if p.is_floating_point()), torch.float32)
+    nodes, edges = Dim("nodes"), Dim("edges")
+    shapes = ({0: nodes}, {1: edges}, {0: edges})[: 2 + weighted]
+    tried = [_arguments(*sizes, num_features, dtype, weighted) for sizes in TRIED]
+    with evaluating(host):
+        try:
+            program = torch.export.export(_Program(host), tried[0], dynamic_shapes=shapes, strict=False)
+            found = [program.module()(*arguments) for arguments in tried]
+        except Exception as e:
+            reason = " ".join(str(e).split())[:200]
+            raise InputError(
+                f"{name} cannot be exported, as torch cannot trace it for graphs of any size ({type(e).__name__}: "
+                f"{reason}); expected torch's operations alone, and no choices by values or sizes"
+            ) from e
+        for got, (x, ends, *weight) in zip(found, tried):
+            src, dst = ends.numpy()
+            graph = from_edges(src, dst, len(x), edge_weight=weight[0].numpy() if weight else None)
+            want = infer(host, graph, x)
+            if got.shape != want.shape or not torch.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE):
+                raise InputError(
+                    f"{name} cannot be exported, as its trace gives other outputs than the model, which does what a "
+                    "trace does not see, such as random numbers, or knows more of a node than its rows"
+                )
+    return program
+
+
+def _arguments(nodes: int, edges: int, width: int, dtype: torch.dtype, weighted: bool) -> tuple[Tensor, ...]:
+    """Rows, edges and weights. Some nodes have no in-edges, and some edges are there twice."""
+    rng = np.random.default_rng(nodes)
+    x = torch.from_numpy(rng.standard_normal((nodes, width))).to(dtype)
+    ends = torch.from_numpy(rng.integers(0, [[nodes], [nodes - 3]], (2, edges)))
+    return (x, ends, torch.from_numpy(rng.random(edges, np.float32))) if weighted else (x, ends)

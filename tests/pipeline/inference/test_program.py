@@ -1,0 +1,154 @@
+"""Programs of `torch.export`: the outputs of the model, in a process that has never heard of Millrace."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import millrace as mr
+from millrace.tests.contracts.command import command
+
+SOURCE = "sbm:nodes=90,classes=3,degree=6,features=5,train=0.3"
+JOB = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "fanout": [3, 3], "batch_size": 30}
+MODELS = {
+    "sage": mr.GraphSAGE(8, 2, norm="batch"),
+    "sage, max": mr.GraphSAGE(8, 3, aggregator="max"),
+    "gcn": mr.GCN(8, 2, norm="layer"),
+    "gat": mr.GAT(8, 2, heads=2),
+    "gat, wide": mr.GAT(64, 2, heads=2),
+    "gin": mr.GIN(8, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return mr.open_dataset(SOURCE)
+
+
+def arguments(data):
+    """What a program takes."""
+    graph = data.graph
+    ends = np.stack([graph.indices, np.repeat(np.arange(graph.num_nodes), graph.in_degree)]).astype(np.int64)
+    x = torch.from_numpy(data.features.gather(np.arange(graph.num_nodes)))
+    weight = [] if graph.edge_weight is None else [torch.from_numpy(graph.edge_weight)]
+    return (x, torch.from_numpy(ends), *weight)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name, weighted, data):
+    """Also for graphs without edges, and of one node."""
+    torch.manual_seed(0)
+    model = MODELS[name].build(5, 3)
+    if weighted:
+        weight = np.random.default_rng(0).random(data.graph.num_edges, np.float32)
+        data = replace(data, graph=replace(data.graph, edge_weight=weight))
+    module = mr.export_program(model, num_features=5, weighted=weighted).module()
+    torch.testing.assert_close(module(*arguments(data)), mr.infer(model, data), rtol=1e-4, atol=1e-5)
+    none = (torch.rand(1, 5), torch.empty(2, 0, dtype=torch.int64), *([torch.empty(0)] if weighted else []))
+    alone = mr.infer(model, mr.Graph(np.zeros(2, np.int64), np.empty(0, np.int32)), none[0])
+    torch.testing.assert_close(module(*none), alone, rtol=1e-4, atol=1e-5)
+    assert model.training, "the model is as it was"
+
+
+def test_a_file_runs_without_millrace(data, tmp_path):
+    result = mr.run(data, out=tmp_path / "run", **JOB)
+    code, out, err = command("export", result.out, "--out", tmp_path / "model.pt2", "--json")
+    assert code == 0, err
+    assert json.loads(out)["inputs"] == ["x", "edge_index"]
+    torch.save(arguments(data), tmp_path / "in.pt")
+    script = (
+        "import sys\n"
+        "sys.modules['millrace'] = None  # an import of it would fail\n"
+        "import torch\n"
+        "program = torch.export.load('model.pt2').module()\n"
+        "torch.save(program(*torch.load('in.pt')), 'out.pt')\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    got = torch.load(tmp_path / "out.pt").detach().numpy()
+    np.testing.assert_allclose(got, mr.predict(result).logits, rtol=1e-4, atol=1e-5)
+    code, _, err = command("export", result.out, "--out", tmp_path / "model.pt2")
+    assert code == 2 and "already exists; choose another --out" in err
+
+
+def test_a_run_with_learnt_rows_and_weights(data, tmp_path):
+    """The model reads both; the dataset of the run has them side by side."""
+    weight = np.random.default_rng(0).random(data.graph.num_edges, np.float32)
+    weighted = replace(data, graph=replace(data.graph, edge_weight=weight))
+    result = mr.run(weighted, learned=4, model="gcn", out=tmp_path / "run", **JOB)
+    module = mr.export_program(result).module()
+    read = mr.load(result).open_dataset()
+    got = module(*arguments(read)).detach().numpy()
+    np.testing.assert_allclose(got, mr.predict(result).logits, rtol=1e-4, atol=1e-5)
+
+
+class Own(nn.Module):
+    """A module of a user's own, in double precision, with a message function."""
+
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.ModuleList([nn.Linear(10, 8), nn.Linear(16, 3)])
+
+    def layer(self, i, neighbourhood, h):
+        near = neighbourhood.apply(lambda h, to, weight: h * to.sigmoid(), h, reduce="mean")
+        h = self.linear[i](torch.cat([mr.destinations(neighbourhood, h), near], dim=1))
+        return h.relu() if i == 0 else h
+
+
+class Random(Own):
+    def layer(self, i, neighbourhood, h):
+        return super().layer(i, neighbourhood, h + torch.rand_like(h))
+
+
+class ByValue(Own):
+    def layer(self, i, neighbourhood, h):
+        return super().layer(i, neighbourhood, h if h.sum() > 0 else -h)
+
+
+def test_a_module_of_ones_own(data):
+    model = Own().double()
+    got = mr.export_program(model, num_features=5).module()(
+        *(a.double() if i == 0 else a for i, a in enumerate(arguments(data)))
+    )
+    torch.testing.assert_close(got, mr.infer(model, data), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (Random, "Random cannot be exported, as its trace gives other outputs than the model"),
+        (ByValue, "ByValue cannot be exported, as torch cannot trace it for graphs of any size"),
+    ],
+)
+def test_what_a_trace_does_not_see_is_refused(model, match, tmp_path):
+    with pytest.raises(mr.InputError, match=match):
+        mr.export_program(model(), tmp_path / "m.pt2", num_features=5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_sentences(tmp_path):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    model = mr.GCN(8, 2).build(5, 3)
+    for call, match in (
+        (lambda: mr.export_program(model), "num_features is missing"),
+        (lambda: mr.export_program(model, tmp_path / "m.pt", num_features=5), "expected a file that ends in .pt2"),
+        (
+            lambda: mr.export_program(model, tmp_path / "no" / "m.pt2", num_features=5),
+            "cannot be written: No such file",
+        ),
+        (lambda: mr.export_program(mr.PyGModel([pyg.SAGEConv(5, 3)]), num_features=5), "convolutions of PyG"),
+        (lambda: mr.export_program(tmp_path), "holds no run"),
+        (lambda: mr.export_program(model, num_features=4), "cannot be exported|a node has 4 features"),
+    ):
+        with pytest.raises(mr.InputError, match=match):
+            call()
