@@ -55,6 +55,14 @@ class Grid:
         """Block that a rank holds."""
         return rank // self.replication
 
+    def stages(self, column: int) -> range:
+        """The block rows whose part of a 1.5D product a grid column forms: ceil((P/c)/c) or one fewer."""
+        return range(column * self.blocks // self.replication, (column + 1) * self.blocks // self.replication)
+
+    def row(self, rank: int) -> list[int]:
+        """The ranks of a rank's grid row, which hold the same block; the j-th is in column j."""
+        return list(range(self.block(rank) * self.replication, (self.block(rank) + 1) * self.replication))
+
     def column(self, rank: int) -> list[int]:
         """The ranks of a rank's grid column; the i-th holds block i."""
         return list(range(rank % self.replication, self.ranks, self.replication))
@@ -63,6 +71,11 @@ class Grid:
         """Group of this rank's column (see `Group.sub`); all ranks call this at the same time."""
         column = self.column(group.rank)
         return group.sub(f"{name}-{column[0]}", column, same_thread)
+
+    def across(self, group: Group, name: str) -> Group:
+        """Group of this rank's grid row; all ranks call this at the same time."""
+        row = self.row(group.rank)
+        return group.sub(f"{name}-{row[0]}", row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +95,8 @@ class BlockRows(Placement):
     """Labels of ``split.train``, in its order, if `labels` covers the block only."""
     column: Group | None = None
     """Ranks that hold all blocks between them, in their order."""
+    row: Group | None = None
+    """Ranks that hold this block, in the order of their columns; only for 1.5D products."""
 
     @property
     def first(self) -> int:
@@ -108,6 +123,8 @@ class Blocks:
     """c."""
     evaluates_on_shares: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=Contiguous)
+    rows_meet: bool = False
+    """True if the ranks of a grid row are to talk to each other."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
         """See `PartitionPolicy.place`: the same in every phase. All ranks call this at the same time."""
@@ -115,6 +132,7 @@ class Blocks:
             return before
         grid = Grid(job.group.size, self.replication)
         column = grid.among(job.group, "column")
+        row = grid.across(job.group, "row") if self.rows_meet else None
         if isinstance(data, Placement):
             if grid.blocks > 1:
                 raise InputError(
@@ -124,7 +142,8 @@ class Blocks:
             weight = data.graph.edge_weight
             book = RangeBook(np.array([0, data.graph.num_nodes]))
             heaviest = 1.0 if weight is None else float(weight.max(initial=0.0))
-            return BlockRows(**whole, split=_only_train(data.split.train), book=book, heaviest=heaviest, column=column)
+            split = _only_train(data.split.train)
+            return BlockRows(**whole, split=split, book=book, heaviest=heaviest, column=column, row=row)
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))
         sizes[:, column.rank] = (
@@ -156,6 +175,7 @@ class Blocks:
             heaviest=float(sizes[2].max(initial=0.0)),
             train_labels=torch.cat(labels),
             column=column,
+            row=row,
         )
 
 

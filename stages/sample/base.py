@@ -13,8 +13,7 @@ from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
     from ..kernels.sampling.samples import NeighborSample
-    from ..placement.row_blocks import BlockRows
-    from .row_owners import Owners
+    from .row_owners import Owners, RowsHere
 from ..assignment import BulkRequest
 
 
@@ -98,7 +97,7 @@ class NodeWise(Sampler, Protocol):
 
     def draw(
         self,
-        block: "BlockRows",
+        block: "RowsHere",
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],

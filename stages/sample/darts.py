@@ -3,11 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.partition.book import RangeBook
 from ..kernels.row_block.layerwise import throw
 from ..kernels.row_block.numbering import Numbering
 from ..kernels.sampling.layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, with_replacement
-from .row_owners import Ids
+from .row_owners import Book, Ids
 
 IdArray = npt.NDArray[np.int64]
 
@@ -46,16 +45,14 @@ class LayerMinibatch:
 class Throw:
     """The darts of one minibatch in one hop, thrown in order until enough distinct columns are hit."""
 
-    def __init__(
-        self, m: LayerMinibatch, key: int, s: int, debias: str, book: RangeBook, blocks: IdArray | None
-    ) -> None:
+    def __init__(self, m: LayerMinibatch, key: int, s: int, debias: str, book: Book, blocks: IdArray | None) -> None:
         """
         Args:
             m: the minibatch.
             key: of its random numbers in this hop.
             s: columns to sample.
             debias: see `LayerWiseSampler`.
-            book: owners of the rows.
+            book: ranks that answer for the rows.
             blocks: prefix sums of P over the blocks of all owners, where every row counts; None where only the
                 minibatch's own rows do.
         """

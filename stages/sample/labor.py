@@ -16,11 +16,10 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
-from ..placement.row_blocks import BlockRows
 from .base import check_kernel, minibatch_of, per_layer
 from .neighbor import NeighborSampler
 from .remote_nodewise import draw_node_wise
-from .row_owners import Owners
+from .row_owners import Owners, RowsHere
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class LaborSampler:
 
     def draw(
         self,
-        block: BlockRows,
+        block: RowsHere,
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],

@@ -18,10 +18,9 @@ from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
-from ..placement.row_blocks import BlockRows
 from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
-from .row_owners import Owners
+from .row_owners import IdArray, Owners, RowsHere
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class NeighborSampler:
 
     def draw(
         self,
-        block: BlockRows,
+        block: RowsHere,
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
@@ -196,10 +195,10 @@ class NeighborSampler:
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
         fanout: int,
-        first: int = 0,
+        first: int | IdArray = 0,
         ascending: bool = False,
     ) -> Drawn:
-        """`draw` in rows of `graph`, whose row 0 is node `first`."""
+        """`draw` in rows of `graph`; for `first` see `RowsHere`."""
         return draw_rows(
             graph,
             first,

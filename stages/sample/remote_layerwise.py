@@ -12,7 +12,7 @@ in place of the rows themselves, which the 1.5D product (MLSys 2024) moves. The 
 `kernels.sampling.cpu.layerwise`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from ..random import draw, node_words
 from .darts import IdArray, LayerMinibatch, Throw
 from .row_owners import Ids, Letter, Owners, split_counts, splits_of
 
-Parts = Sequence[Sequence[npt.NDArray[Any]]]
+Answer = Callable[[Sequence[Ids]], list[list[npt.NDArray[Any]]]]
 
 
 def draw_layer_wise(
@@ -71,28 +71,30 @@ class _RemoteLayers:
         rows = owners.rows
         self.owners, self.debias, self.every_row = owners, debias, every_row
         self.weighted = rows.graph.edge_weight is not None
-        self.rates = _rates(owners)
+        self.held = owners.held()
+        self.thrown_to = owners.blocks if every_row else owners
+        """Where darts go: to columns of P over all rows, or to rows."""
         self.one_bits = fraction_bits(rows.num_nodes)
         if every_row:
-            self.everywhere = _everywhere(owners, self.rates)
+            self.everywhere = _everywhere(owners.blocks)
+
+    @property
+    def rates(self) -> Rates:
+        """Rates of the rows that this rank holds."""
+        return self.held.rates
 
     def learn(self, minibatches: Sequence[LayerMinibatch], new: Sequence[Ids], as_rows: bool) -> None:
         """Ask the owners of new nodes for the numbers that draws and weights need: as rows, and with `every_row` as
         columns."""
         owners, splits = self.owners, splits_of(new)
-        order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
-        letters = owners.exchange([(ids,) for ids in owned])
-        known = [self._facts(a.take(a.count(owners.local_dtype), owners.local_dtype), as_rows) for a in letters]
-        answers = owners.exchange(known)
-        columns: list[list[npt.NDArray[Any]]] = [[] for _ in self._fact_types(as_rows)]
-        for a, ids in zip(answers, owned):
-            for into, dtype in zip(columns, self._fact_types(as_rows)):
-                into.append(a.take(len(ids), dtype))
-        facts = []
-        for parts in columns:
-            back = np.empty(len(order), parts[0].dtype)
-            back[order] = np.concatenate(parts)
-            facts.append(back)
+        columns = [np.int64] if self.every_row else []
+        rows = [np.int32, *([np.int64, np.int64, np.float64] if self.weighted else [])] if as_rows else []
+        if owners is owners.blocks:
+            told = (self._masses if columns else None, self._facts if rows else None)
+            facts = _gather(owners, new, columns + rows, *told)
+        else:
+            facts = _gather(owners.blocks, new, columns, self._masses) if columns else []
+            facts += _gather(owners, new, rows, self._facts) if rows else []
         for m, a, b in zip(minibatches, splits[:-1], splits[1:]):
             found = iter(f[a:b] for f in facts)
             if self.every_row:
@@ -109,35 +111,35 @@ class _RemoteLayers:
                 whole = degree + 1
                 m.mass = np.concatenate([m.mass, squares(np.ones(len(whole), np.int64), whole, self.one_bits) * whole])
 
-    def _fact_types(self, as_rows: bool) -> list[Any]:
-        column = [np.int64] if self.every_row else []
-        row = [np.int32, *([np.int64, np.int64, np.float64] if self.weighted else [])] if as_rows else []
-        return column + row
+    def _masses(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[Any]]]:
+        """P over all rows, at columns of this rank's block."""
+        return [[self.everywhere[0][ids]] for ids in asked]
 
-    def _facts(self, ids: Ids, as_rows: bool) -> list[npt.NDArray[Any]]:
-        """Numbers of this rank's rows."""
-        found: list[npt.NDArray[Any]] = [self.everywhere[0][ids]] if self.every_row else []
-        if as_rows:
-            found.append(self.owners.rows.graph.in_degree[ids].astype(np.int32))
+    def _facts(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[Any]]]:
+        """Numbers of rows that this rank answers for."""
+        self.held.add(np.concatenate(asked))
+        found, r = [], self.rates
+        for rows in map(self.held.index, asked):
+            found.append([self.held.graph.in_degree[rows].astype(np.int32)])
             if self.weighted:
-                r = self.rates
                 assert r.degree is not None and r.mass is not None and r.sums is not None
-                found += [r.degree[ids], r.mass[ids], r.sums[ids]]
+                found[-1] += [r.degree[rows], r.mass[rows], r.sums[rows]]
         return found
 
     def draw(self, minibatches: Sequence[LayerMinibatch], keys: Sequence[int], s: int) -> list[Drawn]:
         """SAMPLE for each minibatch."""
-        book, blocks = self.owners.rows.book, self.everywhere[2] if self.every_row else None
-        throws = [Throw(m, key, s, self.debias, book, blocks) for m, key in zip(minibatches, keys)]
-        while self.owners.group.any(any(t.wants_more for t in throws)):
+        blocks = self.everywhere[2] if self.every_row else None
+        throws = [Throw(m, key, s, self.debias, self.owners.book, blocks) for m, key in zip(minibatches, keys)]
+        group = self.thrown_to.group
+        while group.any(any(t.wants_more for t in throws)):
             self._round(throws)
-        if self.owners.group.any(any(t.ran_out for t in throws)):
+        if group.any(any(t.ran_out for t in throws)):
             (self._race_everywhere if self.every_row else self._add_up)(throws)
         return [t.drawn() for t in throws]
 
     def _round(self, throws: Sequence[Throw]) -> None:
         """One more round of darts."""
-        owners = self.owners
+        owners = self.thrown_to
         aimed = [t.aim() for t in throws]
         splits = splits_of([a[0] for a in aimed])
         owner = np.concatenate([np.empty(0, np.int64), *(a[0] for a in aimed)])
@@ -160,8 +162,8 @@ class _RemoteLayers:
 
     def _resolve(self, letter: Letter, n: int) -> Ids:
         rests = letter.take(n, np.int64)
-        rows = letter.take(n, self.owners.local_dtype).astype(np.int64)
-        return resolve(self.rates.common, self.owners.rows.first, rows, rests, self.owners.dtype)
+        rows = self.held.index(letter.take(n, self.owners.local_dtype))
+        return resolve(self.rates.common, self.held.first, rows, rests, self.owners.dtype)
 
     def _resolve_everywhere(self, rests: IdArray) -> Ids:
         place = np.searchsorted(self.everywhere[1], rests, side="right") - 1
@@ -182,7 +184,7 @@ class _RemoteLayers:
             lengths = letter.take(int(letter.take(1, np.int64)[0]), np.int64) if letter else np.empty(0, np.int64)
             sums = [
                 partial_sums(
-                    self.rates.common, owners.rows.first, letter.take(int(n), owners.local_dtype).astype(np.int64)
+                    self.rates.common, self.held.first, self.held.index(letter.take(int(n), owners.local_dtype))
                 )
                 for n in lengths
             ]
@@ -204,7 +206,7 @@ class _RemoteLayers:
 
     def _race_everywhere(self, throws: Sequence[Throw]) -> None:
         """Let each owner's columns race; the first of all are among the first of each."""
-        owners = self.owners
+        owners = self.thrown_to
         header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]
         body = [np.array(header, np.uint64), *(np.array(t.found, np.int64) for t in throws if t.ran_out)]
         running = [t for t in throws if t.ran_out]
@@ -244,7 +246,7 @@ class _RemoteLayers:
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
         counts = split_counts(splits_of(rows), order, owned)
         letters = owners.exchange([self._known(minibatches, n) for n in counts])
-        mine: list[list[npt.NDArray[Any]]] = [self._edges(letter) for letter in letters]
+        mine: list[list[npt.NDArray[Any]]] = [self._edges(letter, asker) for asker, letter in enumerate(letters)]
         answers = owners.exchange(mine)
         kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
         edges = [int(n.sum()) for n in kept]
@@ -281,20 +283,21 @@ class _RemoteLayers:
             *(m.nodes for m in message),
         ]
 
-    def _edges(self, letter: Letter) -> list[npt.NDArray[Any]]:
-        """Answer to one rank: counts, positions and weights of the edges of this rank's rows."""
+    def _edges(self, letter: Letter, asker: int) -> list[npt.NDArray[Any]]:
+        """Answer to one rank: counts, positions and weights of the edges of rows that this rank answers for."""
         if not letter:
             return []
-        block, dtype = self.owners.rows, self.owners.dtype
+        owners, held, dtype = self.owners, self.held, self.owners.dtype
         sizes = letter.take(2 * int(letter.take(1, np.int64)[0]), np.int64).reshape(-1, 2)
         asked = [(letter.take(int(m), dtype), int(n)) for m, n in sizes]
         found: list[Any] = [None] * len(asked)
-        last = block.first + block.graph.num_nodes
 
         def one(i: int) -> None:
             nodes, n = asked[i]
-            rows = nodes[:n].astype(np.int64)
-            found[i] = extract(block.graph, block.first, nodes, rows[(rows >= block.first) & (rows < last)])
+            rows = nodes[:n][owners.answers(nodes[:n], asker)]
+            # Ids as this rank was asked for them.
+            rows = held.index((rows - owners.book.offsets[owners.group.rank]).astype(owners.local_dtype))
+            found[i] = extract(held.graph, nodes, rows)
 
         parallel(one, [(i,) for i in range(len(asked))])
         return [np.concatenate([f[i] for f in found]) for i in range(3)]
@@ -333,21 +336,29 @@ class _RemoteLayers:
         return row_ends, indices, out
 
 
-def _rates(owners: Owners) -> Rates:
-    """Rates of this rank's rows; made once."""
-    rows = owners.rows
-    if "rates" not in owners.kept:
-        owners.kept["rates"] = Rates(rows.graph, rows.num_nodes, rows.heaviest)
-    return owners.kept["rates"]
+def _gather(
+    owners: Owners, new: Sequence[Ids], dtypes: Sequence[npt.DTypeLike], *answer: Answer | None
+) -> list[npt.NDArray[Any]]:
+    """Numbers of all these nodes, of each dtype, as whoever is asked for a node computes them."""
+    order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
+    letters = owners.exchange([(ids,) for ids in owned])
+    asked = [a.take(a.count(owners.local_dtype), owners.local_dtype) for a in letters]
+    told = [of(asked) for of in answer if of is not None]
+    answers = owners.exchange([[x for part in parts for x in part] for parts in zip(*told)])
+    facts = [np.empty(len(order), dtype) for dtype in dtypes]
+    arrived = [[a.take(len(ids), dtype) for dtype in dtypes] for a, ids in zip(answers, owned)]
+    for back, parts in zip(facts, zip(*arrived)):
+        back[order] = np.concatenate(parts)
+    return facts
 
 
-def _everywhere(owners: Owners, rates: Rates) -> tuple[IdArray, IdArray, IdArray]:
+def _everywhere(owners: Owners) -> tuple[IdArray, IdArray, IdArray]:
     """P over all V rows: of this rank's columns, their prefix sums, and the prefix sums of all blocks; made once, by
     all ranks together."""
     if "everywhere" not in owners.kept:
-        rows, group = owners.rows, owners.group
+        rows, group, held = owners.rows, owners.group, owners.held()
         n = rows.graph.num_nodes
-        columns, mass = partial_sums(rates.common, rows.first, np.arange(n))
+        columns, mass = partial_sums(held.rates.common, held.first, np.arange(n))
         ends = np.searchsorted(columns, rows.book.offsets[1:-1])
         letters = owners.exchange(
             [(w, c.astype(owners.dtype)) for c, w in zip(np.split(columns, ends), np.split(mass, ends))]

@@ -16,11 +16,12 @@ import numpy.typing as npt
 from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
+from ..kernels.row_block.draw import Drawn
 from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from .base import NodeWise
-from .row_owners import IdArray, Ids, Letter, Owners, split_counts, splits_of
+from .row_owners import IdArray, Ids, Letter, Owners, RowsHere, split_counts, splits_of
 
 
 def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> Bulk:
@@ -138,30 +139,47 @@ def _ask(
 def _answer(
     owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool
 ) -> list[list[npt.NDArray[Any]]]:
-    """Draw in this rank's rows for all ranks that ask."""
-    block = owners.rows
-    keys, counts, rows, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
+    """Draw in the rows on this rank for all ranks that ask."""
+    keys, counts, ids, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, owners.local_dtype)], []
     for letter in asked:
         m = int(letter.take(1, np.int64)[0]) if letter else 0
         keys.append(letter.take(m, np.uint64))
         counts.append(letter.take(m, np.int64))
         totals.append(int(counts[-1].sum()))
-        rows.append(letter.take(totals[-1], owners.local_dtype).astype(np.int64))
-    all_rows, lengths = np.concatenate(rows), np.concatenate(counts)
-    splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    drawn = sampler.draw(block, all_rows, splits, np.concatenate(keys), fanout, ascending)
+        ids.append(letter.take(totals[-1], owners.local_dtype))
+    splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
+    places, lengths, found = [], [], []
+    for here, at, rows in owners.visit(np.concatenate(ids), starts=sampler.edge_ids):
+        cuts = splits if at is None else np.searchsorted(at, splits)
+        drawn = sampler.draw(here, rows, cuts, np.concatenate(keys), fanout, ascending)
+        places.append(at)
+        lengths.append(drawn.kept)
+        found.append(_values(sampler, here, rows, drawn, fanout))
+    if len(places) == 1:
+        kept, values = lengths[0], found[0]
+    else:
+        ends, values = in_order(
+            np.concatenate(places), np.concatenate(lengths), *(np.concatenate(v) for v in zip(*found))
+        )
+        kept = np.diff(ends)
+    edge_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+    answers, at = [], 0
+    for n in totals:
+        e = slice(int(edge_ends[at]), int(edge_ends[at + n]))
+        answers.append([kept[at : at + n].astype(_count_dtype(fanout)), *(v[e] for v in values)])
+        at += n
+    return answers
+
+
+def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: int) -> list[npt.NDArray[Any]]:
+    """What travels of each drawn edge: its source, weight and position."""
     values: list[npt.NDArray[Any]] = [drawn.sources]
-    if sampler.sends_weights(block.graph):
-        weight = sampler.weigh(block.graph, all_rows, drawn.kept, drawn.positions, fanout)
+    if sampler.sends_weights(here.graph):
+        weight = sampler.weigh(here.graph, rows, drawn.kept, drawn.positions, fanout)
         assert weight is not None
         values.append(weight)
     if sampler.edge_ids:
         assert drawn.positions is not None
-        values.append(drawn.positions + block.first_edge)
-    edge_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(drawn.kept)])
-    answers, at = [], 0
-    for n in totals:
-        e = slice(int(edge_ends[at]), int(edge_ends[at + n]))
-        answers.append([drawn.kept[at : at + n].astype(_count_dtype(fanout)), *(v[e] for v in values)])
-        at += n
-    return answers
+        first = here.first_edge
+        values.append(drawn.positions + (first if isinstance(first, int) else np.repeat(first[rows], drawn.kept)))
+    return values

@@ -1,22 +1,74 @@
 """Messages between the ranks that hold blocks of rows, about the edges of those rows."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...storage.graph import Graph
 from ..comm.base import Group
+from ..kernels.row_block.layerwise import Rates
 from ..placement.row_blocks import BlockRows
 
 Ids = npt.NDArray[np.integer]
 IdArray = npt.NDArray[np.int64]
 
 
+class RowsHere(Protocol):
+    """Rows of the topology on this rank, its block or others, in which a sampler draws."""
+
+    @property
+    def graph(self) -> Graph:
+        """N rows, with global sources."""
+        ...
+
+    @property
+    def first(self) -> int | IdArray:
+        """Global id of row 0, if rows are consecutive; otherwise int64 [N], that of each."""
+        ...
+
+    @property
+    def first_edge(self) -> int | IdArray:
+        """To be added to a position in this graph's edge arrays for that in the whole graph's: one number, or int64
+        [N] for the edges of each row."""
+        ...
+
+
+class Book(Protocol):
+    """Says which rank answers for a node, and where its numbering of nodes begins."""
+
+    @property
+    def offsets(self) -> IdArray:
+        """int64, for each rank, what is subtracted from ids that it is asked for."""
+        ...
+
+    def part(self, ids: Ids) -> npt.NDArray[np.integer]:
+        """The rank that answers for each id."""
+        ...
+
+
+class Held:
+    """The rows in which this rank answers for layer-wise samplers: those of its block, by local ids."""
+
+    def __init__(self, graph: Graph, rates: Rates, first: int | IdArray) -> None:
+        """See `RowsHere`; `rates` are of the same graph."""
+        self.graph, self.rates, self.first = graph, rates, first
+
+    def add(self, ids: Ids) -> None:
+        """Get ready to answer for these rows. All ranks call this together."""
+
+    def index(self, ids: Ids) -> IdArray:
+        """int64, the row of each id."""
+        return ids.astype(np.int64)
+
+
 class Owners:
     """Exchanges messages with the ranks that hold the other blocks of rows. Counted under ``graph``; sizes under
     ``control``."""
+
+    book: Book
 
     def __init__(self, rows: BlockRows, group: Group) -> None:
         """
@@ -25,6 +77,7 @@ class Owners:
             group: the ranks of its column, for the sampling thread.
         """
         self.rows, self.group = rows, group
+        self.book = rows.book
         self.dtype = rows.graph.indices.dtype
         """Dtype of global ids."""
         longest = int(np.diff(rows.book.offsets).max(initial=0))
@@ -33,11 +86,38 @@ class Owners:
         self.kept: dict[str, Any] = {}
         """Results that samplers have computed once."""
 
+    @property
+    def blocks(self) -> "Owners":
+        """Messages to the ranks that hold the blocks themselves."""
+        return self
+
+    def visit(self, ids: Ids, *, starts: bool = False) -> Iterator[tuple[RowsHere, IdArray | None, IdArray]]:
+        """The rows that this rank was asked for, piece by piece. All ranks consume all of it, together.
+
+        Args:
+            ids: as `route` has sent them here, repeats included.
+            starts: also say where edges are in the whole graph (`RowsHere.first_edge`).
+
+        Yields: rows; int64, ascending, the places of `ids` in which these rows are named, or None for all of them; and
+            the row that each names.
+        """
+        yield self.rows, None, ids.astype(np.int64)
+
+    def held(self) -> Held:
+        """The rows to answer layer-wise samplers from, for one bulk."""
+        if "rates" not in self.kept:
+            self.kept["rates"] = Rates(self.rows.graph, self.rows.num_nodes, self.rows.heaviest)
+        return Held(self.rows.graph, self.kept["rates"], self.rows.first)
+
+    def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
+        """True for those of these global ids for which rank `asker` asks this one."""
+        return self.book.part(ids) == self.group.rank
+
     def route(self, ids: Ids) -> tuple[IdArray, list[Ids]]:
         """Ids by owner: int64 [n], the order of `ids` by owner, and for each owner its local ids."""
-        owner = self.rows.book.part(ids)
+        owner = self.book.part(ids)
         order = np.argsort(owner.astype(np.uint16), kind="stable")
-        local = (ids - self.rows.book.offsets[owner]).astype(self.local_dtype)[order]
+        local = (ids - self.book.offsets[owner]).astype(self.local_dtype)[order]
         return order, np.split(local, np.cumsum(np.bincount(owner, minlength=self.group.size))[:-1])
 
     def exchange(self, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> list["Letter"]:

@@ -24,6 +24,17 @@ class _Meeting:
         self.slots: list[Any] = [None] * size
         self.boxes: dict[tuple[int, int, int], queue.Queue[Tensor]] = {}
         self.lock = threading.Lock()
+        self.circles: dict[tuple[int, ...], _Meeting] = {}
+
+    def circle(self, ranks: Sequence[int]) -> "_Meeting":
+        """Where these ranks alone meet."""
+        with self.lock:
+            return self.circles.setdefault(tuple(ranks), _Meeting(len(ranks)))
+
+    def all(self) -> "list[_Meeting]":
+        """This meeting, and those of all smaller circles."""
+        with self.lock:
+            return [self, *(m for circle in self.circles.values() for m in circle.all())]
 
     def box(self, source: int, to: int, tag: int) -> "queue.Queue[Tensor]":
         with self.lock:
@@ -37,12 +48,12 @@ class ThreadGroup:
     arbitrary. Models are made before the threads, and whole runs are for processes.
     """
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, size: int, meeting: _Meeting, ledger: Ledger | None = None) -> None:
         self.rank, self.size = rank, size
         self.present = range(size)
         self._meeting = meeting
         self._channel = "network"
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
@@ -53,8 +64,9 @@ class ThreadGroup:
             self._channel = before
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "ThreadGroup":
-        assert list(ranks) == list(range(self.size)), "a smaller circle is not made here"
-        return self
+        if list(ranks) == list(range(self.size)):
+            return self
+        return ThreadGroup(list(ranks).index(self.rank), len(ranks), self._meeting.circle(ranks), self.ledger)
 
     def all(self, mine: Any) -> list[Any]:
         """Values of all ranks."""
@@ -130,13 +142,14 @@ def run_threads(fn: Callable[[ThreadGroup], Any], size: int) -> list[Any]:
             return fn(ThreadGroup(r, size, meeting))
         except BaseException as e:
             errors.append(e)
-            meeting.barrier.abort()
+            for circle in meeting.all():
+                circle.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(rank, r) for r in range(size)]
     if errors:
         raise errors[0]
-    left = [key for key, box in meeting.boxes.items() if not box.empty()]
+    left = [key for circle in meeting.all() for key, box in circle.boxes.items() if not box.empty()]
     assert not left, f"messages that nobody took: {left}"
     return [f.result() for f in futures]

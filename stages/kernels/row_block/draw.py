@@ -1,11 +1,12 @@
 """Node-wise draws in one block of rows: the bits that `sampling.cpu` draws in the whole graph."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.graph import Graph
+from ....storage.graph import Graph, edges_of_rows
 from ...random import NODE
 from ..runtime.threads import get_num_threads, parallel
 from ..sampling.alias import NO_TABLE, AliasTable
@@ -15,6 +16,8 @@ from ..sampling.exponential_race import log2_table
 
 IdArray = npt.NDArray[np.int64]
 _U = np.uint64
+ROOM = 1 << 22
+"""Edges that the buffers of `_draw_each` have room for, unless a row has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,7 @@ class Drawn:
 
 def draw_rows(
     graph: Graph,
-    first: int,
+    first: int | IdArray,
     rows: IdArray,
     splits: IdArray,
     keys: npt.NDArray[np.uint64],
@@ -46,7 +49,7 @@ def draw_rows(
 
     Args:
         graph: N rows of a block, with global sources.
-        first: global id of row 0.
+        first: global id of row 0, if rows are consecutive; otherwise int64 [N], that of each.
         rows: int64 [n] in [0, N), segment after segment.
         splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` belong to minibatch i.
         keys: uint64 [m], stream of each minibatch in this hop.
@@ -60,6 +63,10 @@ def draw_rows(
     if not len(rows):
         return Drawn(np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
     degree = graph.in_degree
+    if not isinstance(first, int):
+        # A draw is keyed by the node's global id; the kernels know the place of its row.
+        keys = np.repeat(keys, lengths) + (first[rows] - rows).astype(np.uint64) * NODE
+        return _draw_each(graph, rows, keys, fanout, replace, table, keep_positions)
     if not replace and fanout > 64:
         # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
         fanout = min(fanout, max(1, int(degree[rows].max())))
@@ -88,6 +95,49 @@ def draw_rows(
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
+
+
+def _draw_each(
+    graph: Graph,
+    rows: IdArray,
+    keys: npt.NDArray[np.uint64],
+    fanout: int,
+    replace: bool,
+    table: AliasTable | None,
+    keep_positions: bool,
+) -> Drawn:
+    """`draw_rows` with a key for each row."""
+    degree = graph.in_degree[rows]
+    if fanout < 0:
+        _, at = edges_of_rows(graph.indptr[rows], degree)
+        return Drawn(degree, graph.indices[at], at if keep_positions else None)
+    most = np.full(len(rows), fanout) if replace else np.minimum(degree, fanout)
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
+    a = 0
+    while a < len(rows):
+        # Buffers have as much room for each row as for the largest.
+        room = np.maximum.accumulate(most[a : a + ROOM])
+        n = max(1, int((room * np.arange(1, len(room) + 1) <= ROOM).sum()))
+        need = max(1, int(room[n - 1]))
+        nodes, begin, end = rows[a : a + n, None], np.zeros(n, np.int64), np.ones(n, np.int64)
+        ends, edges = np.zeros((n, 2), np.int64), np.empty((n, need), graph.indices.dtype)
+        positions, edge_end = np.empty((n, need if keep_positions else 1), np.int64), np.zeros(n, np.int64)
+        # A row is kept whole if it has no more edges than the fanout, however large that is.
+        s = fanout if replace else min(fanout, max(1, int(degree[a : a + n].max())))
+        walk = (nodes, begin, end, s, replace, keys[a : a + n], ends, edges, positions, keep_positions, edge_end, False)
+        threads = min(n, get_num_threads())
+        spans = [(n * t // threads, n * (t + 1) // threads) for t in range(threads)]
+        if table is None:
+            parallel(sample_uniform, [(*span, graph.indptr, graph.indices, *walk, None, None) for span in spans])
+        else:
+            tables = (graph.indptr, graph.indices, table.slots, table.weight, table.positive)
+            log = log2_table()
+            parallel(sample_rows, [(*span, *tables, *walk, log, None, None) for span in spans])
+        there = np.arange(need) < edge_end[:, None]
+        parts.append((edge_end, edges[there], positions[there] if keep_positions else edge_end[:0]))
+        a += n
+    kept, sources, positions = (np.concatenate(p) for p in zip(*parts))
+    return Drawn(kept, sources, positions if keep_positions else None)
 
 
 def draw_labor(

@@ -20,23 +20,30 @@ Common = tuple[Any, Any, Any, Any, Any, Any]
 
 
 @njit(**JIT)
-def _resolve(indptr, sources, weight, degree, scale, one, first, rows, rests, out):
+def _resolve(indptr, sources, weight, degree, scale, one, own, rows, rests, out):
     for i in range(len(rows)):
-        out[i] = column(indptr, sources, weight, degree, scale, one, rows[i], rests[i], rows[i] + first)
+        out[i] = column(indptr, sources, weight, degree, scale, one, rows[i], rests[i], own[i])
 
 
-def resolve(common: Common, first: int, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
-    """Column of the term that each dart hits in its row; `common` as in `cpu.terms.Rates`, of a block."""
+def resolve(
+    common: Common, first: int | IdArray, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike
+) -> npt.NDArray[np.integer]:
+    """Column of the term that each dart hits in its row; `common` as in `cpu.terms.Rates`, of these rows, and `first`
+    as in `partial_sums`."""
     out = np.empty(len(rows), dtype)
-    _resolve(*common, first, rows, rests, out)
+    _resolve(*common, _names(first, rows), rows, rests, out)
     return out
 
 
+def _names(first: int | IdArray, rows: IdArray) -> IdArray:
+    return rows + first if isinstance(first, int) else first[rows]
+
+
 @njit(**JIT)
-def _extract(indptr, sources, weight, table, shift, rows, first, counts, out, values):
+def _extract(indptr, sources, weight, table, shift, rows, counts, out, values):
     e = 0
     for i in range(len(rows)):
-        v, begin = rows[i] - first, e
+        v, begin = rows[i], e
         for edge in range(indptr[v], indptr[v + 1]):
             u = np.int64(sources[edge])
             at = _slot(table, u, shift)
@@ -50,29 +57,28 @@ def _extract(indptr, sources, weight, table, shift, rows, first, counts, out, va
 
 
 def extract(
-    graph: Graph, first: int, nodes: npt.NDArray[np.integer], rows: IdArray
+    graph: Graph, nodes: npt.NDArray[np.integer], rows: IdArray
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """In-edges of `rows` whose source is among `nodes`.
 
     Args:
-        graph: of the block.
-        first: global id of its row 0.
+        graph: some rows, with global sources.
         nodes: distinct global ids.
-        rows: int64, global ids of rows of the block.
+        rows: int64, rows of the graph.
 
     Returns: int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an
         unweighted graph.
     """
     table, shift = _table(nodes, len(nodes))
-    room = int(graph.in_degree[rows - first].sum())
+    room = int(graph.in_degree[rows].sum())
     counts, out = np.empty(len(rows), np.int32), np.empty(room, np.int32)
     values = np.empty(0 if graph.edge_weight is None else room, np.float32)
-    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, first, counts, out, values)
+    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, counts, out, values)
     return counts, out[:e], values[:e]
 
 
 @njit(**JIT)
-def _terms(indptr, sources, weight, degree, scale, one, first, rows, columns, mass):
+def _terms(indptr, sources, weight, degree, scale, one, names, rows, columns, mass):
     own = np.int64(1) if weight is None else integer(1.0, scale)
     n = 0
     for i in range(len(rows)):
@@ -83,24 +89,24 @@ def _terms(indptr, sources, weight, degree, scale, one, first, rows, columns, ma
             part = own if at == hi or weight is None else integer(weight[at], scale)
             w = square(part, whole, one)
             if w != 0:
-                columns[n] = v + first if at == hi else np.int64(sources[at])
+                columns[n] = names[i] if at == hi else np.int64(sources[at])
                 mass[n] = w
                 n += 1
     return n
 
 
-def partial_sums(common: Common, first: int, rows: IdArray) -> tuple[IdArray, IdArray]:
+def partial_sums(common: Common, first: int | IdArray, rows: IdArray) -> tuple[IdArray, IdArray]:
     """Contribution of these rows of the block to P = Q (W o W): distinct columns, ascending, and their sums.
 
     Args:
         common: as in `cpu.terms.Rates`, of the block.
-        first: global id of its row 0.
+        first: global id of row 0, if rows are consecutive; otherwise int64 [N], that of each.
         rows: int64, local ids.
     """
     indptr = common[0]
     room = int((indptr[rows + 1] - indptr[rows] + 1).sum())
     columns, mass = np.empty(room, np.int64), np.empty(room, np.int64)
-    n = _terms(*common, first, rows, columns, mass)
+    n = _terms(*common, _names(first, rows), rows, columns, mass)
     return summed(columns[:n], mass[:n])
 
 

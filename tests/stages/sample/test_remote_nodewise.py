@@ -806,7 +806,7 @@ def test_edges_between_nodes_are_extracted_in_the_order_of_rows(
     graph, block, first, _ = cut
     nodes = data.draw(st.lists(st.integers(0, graph.num_nodes - 1), unique=True))
     rows = data.draw(st.lists(st.integers(first, first + block.num_nodes - 1), unique=True))
-    counts, places, values = extract(block, first, np.array(nodes, dtype), np.array(rows, np.int64))
+    counts, places, values = extract(block, np.array(nodes, dtype), np.array(rows, np.int64) - first)
     wanted = [[e for e in range(*graph.indptr[v : v + 2].tolist()) if int(graph.indices[e]) in nodes] for v in rows]
     assert (counts.dtype, places.dtype, values.dtype) == (np.int32, np.int32, np.float32)
     assert counts.tolist() == [len(w) for w in wanted]
