@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from ...stages.feed.collective_feed import SampledByOwners
+from ...stages.feed.collective_feed import Algorithm, SampledByOwners
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
@@ -37,6 +37,7 @@ def bulk(
     features: Literal["shared", "owned"] = "shared",
     partitioner: Partitioner | None = None,
     local_seeds: bool = False,
+    algorithm: Algorithm = "owners",
 ) -> System:
     """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
 
@@ -57,6 +58,8 @@ def bulk(
         partitioner: cuts a partitioned topology into blocks; by default into ranges of ids, with nodes and edges
             balanced together. Other cuts train what `reorder` by the same book trains.
         local_seeds: each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size.
+        algorithm: of a partitioned topology: rows are sampled by their ``owners``, or travel in the stages of ``1.5d``
+            products; ``auto`` takes what is expected to be faster. Minibatches are the same.
     """
     drawn = sampler or NeighborSampler()
     options = {
@@ -66,14 +69,15 @@ def bulk(
         "hot_by": hot_by,
         "prefetch_bytes": prefetch_bytes,
         "local_seeds": local_seeds,
+        "algorithm": algorithm,
     }
     exchanged = ExchangeFetch(replication, cache_fraction, hot_by, prefetch_bytes)
     if topology == "partitioned":
-        blocks = Blocks(replication, partitioner or Contiguous())
+        blocks = Blocks(replication, partitioner or Contiguous(), rows_meet=algorithm != "owners")
         return System(
             "bulk",
             blocks,
-            SampledByOwners(drawn, local_seeds=local_seeds),
+            SampledByOwners(drawn, local_seeds=local_seeds, algorithm=algorithm),
             exchanged,
             SeedWeightedMean(),
             Epochs(),
@@ -105,6 +109,10 @@ class BulkOptions(Section):
     """Each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size: fewer rows
     travel. A step has the same seeds either way, but minibatches depend on the number of ranks. For a partitioned
     topology."""
+    algorithm: Algorithm = "owners"
+    """How a partitioned topology is sampled, with the same minibatches. ``owners``: ids travel to the rows' owners and
+    drawn edges come back; ``1.5d``: rows travel along the columns of the grid, each once for the bulks of a grid row;
+    ``auto``: by the expected cost, as ``millrace plan`` prints it."""
 
 
 class _Bulk(Registered):
@@ -112,7 +120,7 @@ class _Bulk(Registered):
     about = "minibatches on samples that are drawn many at a time"
     options = BulkOptions
     planned = {"bulk": {}, "bulk, owned features": {"features": "owned"}}  # noqa: RUF012
-    unpredicted = {"topology": "replicated"}  # noqa: RUF012
+    unpredicted = {"topology": "replicated", "algorithm": "owners"}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""
@@ -163,6 +171,11 @@ class _Bulk(Registered):
                     message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
                     raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
         if not isinstance(system.sample, SampledByOwners):
+            if (algorithm := system.options.get("algorithm")) != "owners":
+                raise InputError(
+                    f'bulk.algorithm is "{algorithm}", but every rank samples from the whole graph; use '
+                    'bulk.topology = "partitioned" with it'
+                )
             if system.options.get("local_seeds"):
                 raise InputError(
                     "bulk.local_seeds is true, but every rank samples from the whole graph; use bulk.topology = "

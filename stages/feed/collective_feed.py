@@ -3,21 +3,28 @@ others."""
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
 
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MemoryQueue
 from ..assignment import SeedPlan
+from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
 from ..messages import Phase, RankJob
 from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler
+from ..sample.grid_costs import Degrees, expected, sampler_kind
 from ..sample.row_owners import Owners
+from ..sample.staged_rows import StagedRows
 from .queue_feed import QueueFeed
 
 UNBOUNDED = 1 << 62
+Algorithm = Literal["owners", "1.5d", "auto"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,9 @@ class SampledByOwners:
     """Sampled minibatches that may wait, in bytes of structure."""
     local_seeds: bool = False
     """See `SeedPlan.local`."""
+    algorithm: Algorithm = "owners"
+    """What travels: ids to the rows' owners and drawn edges back, or the rows (`staged_rows`); ``auto``: whatever
+    `grid_costs` expects to take less time."""
 
     uses_queue: ClassVar[bool] = False
     is_isolated: ClassVar[bool] = False
@@ -55,9 +65,47 @@ class SampledByOwners:
     def preview(self, placement: BlockRows, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
         """This rank's minibatches of an epoch, sampled outside the feed. All ranks must consume all of it."""
         assert placement.column is not None
-        owners, plan = Owners(placement, placement.column), self.plan(placement, job)
+        quiet = replace(job, tell=lambda text: None)
+        owners, plan = self.meet(placement, quiet, placement.column, placement.row), self.plan(placement, job)
         for number in range(plan.num_bulks):
             yield from self.sampler.sample_by_owners(owners, plan.request(epoch, number)).minibatches
+
+    def meet(self, placement: BlockRows, job: RankJob, column: Group, row: Group | None) -> Owners:
+        """Access to the rows of other ranks, by the algorithm; all ranks call this at the same time.
+
+        Args:
+            placement: of this rank.
+            job: of this rank.
+            column: the ranks of its grid column, for this thread.
+            row: those of its grid row, likewise; None if rows stay with their owners.
+        """
+        if row is None or self.chosen(placement, job, column, row.size) == "owners":
+            return Owners(placement, column)
+        return StagedRows(placement, column, row)
+
+    def chosen(self, placement: BlockRows, job: RankJob, column: Group, replication: int) -> str:
+        """The algorithm; with ``auto``, by the cost of a bulk. The same on all ranks."""
+        if self.algorithm != "auto":
+            return self.algorithm
+        if sampler_kind(self.sampler) is None:
+            return "owners"
+        degrees = Degrees.of(placement.graph.in_degree)
+        counts = torch.from_numpy(np.concatenate([degrees.nodes, degrees.edges]).astype(np.int64))
+        column.all_reduce(counts, "control")
+        costs = expected(
+            self.sampler,
+            Degrees(*counts.numpy().astype(np.float64).reshape(2, -1)),
+            ranks=job.group.size,
+            replication=replication,
+            batch=job.batch_size,
+            bulk=job.bulk_size,
+            weighted=placement.graph.edge_weight is not None,
+        )
+        best = min(costs, key=lambda name: costs[name].seconds())
+        if job.group.rank == 0:
+            each = " and ".join(f"{cost.words:,.0f} words by {name}" for name, cost in costs.items())
+            job.tell(f'bulk.algorithm = "auto" is "{best}": a rank is expected to send {each} for a bulk')
+        return best
 
     def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> "OwnersFeed":
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
@@ -75,8 +123,9 @@ class OwnersFeed(QueueFeed):
         self._sample_s = 0.0
         self._expected = (-1, -1)
         assert placement.column is not None
-        group = placement.column.sub("sample", range(placement.column.size))
-        self._owners = Owners(placement, group)
+        group, row = placement.column.sub("sample", range(placement.column.size)), placement.row
+        across = None if row is None else row.sub("sample", range(row.size))
+        self._owners = policy.meet(placement, job, group, across)
         # Room is checked before sampling, which ranks must begin together.
         per_epoch = max(1, self._plan.num_minibatches)
         queue = MemoryQueue(bulk_size=self._plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)

@@ -143,6 +143,10 @@ SAME = {
     "nothing ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 0}, "queue": {"bulk_size": 1, "max_bytes": 1}},
     "a little ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 9000, "cache_fraction": 0.05},
     "queue": {"bulk_size": 5}},
+    "rows travel": {"bulk": {**PARTITIONED, "algorithm": "1.5d"}},
+    "rows travel in two columns": {"bulk": {**PARTITIONED, "algorithm": "1.5d", "replication": 2,
+    "cache_fraction": 0.1}},
+    "the cheaper way": {"bulk": {**PARTITIONED, "algorithm": "auto", "replication": 2}},
     "owned": {"features": "owned"},
     "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "cache_fraction": 0.1}},
 }  # fmt: skip
@@ -265,9 +269,11 @@ def two(dataset, tmp_path_factory):
             table["sampler"] = {"fanout": [4, 3], **table["sampler"]}
         rehearsal.add(f"{name}, whole", table)
         rehearsal.add(f"{name}, cut", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.1}))
+        rehearsal.add(f"{name}, rows travel", with_(table, bulk={**PARTITIONED, "algorithm": "1.5d"}))
     rehearsal.add("undisturbed", JOB)
     for name, changes in (
         ("stopped", {"bulk": PARTITIONED}),
+        ("stopped, rows travel", {"bulk": {**PARTITIONED, "algorithm": "1.5d"}}),
         ("stopped, owned", {"features": "owned", "bulk": {"cache_fraction": 0.1}}),
     ):
         table = with_(JOB, **changes)
@@ -287,12 +293,14 @@ def of(two, name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_and_samplers_train_the_same(two, name):
-    a, b = of(two, f"{name}, cut"), of(two, f"{name}, whole")
-    assert [r["parameters_sha256"] for r in a] == [r["parameters_sha256"] for r in b]
-    assert a[0]["test_accuracy"] == pytest.approx(b[0]["test_accuracy"])
+    b = of(two, f"{name}, whole")
+    for way in ("cut", "rows travel"):
+        a = of(two, f"{name}, {way}")
+        assert [r["parameters_sha256"] for r in a] == [r["parameters_sha256"] for r in b]
+        assert a[0]["test_accuracy"] == pytest.approx(b[0]["test_accuracy"])
 
 
-@pytest.mark.parametrize("name", ["stopped", "stopped, owned"])
+@pytest.mark.parametrize("name", ["stopped", "stopped, rows travel", "stopped, owned"])
 def test_a_run_that_is_stopped_in_mid_epoch_goes_on_as_if_it_had_not_been(two, name):
     first = next(v for k, v in two.reports.items() if k.rpartition(" ")[0] == name)
     assert first == [None, None]
