@@ -3,15 +3,16 @@
     python benchmarks/products_15d.py
     python benchmarks/products_15d.py --graph rmat --select edges --ranks 6,12 --json products.json
 
-Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), the graph-partitioned algorithm: a baseline for samplers that
-leave A where it is.
+Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), the graph-partitioned algorithm. The products themselves, beside
+samplers that draw in rows where they were fetched, or leave A where it is.
 
 p ranks stand in p/c process rows and c process columns. Block row i of A [V, V] and of the selector Q [n, V] lies on
 each of the c ranks of process row i. Each process column takes its share of the *stages*, the block rows of A. A rank
 multiplies its Q_i with the block rows of its column's stages; the c partial products of a process row are gathered and
 added, so that all its ranks hold P_i.
 
-``aware``      in stage s a rank asks for those rows of A_s in whose columns its Q_i has a nonzero, each once
+``aware``      in stage s a rank asks for those rows of A_s in whose columns its Q_i has a nonzero, each once, as runs
+               do with ``bulk.algorithm = "1.5d"``
 ``oblivious``  in stage s all of A_s goes to every rank of the process column
 
 Products: ``nodewise`` has a row of Q for each of R selected nodes, one 1 in each, and P is their neighbour lists
@@ -19,13 +20,12 @@ Products: ``nodewise`` has a row of Q for each of R selected nodes, one 1 in eac
 entries of a row of P are sums.
 
 A *word* is one nonzero of A or of a partial P: its column id (4 bytes), and its value (8 bytes) where values travel,
-which they do not where all are known to be 1. Ids and lengths of rows (4 bytes each) are no words; they count as
-``control``. Formulas, for a rank, with d the mean number of nonzeros of the R selected rows, repeats counted:
+which they do not where all are known to be 1. Ids and lengths of rows (4 bytes each) are no words. Formulas, for a
+rank, with d the mean number of nonzeros of the R selected rows, repeats counted:
 
 ==================  ==================  ================================================================================
 stages              ceil((p/c) / c)     of the busiest process column
-answers             m times the same    messages that a rank gets in those stages, at most; m = 2: lengths and columns,
-                                        3 with values
+answers             twice the same      messages that a rank gets in those stages, at most: lengths, and entries
 needed, received    R d / p             mean; ``needed`` counts own rows too; a row that is selected twice is read once
 sent                c R d / p           by the busiest owner; the mean owner's where nothing is selected twice
 reduced             (c-1) R d / p       mean received in the reduction; less where rows of the partial products overlap
@@ -43,6 +43,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,51 +54,14 @@ import torch
 from torch import Tensor
 
 from millrace.benchmarks.graphs import Recipe, make
-from millrace.stages.comm.base import Group, Swap
-from millrace.storage.errors import InputError
+from millrace.stages.comm.base import Group
+from millrace.stages.placement.row_blocks import Grid
+from millrace.stages.sample.row_fetch import RowFetch, Rows
+from millrace.stages.sample.row_fetch import Traffic as RowTraffic
 from millrace.storage.graph import index_dtype
 from millrace.tests.contracts.process_ranks import run_ranks
 
 VARIANTS = ("aware", "oblivious")
-COUNT, IDS, LENGTHS, COLUMNS, VALUES = TAGS = range(5)
-"""Tags by the contents of a stage's messages."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Where one rank stands: rank r = i c + j is in process row i and process column j."""
-
-    rank: int
-    size: int
-    """p."""
-    copies: int
-    """c, the ranks that hold each block row; a divisor of p."""
-
-    def __post_init__(self) -> None:
-        if self.copies < 1 or self.size % self.copies:
-            raise InputError(
-                f"{self.size} ranks cannot hold each block row {self.copies} times; c must be a divisor of p"
-            )
-
-    @property
-    def blocks(self) -> int:
-        """p/c, the number of process rows."""
-        return self.size // self.copies
-
-    @property
-    def row(self) -> int:
-        """i."""
-        return self.rank // self.copies
-
-    @property
-    def column(self) -> int:
-        """j."""
-        return self.rank % self.copies
-
-    @property
-    def stages(self) -> range:
-        """The block rows of A that this process column takes: ceil((p/c)/c) or one fewer."""
-        return range(self.column * self.blocks // self.copies, (self.column + 1) * self.blocks // self.copies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,30 +76,18 @@ class Lines:
     @classmethod
     def meet(cls, group: Group, grid: Grid) -> "Lines":
         """Make both groups; all ranks of `group` call this, once for each c."""
-        c = grid.copies
-        return cls(
-            group.sub(f"column of {c}", range(grid.column, grid.size, c)),
-            group.sub(f"row of {c}", range(grid.row * c, (grid.row + 1) * c)),
-        )
+        c = grid.replication
+        return cls(grid.among(group, f"column of {c}"), grid.across(group, f"row of {c}"))
 
 
 @dataclass
-class Traffic:
-    """Counts of one rank in one product, taken while it runs. Words: see the head of this file."""
+class Traffic(RowTraffic):
+    """Counts of one rank in one product, taken while it runs. Words: see the head of this file. In a broadcast others
+    hand words on: the ledger alone counts what is sent there."""
 
     stages: int = 0
     needed_words: int = 0
     """Words of the rows multiplied with, this rank's own included."""
-    received_words: int = 0
-    """Words among these from other ranks."""
-    sent_words: int = 0
-    """To ranks that asked. In a broadcast others hand words on: the ledger alone counts what is sent there."""
-    asked_rows: int = 0
-    """Rows asked of other ranks."""
-    answers: int = 0
-    """Messages received from owners."""
-    requests: int = 0
-    """Messages received as an owner."""
     reduced_words: int = 0
     """Received from the other ranks of the process row."""
 
@@ -160,18 +112,24 @@ def aware(
     """
     traffic = Traffic()
     partial = _nothing(Q, A, values)
-    for s in grid.stages:
+    picked, wanted = {}, {}
+    for s in grid.stages(lines.row.rank):
         Q_s = Q[:, offsets[s] : offsets[s + 1]]
-        wanted, place = np.unique(Q_s.indices, return_inverse=True)
-        if grid.row == s:
-            _serve(lines.column, A, values, traffic)
-            rows = A[wanted]
-        else:
-            rows = _ask(lines.column, s, wanted, A, values, traffic)
-        picked = sp.csr_array((Q_s.data, place, Q_s.indptr), shape=(Q.shape[0], len(wanted)))
-        partial = partial + picked @ rows
+        wanted[s], place = np.unique(Q_s.indices, return_inverse=True)
+        picked[s] = sp.csr_array((Q_s.data, place, Q_s.indptr), shape=(Q.shape[0], len(wanted[s])))
+    owned = Rows(
+        A.indptr.astype(np.int64),
+        A.indptr[:-1].astype(np.int64),
+        (A.indices.astype(index_dtype(A.shape[1])), *([A.data] if values else [])),
+    )
+    own = lines.column.rank
+    others = {s: ids for s, ids in wanted.items() if s != own}
+    fetch = RowFetch(lines.column, owned, others, index_dtype(A.shape[1]), traffic=traffic)
+    found = [(own, A[wanted[own]])] if own in wanted else []
+    for s, rows in chain(found, ((s, _fetched(rows, A)) for s, rows in fetch)):
+        partial = partial + picked[s] @ rows
         traffic.needed_words += rows.nnz
-        traffic.stages += 1
+    traffic.stages = len(wanted)
     return _reduce(lines.row, partial, values or not _selects(Q), traffic), traffic
 
 
@@ -181,8 +139,8 @@ def oblivious(
     """P_i = Q_i A, sparsity-oblivious: whole blocks of A travel. Arguments and result as of `aware`."""
     traffic = Traffic()
     partial = _nothing(Q, A, values)
-    for s in grid.stages:
-        own = grid.row == s
+    for s in grid.stages(lines.row.rank):
+        own = lines.column.rank == s
         lengths = _lengths(A) if own else _room(int(offsets[s + 1] - offsets[s]), A)[0]
         lines.column.broadcast(lengths, s, "control")
         columns, data = (_columns(A), _data(A)) if own else _room(int(lengths.sum()), A)
@@ -196,54 +154,6 @@ def oblivious(
             traffic.answers += sum(1 for t in (lengths, columns, *([data] if values else [])) if len(t))
         traffic.stages += 1
     return _reduce(lines.row, partial, values or not _selects(Q), traffic), traffic
-
-
-def _ask(
-    column: Group, s: int, wanted: npt.NDArray[Any], A: sp.csr_array, values: bool, traffic: Traffic
-) -> sp.csr_array:
-    """Rows `wanted` of A_s, from its owner."""
-    ids = torch.from_numpy(wanted.astype(index_dtype(A.shape[1])))
-    lengths = torch.empty_like(ids)
-    under_way = [_send(column, torch.tensor([len(ids)]), s, COUNT, "control"), _send(column, ids, s, IDS, "control")]
-    _receive(column, lengths, s, LENGTHS, "control").received("lengths of rows")
-    columns, data = _room(int(lengths.sum()), A)
-    coming = [
-        _receive(column, columns, s, COLUMNS, "graph"),
-        *([_receive(column, data, s, VALUES, "graph")] if values else []),
-    ]
-    for swap in coming:
-        swap.received("rows")
-    for swap in under_way:
-        swap.sent("ids of rows")
-    traffic.asked_rows += len(ids)
-    traffic.received_words += len(columns)
-    traffic.answers += sum(1 for t in (lengths, columns, *([data] if values else [])) if len(t))
-    return _matrix(lengths, columns, data, A.shape[1])
-
-
-def _serve(column: Group, A: sp.csr_array, values: bool, traffic: Traffic) -> None:
-    """Rows of this rank's block to each other rank of the process column, as they ask for them."""
-    peers = [r for r in range(column.size) if r != column.rank]
-    counts = torch.empty(column.size, dtype=torch.int64)
-    coming = [_receive(column, counts[r : r + 1], r, COUNT, "control") for r in peers]
-    for swap in coming:
-        swap.received("numbers of rows")
-    asked = {r: _room(int(counts[r]), A)[0] for r in peers}
-    coming = [_receive(column, asked[r], r, IDS, "control") for r in peers]
-    under_way = []
-    for r, swap in zip(peers, coming):
-        swap.received("ids of rows")
-        rows = A[asked[r].numpy()]
-        under_way += [
-            _send(column, _lengths(rows), r, LENGTHS, "control"),
-            _send(column, _columns(rows), r, COLUMNS, "graph"),
-        ]
-        if values:
-            under_way.append(_send(column, _data(rows), r, VALUES, "graph"))
-        traffic.sent_words += rows.nnz
-        traffic.requests += 1 + min(1, len(asked[r]))
-    for swap in under_way:
-        swap.sent("rows")
 
 
 def _reduce(row: Group, partial: sp.csr_array, values: bool, traffic: Traffic) -> sp.csr_array:
@@ -272,12 +182,10 @@ def _gather(row: Group, own: Tensor, counts: Sequence[int], kind: str) -> list[T
     return row.all_to_all([own] * row.size, kind, list(torch.empty(sum(awaited), dtype=own.dtype).split(awaited)))
 
 
-def _send(group: Group, part: Tensor, to: int, tag: int, kind: str) -> Swap:
-    return group.swap(part, to, part[:0], to, tag, kind)
-
-
-def _receive(group: Group, into: Tensor, source: int, tag: int, kind: str) -> Swap:
-    return group.swap(into[:0], source, into, source, tag, kind)
+def _fetched(rows: Rows, A: sp.csr_array) -> sp.csr_array:
+    columns, *data = rows.values
+    ones = np.ones(len(columns), A.dtype)
+    return sp.csr_array((data[0] if data else ones, columns, rows.indptr), shape=(len(rows.indptr) - 1, A.shape[1]))
 
 
 def _nothing(Q: sp.csr_array, A: sp.csr_array, values: bool) -> sp.csr_array:
@@ -315,12 +223,12 @@ def _matrix(lengths: Tensor, columns: Tensor, data: Tensor, num_columns: int) ->
     return sp.csr_array((data.numpy(), columns.numpy(), indptr), shape=(len(lengths), num_columns))
 
 
-def formulas(p: int, c: int, R: int, d: float, nonzeros: int, values: bool) -> dict[str, float]:
+def formulas(p: int, c: int, R: int, d: float, nonzeros: int) -> dict[str, float]:
     """Values of the formulas in the head of this file, by the name of the measured quantity."""
     stages, words = -(-p // c // c), R * d / p
     return {
         "stages": stages,
-        "answers": (3 if values else 2) * stages,
+        "answers": 2 * stages,
         "needed_words": words,
         "received_words": words,
         "sent_words": c * words,
@@ -372,12 +280,13 @@ def measure(
     """One rank's part in every product, for each c."""
     found = []
     for c in copies:
-        grid = Grid(group.rank, group.size, c)
+        grid = Grid(group.size, c)
+        block = grid.block(group.rank)
         lines = Lines.meet(group, grid)
         for name, A, Q, values in given:
             offsets, cuts = (np.arange(grid.blocks + 1) * M.shape[0] // grid.blocks for M in (A, Q))
             # All that this rank has of either.
-            A_i, Q_i = A[offsets[grid.row] : offsets[grid.row + 1]], Q[cuts[grid.row] : cuts[grid.row + 1]]
+            A_i, Q_i = A[offsets[block] : offsets[block + 1]], Q[cuts[block] : cuts[block + 1]]
             want = Q_i @ A
             want.sort_indices()
             for variant, multiply in zip(VARIANTS, (aware, oblivious)):
@@ -423,7 +332,7 @@ def summary(p: int, c: int, product: Product, ranks: Sequence[Sequence[dict[str,
     sent = {v: {kind: sum(r[kind] for r in records[v]) for kind in ("graph", "control")} for v in VARIANTS}
     seconds = {v: max(r["seconds"] for r in records[v]) for v in VARIANTS}
     wrong = [f"rank {n} of {p}, c = {c}, {v}" for v in VARIANTS for n, r in enumerate(records[v]) if not r["same"]]
-    expected = formulas(p, c, R, d, product.A.nnz, product.values)
+    expected = formulas(p, c, R, d, product.A.nnz)
     shape = {"product": product.name, "p": p, "c": c, "selected_rows": R, "mean_degree": d, "nonzeros": product.A.nnz}
     return {
         **shape,
