@@ -19,6 +19,7 @@ from ..telemetry.console import heard
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
 from .forecast import Forecast
+from .grids import GridForecast, grid_forecasts
 from .inputs import Cluster, Numbers, candidates
 from .trial_setup import Trials
 
@@ -45,6 +46,8 @@ class Plan:
     """Limits of the comparison."""
     seconds: float
     """Seconds of planning."""
+    grids: tuple[GridForecast, ...] = ()
+    """Cost of sampling over block rows, by replication and algorithm."""
     rehearsed: Mapping[str, Any] = field(default_factory=dict)
     """Measurements of each trial, by label."""
 
@@ -114,6 +117,7 @@ def plan(
         goals=goals,
         notes=_notes(forecasts, trials.at.dataset.name if trials.at.stands_in else None),
         seconds=seconds,
+        grids=grid_forecasts(trials.at, first),
         rehearsed=seen,
     )
 

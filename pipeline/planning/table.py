@@ -8,6 +8,7 @@ from .planner import Plan
 
 ROW = "{:<21} {:>10} {:>4} {:>10} {:>10} {:>10} {:>7} {:>9} {:>9}"
 HEAD = ("system", "memory", "fits", "network", "rows+ids", "from store", "steps", "epoch", "evaluation")
+GRID_ROW = "{:>11} {:>10} {:>14} {:>10} {:>10} {}"
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -30,6 +31,7 @@ def as_text(plan: Plan) -> str:
         f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
         *_goals(plan),
         *plan.notes,
+        *_grids(plan),
     ]
     return "\n".join(lines)
 
@@ -44,6 +46,25 @@ def _goals(plan: Plan) -> list[str]:
     }
     lines = [f"  {goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
     return ["Other goals:", *lines] if lines else []
+
+
+def _grids(plan: Plan) -> list[str]:
+    """Lines with the cost of sampling over block rows."""
+    if not plan.grids:
+        return []
+    over = "over this link" if plan.cluster.link else "at 25 Gb/s and 50 us"
+    return [
+        "",
+        'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
+        f'{over}; *: bulk.algorithm = "auto"):',
+        GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", ""),
+        *(
+            GRID_ROW.format(
+                g.replication, g.algorithm, f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
+            ).rstrip()
+            for g in plan.grids
+        ),
+    ]
 
 
 def _row(f: Forecast) -> str:

@@ -98,7 +98,7 @@ class SampledByOwners:
             ranks=job.group.size,
             replication=replication,
             batch=job.batch_size,
-            bulk=job.bulk_size,
+            bulk=min(job.bulk_size, -(-self.plan(placement, job).num_minibatches // job.group.size)),
             weighted=placement.graph.edge_weight is not None,
         )
         best = min(costs, key=lambda name: costs[name].seconds())

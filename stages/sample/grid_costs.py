@@ -109,7 +109,8 @@ class Degrees:
     def of(cls, in_degree: npt.NDArray[np.integer]) -> "Degrees":
         """Histogram of these degrees."""
         at = np.ceil(BINS * np.log2(in_degree + 1.0)).astype(np.int64)
-        return cls(np.bincount(at, minlength=64 * BINS), np.bincount(at, in_degree, minlength=64 * BINS))
+        nodes, edges = (np.bincount(at, w, 64 * BINS).astype(np.float64) for w in (None, in_degree))
+        return cls(nodes, edges)
 
 
 def sampler_kind(sampler: Any) -> str | None:

@@ -558,6 +558,14 @@ REFUSED = {
         ["--ranks", 2, "--set", "features=owned", "--set", "bulk.local_seeds=true"],
         "bulk.local_seeds is true, but every rank samples from the whole graph; use bulk.topology = ",
     ),
+    "products where all have all": (
+        ["--ranks", 2, "--set", "bulk.algorithm=1.5d"],
+        'bulk.algorithm is "1.5d", but every rank samples from the whole graph; use bulk.topology = "partitioned"',
+    ),
+    "another algorithm": (
+        ["--ranks", 2, CUT, "--set", "bulk.algorithm=2d"],
+        "configuration key 'bulk.algorithm' is '2d': input should be 'owners', '1.5d' or 'auto'",
+    ),
     "the reference": (
         ["--ranks", 2, CUT, "--set", "kernel=reference"],
         'kernel is "reference", which samples from a whole graph',
@@ -634,6 +642,7 @@ def test_a_record_of_the_system_becomes_the_configuration():
         "hot_by": "degree",
         "prefetch_bytes": 77,
         "local_seeds": True,
+        "algorithm": "auto",
     }
     system = mr.bulk(LaborSampler((4, 2)), **options)
     found = configure({}, system=system, ranks=4)

@@ -99,6 +99,10 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
         "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text
     )
     assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
+    grids = record["grids"]
+    assert [(g["replication"], g["algorithm"]) for g in grids] == [(1, "owners"), (1, "1.5d")]
+    assert sum(g["chosen"] for g in grids) == 1 and all(g["seconds"] > 0 for g in grids)
+    assert f"{grids[1]['words']:,.0f}" in text and 'bulk.algorithm = "auto"' in text
     assert max(len(line) for line in text.splitlines()) <= 140
     assert any(isinstance(e, StageStarted) and e.stage == "plan" for e in played.events)
     assert [e.done for e in played.events if isinstance(e, StageAdvanced) and e.stage == "plan"] == [1, 2, 3, 4, 5]

@@ -1,0 +1,57 @@
+"""Cost of sampling over block rows, for each replication and algorithm: what ``bulk.algorithm = "auto"`` goes by."""
+
+import math
+from dataclasses import dataclass
+
+from ...stages.sample import SAMPLERS
+from ...stages.sample.grid_costs import BANDWIDTH, LATENCY_S, Degrees, expected, sampler_kind
+from ..config.load import Job, build
+from .candidate import Setting
+
+
+@dataclass(frozen=True)
+class GridForecast:
+    """Sampling of one bulk on block rows of ``bulk.topology = "partitioned"``."""
+
+    replication: int
+    """c, ranks that hold each block."""
+    algorithm: str
+    """``owners`` or ``1.5d``."""
+    words: float
+    """Words of 4 bytes that a rank sends for a bulk."""
+    messages: float
+    """Messages that it waits for, one after the other."""
+    seconds: float
+    """Seconds of these messages, over the link of the plan, or over an assumed one."""
+    chosen: bool
+    """True if ``auto`` takes it, which assumes a link in a data centre."""
+
+
+def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
+    """Costs for each c that divides the ranks, but that of full replication; none for one rank, or for a sampler whose
+    traffic has no model."""
+    sampler = build("sampler", SAMPLERS, job.sampler)
+    if job.ranks == 1 or sampler_kind(sampler) is None:
+        return ()
+    # An epoch may have fewer minibatches than a bulk.
+    bulk = min(job.queue.bulk_size, math.ceil(at.train / job.train.batch_size / job.ranks))
+    seen = Degrees.of(at.dataset.graph.in_degree)
+    degrees = Degrees(seen.nodes * at.growth, seen.edges * at.growth)
+    link = (LATENCY_S, BANDWIDTH) if at.link is None else (at.link.latency_s, at.link.bandwidth)
+    found = []
+    for c in range(1, job.ranks):
+        if job.ranks % c:
+            continue
+        costs = expected(
+            sampler,
+            degrees,
+            ranks=job.ranks,
+            replication=c,
+            batch=job.train.batch_size,
+            bulk=bulk,
+            weighted=at.dataset.graph.is_weighted,
+        )
+        best = min(costs, key=lambda name: costs[name].seconds())
+        for name, cost in costs.items():
+            found.append(GridForecast(c, name, cost.words, cost.messages, cost.seconds(*link), name == best))
+    return tuple(found)
