@@ -18,6 +18,9 @@ bytes) that a rank sends
              of all hops, beside the rows that its P would take (d with the loop).
              Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and
              of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
+``algorithms``
+             sampling by owners beside 1.5D products (``bulk.algorithm``), for each c and --bulks: words, messages,
+             seconds; beside those expected, by which ``auto`` chooses.
 ``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that knows the epochs.
 ``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over
              the link between them, which are network namespaces that exist, each with the address given; and always on
@@ -45,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.benchmarks.graphs import RECIPES
+from millrace.benchmarks.partitioned_algorithms import measure_algorithms
 from millrace.benchmarks.partitioned_memory import measure_memory
 from millrace.benchmarks.partitioned_rows import measure_hot, measure_units
 from millrace.benchmarks.partitioned_runs import FEATURES, measure_overlap, measure_times
@@ -53,6 +57,7 @@ from millrace.benchmarks.partitioned_words import measure_words
 Measure = Callable[[argparse.Namespace, dict[str, Any]], None]
 SECTIONS: dict[str, tuple[Measure, ...]] = {
     "words": (measure_words, measure_units),
+    "algorithms": (measure_algorithms,),
     "hot": (measure_hot,),
     "overlap": (measure_overlap,),
     "memory": (measure_memory,),
@@ -84,6 +89,10 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--sizes", type=numbers(int), default=(512, 512), help="of LADIES")
     words.add_argument("--features", type=int, default=100)
     words.add_argument("--steps", type=int, default=17, help="in which rows are fetched")
+    algorithms = parser.add_argument_group("algorithms")
+    algorithms.add_argument("--recipe", choices=tuple(RECIPES), default="arxiv")
+    algorithms.add_argument("--train", type=int, default=65_536, help="seeds to draw minibatches from")
+    algorithms.add_argument("--bulks", type=numbers(int), default=(1, 4, 16), help="k of a rank")
     hot = parser.add_argument_group("hot")
     hot.add_argument(
         "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of ogbn_arxiv.npz"

@@ -41,7 +41,16 @@ PLENTY = 1 << 40
 
 
 def placed(
-    group: Any, c: int, graph: Graph, train: npt.NDArray[np.int64], features: int, batch: int, bulk: int, name: str
+    group: Any,
+    c: int,
+    graph: Graph,
+    train: npt.NDArray[np.int64],
+    features: int,
+    batch: int,
+    bulk: int,
+    name: str,
+    *,
+    rows_meet: bool = False,
 ) -> tuple[BlockRows, RankJob]:
     """This rank's block of a graph that every process of the benchmark has, placed as a run places it.
 
@@ -54,6 +63,7 @@ def placed(
         batch: seeds of a minibatch.
         bulk: minibatches of this rank in a bulk.
         name: of the meeting, which is used once.
+        rows_meet: see `Blocks`.
     """
     grid = Grid(group.size, c)
     group = group.sub(name, range(group.size))
@@ -76,7 +86,7 @@ def placed(
         ledger=group._ledger,
         minibatches_per_step=group.size,
     )
-    return Blocks(c).place(part, Phase(0, 0, 1), job), job
+    return Blocks(c, rows_meet=rows_meet).place(part, Phase(0, 0, 1), job), job
 
 
 class Heard:

@@ -89,10 +89,11 @@ class Throw:
         if not self.wants_more:
             return none, none, none
         missing = self.want - len(self.found)
-        # Some hit earlier columns again; a round costs a journey, a dart a few bytes.
+        # Some hit earlier columns again; a round costs a journey, a dart a few bytes. Darts are at least doubled, so
+        # that three rounds reach the limit.
         more = min(
             self.limit - self.thrown,
-            missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4,
+            missing if self.repeats else max(2 * missing, self.thrown) if self.thrown else missing + missing // 4 + 4,
         )
         x = throw(dart_word(self.key), self.thrown, more, self.m.total)
         self.thrown += more

@@ -30,9 +30,9 @@ LATENCY_S, BANDWIDTH = 50e-6, 25e9 / 8
 """Assumed link of ranks in a data centre: seconds one way, and bytes a second."""
 BINS = 4
 """Bins of degrees for each power of two."""
-ROUNDS = 2
+ROUNDS = 3
 """Rounds of darts that a hop of a layer-wise sampler takes, mostly."""
-DARTS = 1.25
+DARTS = 2.5
 """Darts thrown for each node that is wanted, mostly."""
 
 

@@ -1,0 +1,113 @@
+"""Sampling over block rows by owners and by 1.5D products: words, messages and seconds of a bulk, beside what
+`stages.sample.grid_costs` expects. See `partitioned.py`, section ``algorithms``."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.benchmarks.graphs import RECIPES, make
+from millrace.benchmarks.partitioned_words import WORD, digest, placed
+from millrace.stages.feed.collective_feed import SampledByOwners
+from millrace.stages.sample.grid_costs import Cost, Degrees, expected
+from millrace.stages.sample.ladies import LadiesSampler
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.graph import Graph
+from millrace.tests.contracts.process_ranks import run_ranks
+
+ALGORITHMS = ("owners", "1.5d")
+SLOW = (100e-6, 125e6)
+"""Latency and bandwidth of a link of 1 Gb/s."""
+
+
+def sample_each(
+    group: Any,
+    graph: Graph,
+    train: npt.NDArray[np.int64],
+    samplers: Sequence[Any],
+    batch: int,
+    bulks: Sequence[int],
+    copies: Sequence[int],
+) -> list[dict[str, Any]]:
+    """One rank's part in sampling one bulk by each algorithm, for each c, bulk size and sampler."""
+    found = []
+    for c in copies:
+        for k in bulks:
+            rows, job = placed(group, c, graph, train, 0, batch, k, f"algorithms of {c} and {k}", rows_meet=True)
+            assert rows.column is not None
+            for sampler in samplers:
+                request = SampledByOwners(sampler).plan(rows, job).request(0, 0)
+                for name in ALGORITHMS:
+                    policy = SampledByOwners(sampler, algorithm=name)
+                    ways = policy.meet(rows, job, rows.column, rows.row)
+                    group.any(False)
+                    before, waits = job.ledger.as_record()["network"], job.ledger.waits()["network"]
+                    start = time.perf_counter()
+                    drawn = sampler.sample_by_owners(ways, request)
+                    seconds = time.perf_counter() - start
+                    after, later = job.ledger.as_record()["network"], job.ledger.waits()["network"]
+                    found.append(
+                        {
+                            "c": c,
+                            "k": k,
+                            "sampler": sampler.name,
+                            "algorithm": name,
+                            "seconds": seconds,
+                            "words": (after["graph"] - before["graph"]) / WORD,
+                            "waits": sum(later[kind] - waits[kind] for kind in later),
+                            "digest": digest(drawn.minibatches),
+                        }
+                    )
+    return found
+
+
+def measure_algorithms(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``algorithms``."""
+    graph = make(RECIPES[args.recipe], 0)
+    train = np.sort(np.random.default_rng(0).permutation(graph.num_nodes)[: args.train])
+    samplers, degrees = [NeighborSampler(args.fanout), LadiesSampler(args.sizes)], Degrees.of(graph.in_degree)
+    print(
+        f"\nALGORITHMS: {args.recipe}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {len(train):,} seeds, "
+        f"minibatches of {args.batch}; k of each rank in a bulk. Words sent and messages waited for by a rank, mean; "
+        "*: fewer seconds of messages at 1 Gb/s and 100 us, by these counts"
+    )
+    print(f"{'sampler':>9}{'p':>3}{'c':>3}{'k':>5}{'algorithm':>11}{'words':>13}{'expected':>13}{'waits':>7}", end="")
+    print(f"{'expected':>9}{'at 1 Gb/s':>11}{'loopback':>10}")
+    found = []
+    for p in (p for p in args.ranks if p > 1):
+        copies, start = [c for c in range(1, p) if p % c == 0], time.perf_counter()
+        bulks = [k for k in args.bulks if k * p * args.batch <= len(train)]
+        more = (graph, train, samplers, args.batch, bulks, copies)
+        ranks = run_ranks(sample_each, p, *more, timeout_s=900.0, group_timeout_s=600.0)
+        print(f"  {p} ranks: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        for records in zip(*ranks):
+            r = records[0]
+            sampler = next(s for s in samplers if s.name == r["sampler"])
+            want = expected(sampler, degrees, ranks=p, replication=r["c"], batch=args.batch, bulk=r["k"])
+            cost = Cost(sum(x["words"] for x in records) / p, sum(x["waits"] for x in records) / p)
+            found.append(
+                {
+                    **{key: r[key] for key in ("c", "k", "sampler", "algorithm")},
+                    "p": p,
+                    "words": cost.words,
+                    "waits": cost.messages,
+                    "expected": vars(want[r["algorithm"]]),
+                    "slow_s": cost.seconds(*SLOW),
+                    "seconds": max(x["seconds"] for x in records),
+                    "digests": [x["digest"] for x in records],
+                }
+            )
+    for a, b in zip(found[::2], found[1::2]):
+        if a["digests"] != b["digests"]:
+            report["problems"].append(f"{a['sampler']}, p = {a['p']}, c = {a['c']}: minibatches differ")
+        for r, other in ((a, b), (b, a)):
+            print(
+                f"{r['sampler']:>9}{r['p']:>3}{r['c']:>3}{r['k']:>5}{r['algorithm']:>11}{r['words']:>13,.0f}"
+                f"{r['expected']['words']:>13,.0f}{r['waits']:>7.0f}{r['expected']['messages']:>9.0f}"
+                f"{r['slow_s']:>10.4f}{'*' if r['slow_s'] < other['slow_s'] else ' '}{r['seconds']:>10.3f}"
+            )
+    report["algorithms"] = found
