@@ -57,7 +57,7 @@ def _grids(plan: Plan) -> list[str]:
         "",
         'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
         f'{over}; *: bulk.algorithm = "auto"):',
-        GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", ""),
+        GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", "").rstrip(),
         *(
             GRID_ROW.format(
                 g.replication, g.algorithm, f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
