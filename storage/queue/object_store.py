@@ -303,6 +303,7 @@ class ObjectQueue(ZarrQueue):
     # and let a thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
     _poll_s = 0.2
     _remedy = "mend that"
+    _reads_bulks = False
 
     @staticmethod
     def _place_at(path: str | Path) -> Place:

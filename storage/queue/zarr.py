@@ -13,6 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,11 +24,13 @@ from ..errors import InputError, MillraceError, RunError, StoreError, first_line
 from ..minibatch import Bulk, Expected, MiniBatch
 from ..store.manifest import require_fingerprint
 from .base import BoundedQueue, BulkKey, Keep
-from .bulk_codec import pack_bulk, unpack_row
+from .bulk_codec import Words, pack_bulk, unpack_row
 from .place import BULK_KIND, COMPLETE_KIND, KIND, FolderPlace, Place
 
 COMPLETE = "complete"
 OPENED_BULKS = 16
+WHOLE_BYTES = 64 << 20
+"""A bulk up to this size is read at once by the only consumer: each read takes Zarr a millisecond, however small."""
 _EPOCH, _BULK = re.compile(r"epoch-(\d+)"), re.compile(r"bulk-(\d+)")
 
 
@@ -44,6 +47,8 @@ class ZarrQueue(BoundedQueue):
     """
 
     stored = True
+    _reads_bulks = True
+    """True if bulks may be read whole."""
     _poll_s = 0.02
     _remedy = "free space, lower the queue's bound or keep less"
 
@@ -78,6 +83,8 @@ class ZarrQueue(BoundedQueue):
         self._complete: Mapping[str, int] | None = None
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
+        self._read: tuple[BulkKey, Words] | None = None
+        """The bulk that was read last, if it was read whole."""
         self._tidy = 0
         """Epochs before this one have no empty folder left."""
 
@@ -307,7 +314,7 @@ class ZarrQueue(BoundedQueue):
         if rows.ndim != 2 or row >= rows.shape[0]:
             raise StoreError(f"{folder} has {rows.shape[0]} minibatches; number {row} of it asked for")
         try:
-            words = np.asarray(rows[row])
+            words = self._words(key, row, rows)
         except Exception as e:
             damage = StoreError(
                 f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again"
@@ -323,9 +330,22 @@ class ZarrQueue(BoundedQueue):
             )
         return m
 
+    def _words(self, key: BulkKey, row: int, rows: zarr.Array) -> Words:
+        """One row of a bulk."""
+        held = self._read
+        if held is not None and held[0] == key:
+            return held[1][row]
+        if self._reads_bulks and len(self._passed) == 1 and rows.nbytes <= WHOLE_BYTES:
+            # If any row is damaged, this one may still be sound.
+            with suppress(Exception):
+                self._read = held = (key, np.asarray(rows[:]))
+                return held[1][row]
+        return np.asarray(rows[row])
+
     def _drop(self, key: BulkKey) -> None:
         with self._opening:
             self._opened.pop(key, None)
+            self._read = None
         self._sound.discard(key)
         self._place.remove(_name(key))
         # No process writes bulks of earlier epochs any more.

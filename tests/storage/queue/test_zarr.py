@@ -7,9 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import zarr
 
 from millrace.storage.errors import QueueTimeoutError, RunError, StoreError
 from millrace.storage.queue import place
+from millrace.storage.queue import zarr as module
 from millrace.storage.queue.zarr import ZarrQueue
 from tests.contracts.messages import make_bulk
 from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
@@ -227,8 +229,20 @@ def test_a_truncated_shard_is_refused(filled, left):
         ZarrQueue.open(filled).get(0, 0, SHORT_S)
 
 
+@pytest.mark.parametrize(("consumers", "most_bytes", "reads"), [(1, 1 << 20, 1), (2, 1 << 20, K), (1, 1, K)])
+def test_a_bulk_is_read_once_by_the_only_consumer(filled, monkeypatch, consumers, most_bytes, reads):
+    """Unless it is large: then row by row, as where several ranks take rows in turns."""
+    seen, real = [], zarr.Array.__getitem__
+    monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, rows: seen.append(rows) or real(self, rows))
+    monkeypatch.setattr(module, "WHOLE_BYTES", most_bytes)
+    reader = ZarrQueue.open(filled, consumers=consumers)
+    for i, want in enumerate(make_bulk(0, 0, K).minibatches):
+        assert same(reader.get(0, i, SHORT_S), want)
+    assert len(seen) == reads
+
+
 def test_a_missing_shard_is_never_zeros(filled):
-    reader = ZarrQueue.open(filled)
+    reader = ZarrQueue.open(filled, consumers=2)
     reader.get(0, 0, SHORT_S)
     shard(filled).unlink()
     with pytest.raises(StoreError, match="magic number"):
