@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .array_checks import proving, require, require_splits, require_within
 from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
-from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
+from .features import FeatureStore, MappedFeatures, MemoryFeatures, WidenedFeatures, ZarrFeatures
 from .fingerprint import (
     GRAPH_DIGESTS,
     ArrayDigest,
@@ -24,11 +24,12 @@ from .fingerprint import (
     features_fingerprint,
     sampled_rows,
 )
-from .graph import Graph, TakenRows
-from .node_names import NodeNames
+from .graph import Graph, TakenRows, degree_summary
+from .node_names import NodeNames, open_names
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.manifest import write_manifest
+from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
 from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
 
@@ -36,19 +37,32 @@ KIND = "dataset"
 FEATURES_FILE = "features.npy"
 MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
 """Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
+NARROW = tuple(kind for kind in FEATURE_DTYPES if kind != "float32")
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesPlace = Literal["memory", "mapped", "zarr"]
 GraphPlace = Literal["memory", "mapped"]
 
 
 class _DigestedRows:
-    """Rows of a feature store for a writer that reads them once, in order; computes their digests on the way."""
+    """Rows of a feature store for a writer that reads them once, in order, as they are to be kept; computes their
+    digests on the way."""
 
-    def __init__(self, features: FeatureStore) -> None:
-        self.shape = (features.num_rows, features.num_features)
-        self.dtype = np.dtype(features.dtype)
+    def __init__(self, features: FeatureStore, kind: FeatureDtype | None) -> None:
+        """
+        Args:
+            features: the rows.
+            kind: rows are narrowed to it; None: they stay as they are.
+        """
+        self.read_shape = (features.num_rows, features.num_features)
+        self.read_dtype = np.dtype(features.dtype if kind is None else np.float32)
+        self.shape = (
+            self.read_shape[0],
+            self.read_shape[1] if kind is None else stored_width(kind, self.read_shape[1]),
+        )
+        self.dtype = self.read_dtype if kind is None else stored_dtype(kind)
         self._features = features
-        self._digest = ArrayDigest(self.dtype, self.shape)
+        self._kind: FeatureDtype | None = kind
+        self._digest = ArrayDigest(self.read_dtype, self.read_shape)
         self._next = 0
         self._sampled = sampled_rows(features.num_rows)
         self._sample: list[npt.NDArray[Any]] = []
@@ -56,10 +70,13 @@ class _DigestedRows:
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         assert rows.start == self._next, "rows must be read once each, in order"
         self._next = rows.stop
-        out = self._features.gather(np.arange(rows.start, rows.stop))
-        self._digest.update(out)
+        out = read = self._features.gather(np.arange(rows.start, rows.stop))
+        if self._kind is not None:
+            out = narrow(read, self._kind)
+            read = widen(out, self._kind)
+        self._digest.update(read)
         first, stop = np.searchsorted(self._sampled, (rows.start, rows.stop))
-        self._sample.append(out[self._sampled[first:stop] - rows.start])
+        self._sample.append(read[self._sampled[first:stop] - rows.start])
         return out
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
@@ -68,11 +85,12 @@ class _DigestedRows:
 
     def digests(self) -> dict[str, str]:
         """Digests of the features by the names of `DatasetDigests`, once all rows were read."""
-        empty = np.empty((len(self._sampled), self.shape[1]), self.dtype)  # rows without columns need not be read
-        sample = np.concatenate(self._sample) if self.shape[1] and self._sample else empty
+        rows, width = self.read_shape
+        empty = np.empty((len(self._sampled), width), self.read_dtype)  # rows without columns need not be read
+        sample = np.concatenate(self._sample) if width and self._sample else empty
         return {
-            "features": describe_features(*self.shape, self.dtype, self._digest.hexdigest()),
-            "feature_sample": feature_sample_digest(self.shape[0], sample),
+            "features": describe_features(rows, width, self.read_dtype, self._digest.hexdigest()),
+            "feature_sample": feature_sample_digest(rows, sample),
         }
 
 
@@ -95,23 +113,6 @@ def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
         file.write(np.ascontiguousarray(piece).data)
 
 
-def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> dict[str, int]:
-    """Median, largest and number of zeros of in-degrees, of which each of the ascending `degrees` occurs so often."""
-    total = int(counts.sum())
-    before = np.cumsum(counts)
-    # The mean of the two in the middle, which are one if their number is odd.
-    middle = (
-        [0, 0]
-        if not total
-        else [int(degrees[np.searchsorted(before, at, side="right")]) for at in ((total - 1) // 2, total // 2)]
-    )
-    return {
-        "median": sum(middle) // 2,
-        "largest": int(degrees.max(initial=0)),
-        "zero": int(counts[degrees == 0].sum()),
-    }
-
-
 def write_dataset(
     path: Path,
     dataset: Dataset,
@@ -119,6 +120,7 @@ def write_dataset(
     *,
     features_format: FeaturesFormat = "zarr",
     graph_format: FeaturesFormat = "zarr",
+    feature_dtype: FeatureDtype | None = None,
 ) -> Store:
     """Write a dataset as a committed store. Features, and the graph of another store, stream through from wherever they
     lie: each row is read once.
@@ -129,6 +131,8 @@ def write_dataset(
         overwrite: replace a store that is there.
         features_format: "zarr" (compressed, checksummed by Zarr chunk) or "npy" (uncompressed, can be memory-mapped).
         graph_format: of the arrays of the graph, likewise.
+        feature_dtype: "float32", "float16", "bfloat16" or "int8": rows are rounded to it, and are float32 again when
+            they are read; None: as they are, or as the store keeps them that they come from.
 
     Raises:
         InputError: the dataset's parts do not fit together, or a format is unknown.
@@ -137,8 +141,13 @@ def write_dataset(
     for name, chosen in (("features_format", features_format), ("graph_format", graph_format)):
         if chosen not in ("zarr", "npy"):
             raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
+    if feature_dtype is not None and feature_dtype not in FEATURE_DTYPES:
+        known = f"expected {', '.join(FEATURE_DTYPES)}{nearest(feature_dtype, FEATURE_DTYPES)}"
+        raise InputError(f"feature_dtype is '{feature_dtype}'; {known}")
     require_dataset(dataset)
     dataset.check()
+    before = dataset.features.kind if isinstance(dataset.features, WidenedFeatures) else None
+    kind = before if feature_dtype is None else feature_dtype
     path, graph, split = Path(path), dataset.graph, dataset.split
     of_graph: dict[str, Any] = {
         name: _DigestedArray(array, dtype)
@@ -157,13 +166,14 @@ def write_dataset(
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
-    rows = _DigestedRows(dataset.features)
+    rows = _DigestedRows(dataset.features, kind)
     meta: dict[str, Any] = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
         "task": dataset.task,
         "notes": list(dataset.notes),
         "features_format": features_format,
+        **({"features_dtype": kind} if kind in NARROW else {}),
         **({"graph_format": graph_format} if graph_format == "npy" else {}),
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
@@ -180,7 +190,10 @@ def write_dataset(
         entries = write_arrays(folder, arrays, npy=of_graph if graph_format == "npy" else ())
         made = digest_record({n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS})
         found = {**rows.digests(), "graph": made}
-        if bad := [name for name, digest in found.items() if dataset.known_digests.get(name, digest) != digest]:
+        known = dict(dataset.known_digests)
+        if kind not in (None, before):  # features may be rounded
+            known = {"graph": known["graph"]} if "graph" in known else {}
+        if bad := [name for name, digest in found.items() if known.get(name, digest) != digest]:
             raise StoreError(f"the {bad[0]} of {dataset.name} does not match the digest of its store; it is damaged")
         digests = DatasetDigests(dataset, found)
         meta["digests"] = {name: digests[name] for name in MANIFEST_DIGESTS}
@@ -195,26 +208,42 @@ def _npy_features(store: Store) -> MappedFeatures:
         what = "is missing" if seen is None else f"has {seen} bytes"
         raise StoreError(f"{file} {what}; expected {store.meta['features_bytes']} bytes: write the dataset again")
     with proving(store.path):
-        return MappedFeatures(file)
+        return MappedFeatures(file, features_dtype(store) is not None)
+
+
+def features_dtype(store: Store) -> FeatureDtype | None:
+    """How a dataset store keeps its features, if it narrows them. Raises StoreError if it says something else."""
+    if "features_dtype" not in store.meta:
+        return None
+    kind = store.value("features_dtype", str)
+    if kind not in NARROW:
+        raise StoreError(f"{store.path}: features_dtype is '{kind[:80]}'; expected {', '.join(NARROW)}: write it again")
+    return cast(FeatureDtype, kind)
 
 
 def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     """Features of a dataset store, in memory or on disk. Raises what `open_dataset_store` raises."""
+    kind = features_dtype(store)
+
+    def widened(rows: MemoryFeatures | ZarrFeatures) -> FeatureStore:
+        with proving(store.path):
+            return rows if kind is None else WidenedFeatures(rows, kind)
+
     written = store.value("features_format", str)
     if place == "memory" and written == "zarr":
         with proving(store.path):
-            return MemoryFeatures(store.read("features"))
+            return widened(MemoryFeatures(store.read("features"), kind is not None))
     if place == "memory":
-        loaded = MemoryFeatures(np.array(_npy_features(store).rows))
+        loaded = widened(MemoryFeatures(np.array(_npy_features(store).rows), kind is not None))
         if features_fingerprint(loaded) != store.fingerprint.get("features"):
             raise StoreError(
                 f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again"
             )
         return loaded
     if (place, written) == ("mapped", "npy"):
-        return _npy_features(store)
+        return widened(_npy_features(store))
     if (place, written) == ("zarr", "zarr"):
-        return ZarrFeatures.inside(store, "features")
+        return widened(ZarrFeatures.inside(store, "features", kind is not None))
     other = "mapped" if written == "npy" else "zarr"
     raise InputError(
         f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
@@ -228,7 +257,7 @@ def features_shape(store: Store) -> tuple[int, int]:
         rows, width = _npy_features(store).rows.shape
     else:
         rows, width = store.entries["features"]["shape"]
-    return rows, width
+    return rows, row_width(features_dtype(store) or "float32", width)
 
 
 def features_place(path: Path) -> Literal["mapped", "zarr"]:
@@ -370,31 +399,6 @@ def open_stored(path: Path) -> StoredDataset:
         StoredRows(store, "labels"),
         {name: StoredRows(store, name) for name in SPLITS},
     )
-
-
-def open_names(store: Store) -> NodeNames | None:
-    """Names of the nodes of a dataset store. Raises StoreError if they are damaged."""
-    if "node_name_text" not in store:
-        return None
-    names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"))
-    try:
-        return names.check()
-    except InputError as e:
-        raise StoreError(f"{store.path}: {e}; write the dataset again") from e
-
-
-def first_names(store: Store, most: int) -> list[str] | None:
-    """Names of the first nodes of a stored dataset, at most so many; None if nodes are called by their numbers.
-
-    Raises:
-        StoreError: the store is damaged.
-    """
-    if "node_name_text" not in store:
-        return None
-    starts = store.piece("node_name_starts", slice(0, most + 1))
-    with proving(store.path):
-        names = NodeNames(store.piece("node_name_text", slice(0, int(starts[-1]))), starts).check()
-    return names[:most]
 
 
 def open_dataset_store(

@@ -9,10 +9,13 @@ import zarr
 
 from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
+from .store.narrow import FeatureDtype, row_width, stored_dtype, stored_width, widen
 from .store.store import Store, open_store, write_store
 
 FloatArray = npt.NDArray[np.floating]
 KIND = "features"
+WIDENED_BYTES = 1 << 20
+"""Bytes of narrow rows that are gathered together, so that they are widened in the processor's cache."""
 
 
 @runtime_checkable
@@ -56,8 +59,13 @@ def _check_ids(ids: npt.NDArray[np.integer], num_rows: int) -> None:
 class MemoryFeatures:
     """Features in an array in memory, or in any array that NumPy indexes like one (a memory map)."""
 
-    def __init__(self, rows: FloatArray) -> None:
-        if rows.ndim != 2 or rows.dtype not in (np.float32, np.float64):
+    def __init__(self, rows: FloatArray, narrow: bool = False) -> None:
+        """
+        Args:
+            rows: [V, F].
+            narrow: they may have any dtype, for `WidenedFeatures`.
+        """
+        if rows.ndim != 2 or not (narrow or rows.dtype in (np.float32, np.float64)):
             raise InputError(f"features are {rows.dtype}{list(rows.shape)}; expected float32 or float64 [V, F]")
         self.rows = rows
 
@@ -85,14 +93,14 @@ class MemoryFeatures:
 class MappedFeatures(MemoryFeatures):
     """Features in an ``.npy`` file that the operating system pages in as rows are touched."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, narrow: bool = False) -> None:
         try:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
         except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
             raise StoreError(f"{path} is not a complete .npy file ({first_line(e)}); write the features again") from e
-        super().__init__(rows)
+        super().__init__(rows, narrow)
         self.path = Path(path)
 
 
@@ -105,18 +113,18 @@ class ZarrFeatures:
         self._open(store, "rows")
 
     @classmethod
-    def inside(cls, store: Store, name: str) -> "ZarrFeatures":
-        """Features in the array `name` of a store that holds other arrays too."""
+    def inside(cls, store: Store, name: str, narrow: bool = False) -> "ZarrFeatures":
+        """Features in the array `name` of a store that holds other arrays too, `narrow` as in `MemoryFeatures`."""
         self = cls.__new__(cls)
         self.path = store.path
-        self._open(store, name)
+        self._open(store, name, narrow)
         return self
 
-    def _open(self, store: Store, name: str) -> None:
+    def _open(self, store: Store, name: str, narrow: bool = False) -> None:
         self._array: zarr.Array = store.array(name)
         if self._array.ndim != 2:
             raise StoreError(f"{store.path}: '{name}' has shape {list(self._array.shape)}; expected [V, F]")
-        if self._array.dtype not in (np.float32, np.float64):
+        if not narrow and self._array.dtype not in (np.float32, np.float64):
             raise StoreError(
                 f"{store.path}: '{name}' is {self._array.dtype}; expected float32 or float64: write the store again"
             )
@@ -201,6 +209,49 @@ class ConvertedFeatures:
         converted: Any = np.empty(rows.shape, self._dtype) if out is None else out
         converted[...] = rows
         return converted
+
+
+class WidenedFeatures:
+    """Rows that a store keeps narrower (`store.narrow`), as float32, widened as they are gathered."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, kept: MemoryFeatures | ZarrFeatures, kind: FeatureDtype) -> None:
+        """
+        Args:
+            kept: the rows as they are kept.
+            kind: how they are.
+
+        Raises:
+            InputError: the rows are no such ones.
+        """
+        if kept.dtype != stored_dtype(kind) or kept.num_features < stored_width(kind, 0):
+            raise InputError(f"features kept as {kind} are {kept.dtype}[{kept.num_rows}, {kept.num_features}]")
+        self.kept = kept
+        self.kind: FeatureDtype = kind
+
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self.kept.num_rows
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`."""
+        return row_width(self.kind, self.kept.num_features)
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """See `FeatureStore.gather`. A few rows at a time are between the two forms."""
+        ids = np.asarray(ids)
+        if out is None:
+            out = np.empty((len(ids), self.num_features), np.float32)
+        if isinstance(self.kept, ZarrFeatures):  # which reads whole Zarr chunks
+            return widen(self.kept.gather(ids), self.kind, out)
+        _check_ids(ids, self.num_rows)
+        step = max(1, WIDENED_BYTES // max(1, self.kept.num_features * self.kept.dtype.itemsize))
+        for i in range(0, len(ids), step):
+            widen(self.kept.gather(ids[i : i + step]), self.kind, out[i : i + step])
+        return out
 
 
 class CountedFeatures:

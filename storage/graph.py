@@ -155,6 +155,23 @@ class Graph:
         return self
 
 
+def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> dict[str, int]:
+    """Median, largest and number of zeros of in-degrees, of which each of the ascending `degrees` occurs so often."""
+    total = int(counts.sum())
+    before = np.cumsum(counts)
+    # The mean of the two in the middle, which are one if their number is odd.
+    middle = (
+        [0, 0]
+        if not total
+        else [int(degrees[np.searchsorted(before, at, side="right")]) for at in ((total - 1) // 2, total // 2)]
+    )
+    return {
+        "median": sum(middle) // 2,
+        "largest": int(degrees.max(initial=0)),
+        "zero": int(counts[degrees == 0].sum()),
+    }
+
+
 AT_ONCE = 1 << 22
 """Edges that are looked at together, so that temporary arrays are small."""
 

@@ -27,13 +27,12 @@ from .dataset_store import (
     features_shape,
     graph_array,
     open_features,
-    open_names,
 )
 from .errors import StoreError
 from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
-from .node_names import NodeNames
+from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
 
 

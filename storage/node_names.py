@@ -7,9 +7,11 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError
+from .array_checks import proving
+from .errors import InputError, StoreError
 from .graph import edges_of_rows
 from .plural import are, counted
+from .store.store import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,3 +140,28 @@ class NodeNames(Sequence[str]):
         offsets = np.frombuffer(starts, np.int64)[whole.offset : whole.offset + len(whole) + 1]
         letters = np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8)
         return cls(letters[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def open_names(store: Store) -> NodeNames | None:
+    """Names of the nodes of a dataset store. Raises StoreError if they are damaged."""
+    if "node_name_text" not in store:
+        return None
+    names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"))
+    try:
+        return names.check()
+    except InputError as e:
+        raise StoreError(f"{store.path}: {e}; write the dataset again") from e
+
+
+def first_names(store: Store, most: int) -> list[str] | None:
+    """Names of the first nodes of a stored dataset, at most so many; None if nodes are called by their numbers.
+
+    Raises:
+        StoreError: the store is damaged.
+    """
+    if "node_name_text" not in store:
+        return None
+    starts = store.piece("node_name_starts", slice(0, most + 1))
+    with proving(store.path):
+        names = NodeNames(store.piece("node_name_text", slice(0, int(starts[-1]))), starts).check()
+    return names[:most]

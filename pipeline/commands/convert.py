@@ -24,6 +24,13 @@ def convert(
     graph: Annotated[
         str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped): the edges")
     ] = "zarr",
+    feature_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 | float16 | bfloat16 | int8: round features to it; they are widened when read.",
+            metavar="DTYPE",
+        ),
+    ] = None,
     memory: Annotated[
         str, typer.Option(help="Bound of the memory of all processes together, for tables of edges and nodes.")
     ] = "2GiB",
@@ -50,7 +57,7 @@ def convert(
     job = resolve(job_table(None, flags, given))
     to = out if is_url(out) else output_folder(Path(out))
     with Terminal() as terminal:
-        store = convert_job(job, None, to, Formats(features, graph), memory, workers, terminal)
+        store = convert_job(job, None, to, Formats(features, graph, feature_dtype), memory, workers, terminal)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
     name, size = store.value("name", str), None if is_url(out) else store.nbytes
     space = "" if size is None else f", {size / 2**20:,.2f} MiB"
@@ -61,6 +68,7 @@ def convert(
         "num_edges": edges,
         "features": features,
         "graph": graph,
+        "feature_dtype": feature_dtype,
         "bytes": size,
     }
     show(f"{name}: {nodes:,} nodes, {edges:,} edges{space} in {to}", record, as_json)

@@ -12,11 +12,12 @@ from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.dataset_store import FEATURES_FILE, first_names, graph_place
+from ...storage.dataset_store import FEATURES_FILE, features_dtype, features_shape, graph_place
 from ...storage.errors import InputError, StoreError, first_line
 from ...storage.features import MappedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
+from ...storage.node_names import first_names
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import npy_bytes
 from ...storage.store.store import Store, open_store
@@ -175,7 +176,8 @@ def _dataset_store(store: Store) -> dict[str, Any]:
     features = store.path / FEATURES_FILE
     with proving(store.path):
         lengths = {name: entry["shape"][0] for name, entry in store.entries.items()}
-        rows = MappedFeatures(features).rows if features.is_file() else None
+        kept = features_dtype(store)
+        rows = MappedFeatures(features, kept is not None).rows if features.is_file() else None
         shape, dtype = (
             (rows.shape, rows.dtype) if rows is not None
             else (store.entries["features"]["shape"], store.entries["features"]["dtype"])
@@ -188,7 +190,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
             "graph on disk": _graph_on_disk(store),
-            "features": f"{shape[1]} of {dtype}",
+            "features": f"{shape[1] if kept is None else features_shape(store)[1]} of {kept or dtype}",
             **_labels(store.value("task", str), store.value("num_classes", int)),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }

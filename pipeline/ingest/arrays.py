@@ -13,6 +13,7 @@ from zarr.storage import MemoryStore
 from ...storage.errors import RunError
 from ...storage.fingerprint import digest_leaves, feature_sample_digest, leaf_rows, sampled_rows
 from ...storage.store.arrays import chunk_rows, create_array
+from ...storage.store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ...storage.store.npy import make_npy, put_npy
 
 SLICE_BYTES = 64 << 20
@@ -136,6 +137,15 @@ class Matrix(NamedTuple):
     npy: bool
     """In a file of their own, ``features.npy``, rather than a Zarr array."""
     dtype: str = "float32"
+    kind: FeatureDtype | None = None
+    """Rows are narrowed to it when they are written; digests are those of the rows as they are read again."""
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], str]:
+        """Shape and dtype as they are written."""
+        if self.kind is None:
+            return self.shape, self.dtype
+        return (self.shape[0], stored_width(self.kind, self.shape[1])), str(stored_dtype(self.kind))
 
     @property
     def chunk(self) -> int:
@@ -152,18 +162,21 @@ class Matrix(NamedTuple):
         with open(self._sample, "ab") as file:
             file.truncate(len(sampled_rows(self.shape[0])) * self.row_bytes)
         if not self.npy:
-            return make_arrays(self.store, {"features": (self.shape, self.dtype)})
-        make_npy(self.store, "features", self.shape, self.dtype)
+            return make_arrays(self.store, {"features": self.kept})
+        make_npy(self.store, "features", *self.kept)
         return {}
 
     def put(self, first: int, rows: npt.NDArray[np.floating]) -> bytes:
         """Write rows that begin and end like those of `put_rows`; return the digests of their leaves."""
-        rows = np.ascontiguousarray(rows)
+        rows = kept = np.ascontiguousarray(rows)
+        if self.kind is not None:
+            kept = narrow(rows, self.kind)
+            rows = widen(kept, self.kind)
         self._put_sample(first, rows)
         if self.npy:
-            put_npy(self.store, "features", self.shape, first, rows)
-        elif rows.size:
-            put_rows(self.store, "features", first, rows)
+            put_npy(self.store, "features", self.kept[0], first, kept)
+        elif kept.size:
+            put_rows(self.store, "features", first, kept)
         return digest_leaves(rows, self.dtype)
 
     @property

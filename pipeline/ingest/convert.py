@@ -14,6 +14,7 @@ from ...storage.dataset import counted_outputs
 from ...storage.dataset_store import KIND, FeaturesFormat, features_place, graph_place, write_dataset
 from ...storage.errors import InputError, RunError, StoreError, nearest
 from ...storage.fingerprint import digest_record
+from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
@@ -37,16 +38,21 @@ DEFAULT_MEMORY = "2GiB"
 
 @dataclass(frozen=True)
 class Formats:
-    """Formats of a store's features and graph: zarr or npy."""
+    """Formats of a store's features and graph: zarr or npy; and how features are kept."""
 
     features: str = "zarr"
     graph: str = "zarr"
+    feature_dtype: Any = None
 
     def check(self) -> "Formats":
-        """Raise InputError unless both are known."""
-        for name, value in vars(self).items():
-            if value not in FORMATS:
+        """Raise InputError unless all are known."""
+        for name in ("features", "graph"):
+            if (value := getattr(self, name)) not in FORMATS:
                 raise InputError(f"{name} is '{value}'; expected zarr or npy{nearest(value, list(FORMATS))}")
+        kind = self.feature_dtype
+        if kind is not None and kind not in FEATURE_DTYPES:
+            known = f"{', '.join(FEATURE_DTYPES)}{nearest(str(kind), FEATURE_DTYPES)}"
+            raise InputError(f"feature_dtype is '{kind}'; expected {known}")
         return self
 
 
@@ -80,7 +86,9 @@ def convert_job(
             emit(Note(f"the dataset was read into memory, since {why}"))
         emit(StageStarted("store", f"writing {out}"))
         as_npy: list[FeaturesFormat] = ["npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph)]
-        return write_dataset(out, data, features_format=as_npy[0], graph_format=as_npy[1])
+        of_features, of_graph = as_npy
+        kind = formats.feature_dtype
+        return write_dataset(out, data, features_format=of_features, graph_format=of_graph, feature_dtype=kind)
     try:
         path = spec if isinstance(spec, str) and is_url(spec) else Path(spec).expanduser()
         return _ingest(job, path, out, formats, limit, workers, emit)
@@ -115,7 +123,7 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
 def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int, workers: int, emit: Emit) -> Store:
     start = time.perf_counter()
     source = find_source(path, job.read)
-    settings = Settings(job.read, job.split, job.seed_of("split"), formats.features, formats.graph)
+    settings = Settings(job.read, job.split, job.seed_of("split"), **vars(formats))
     in_process = workers == 1 and job.cluster.scheduler is None
     plan = _plan(source, settings, memory, workers)
     with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
@@ -140,7 +148,7 @@ def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict
         files = [[str(f.resolve()), *stamp_of(f)] for f in (*source.edges, *source.nodes)]
     except OSError as e:
         raise InputError(f"{e.filename} cannot be read ({e.strerror})") from e
-    chosen = {name: str(getattr(settings, name)) for name in ("options", "split", "seed", "features", "graph")}
+    chosen = {name: str(value) for name, value in vars(settings).items()}
     return {"layout": LAYOUT, "plan": digest_record({"files": files, "memory": memory, "workers": workers, **chosen})}
 
 
@@ -201,6 +209,7 @@ def convert(
     *,
     features: FeaturesFormat = "zarr",
     graph: FeaturesFormat = "zarr",
+    feature_dtype: FeatureDtype | None = None,
     memory: str | int = DEFAULT_MEMORY,
     workers: int = 1,
     scheduler: str | None = None,
@@ -224,6 +233,8 @@ def convert(
             working folder, and copied there, the manifest last.
         features: "zarr" (compressed, checksummed) or "npy" (can be memory-mapped).
         graph: of the graph's arrays, likewise.
+        feature_dtype: "float16", "bfloat16" or "int8": features are rounded to it, and widened to float32 when they are
+            read ("int8" keeps a scale for each row); "float32"; None: as they come.
         memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
         workers: processes that share the work; 1: this process.
         scheduler: address of a Dask scheduler, whose workers do the work, and see the same files.
@@ -248,4 +259,4 @@ def convert(
     with heard(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
         to = out if isinstance(out, str) and is_url(out) else Path(out).expanduser()
-        return convert_job(job, given, to, Formats(features, graph), memory, workers, listener)
+        return convert_job(job, given, to, Formats(features, graph, feature_dtype), memory, workers, listener)

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary
+from ...storage.dataset_store import FEATURES_FILE, KIND, NARROW
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
-from ...storage.graph import index_dtype
+from ...storage.graph import degree_summary, index_dtype
 from ...storage.store.manifest import write_manifest
+from ...storage.store.narrow import FeatureDtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.edges import (
     IGNORED,
@@ -70,6 +71,8 @@ class Settings:
     """zarr or npy."""
     graph: str = "zarr"
     """Likewise, of the graph's arrays."""
+    feature_dtype: FeatureDtype | None = None
+    """How rows of features are kept."""
 
 
 class Ingest:
@@ -325,7 +328,7 @@ class Ingest:
         """Write the features. Returns their array, and the digests of its leaves by first row."""
         options, degrees = self.settings.options, not self.feature_columns or not self.width
         shape = (self.map.num_nodes, 2 if degrees else self.width)
-        matrix = Matrix(self.store, shape, self.settings.features == "npy")
+        matrix = Matrix(self.store, shape, self.settings.features == "npy", kind=self.settings.feature_dtype)
         self.feature_entries = matrix.make()
         work = feature_tasks.FeatureWork(self.folder, options, self.map, matrix, self.feature_columns, self.row_batch)
         if degrees:
@@ -391,6 +394,7 @@ class Ingest:
             "task": self.labels["task"],
             "notes": self.notes,
             "features_format": self.settings.features,
+            **({"features_dtype": matrix.kind} if matrix.kind in NARROW else {}),
             **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
             "in_degree": self.in_degree,
             "digests": {**self.labels["digests"], "feature_sample": matrix.sample_digest()},

@@ -12,8 +12,9 @@ import numpy as np
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import FEATURES_FILE, KIND, degree_summary, graph_place
+from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_place
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
+from ...storage.graph import degree_summary
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
@@ -110,7 +111,7 @@ class _Relabelling:
             entries["indices"]["dtype"],
         )
         dtype = str(tasks.features_of(self.work).dtype)
-        self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, dtype)
+        self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, dtype, features_dtype(self.source))
         self.cells = cells_of(data.num_nodes)
         self.most = self.budget.edge_group(self.weighted)
 
@@ -239,6 +240,7 @@ class _Relabelling:
         meta = {
             **{key: source.meta[key] for key in ("name", "num_classes", "task", "notes")},
             "features_format": "npy",
+            **({} if matrix.kind is None else {"features_dtype": matrix.kind}),
             **({"graph_format": "npy"} if self.npy else {}),
             "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
             "digests": {**digests, "feature_sample": matrix.sample_digest()},

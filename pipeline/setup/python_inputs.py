@@ -23,7 +23,7 @@ from ...storage.dataset_store import (
     write_dataset,
 )
 from ...storage.errors import InputError, StoreError
-from ...storage.features import MappedFeatures, ZarrFeatures
+from ...storage.features import MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
@@ -217,7 +217,7 @@ def _digests(dataset: Dataset) -> dict[str, str]:
 
 def _store_of(dataset: Dataset) -> Path | None:
     """The store that the dataset was opened from, if its features are still there and the rest is the same."""
-    features = dataset.features
+    features = dataset.features.kept if isinstance(dataset.features, WidenedFeatures) else dataset.features
     if isinstance(features, MappedFeatures) and features.path.name == FEATURES_FILE:
         path = features.path.parent
     elif isinstance(features, ZarrFeatures):

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from millrace.storage import dataset_store as module
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.dataset_store import open_dataset_store, write_dataset
+from millrace.storage.dataset_store import features_shape, open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.store.manifest import MANIFEST, manifest_text
+from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import open_store
 from tests.contracts.messages import graphs
@@ -230,6 +232,58 @@ def test_a_store_is_copied_slice_by_slice(tmp_path, small, formats, monkeypatch)
                 write_dataset(tmp_path / "bad", open_lazily(tmp_path / "a", "mapped"))
             assert not (tmp_path / "bad").exists()
             np.load(tmp_path / "a" / f"{name}.npy", mmap_mode="r+")[0] -= 1
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_features_are_kept_narrow_and_read_as_float32(tmp_path, small, kind, dtype, monkeypatch):
+    monkeypatch.setattr("millrace.storage.features.WIDENED_BYTES", 20)
+    data = replace(small, features=MemoryFeatures((small.features.rows * 300 - 50).astype(dtype)))
+    want = widen(narrow(data.features.rows, kind), kind)
+    plain = write_dataset(tmp_path / "plain", replace(data, features=MemoryFeatures(want)))
+    for written, opened in READABLE:
+        path = tmp_path / f"{written}-{opened}"
+        store = write_dataset(path, data, features_format=written, feature_dtype=kind)
+        assert dict(store.fingerprint) == dict(plain.fingerprint), "that of the rounded rows"
+        assert store.meta["digests"] == plain.meta["digests"]
+        features = open_dataset_store(path, opened).features
+        assert (features.num_rows, features.num_features, features.dtype) == (20, 5, np.float32)
+        ids = np.array([3, 3, 19, 0, 7, 1, 2])
+        np.testing.assert_array_equal(features.gather(ids), want[ids])
+        out = np.empty((7, 5), np.float32)
+        assert features.gather(ids, out) is out
+        np.testing.assert_array_equal(out, want[ids])
+        assert features.gather(ids[:0]).shape == (0, 5)
+        assert features_shape(store) == (20, 5)
+        with pytest.raises(IndexError):
+            features.gather(np.array([20]))
+        # Copies keep the form, and have the same digests in any other.
+        lazy = open_lazily(path, "mapped" if written == "npy" else "zarr")
+        assert lazy.num_features == 5
+        again = write_dataset(tmp_path / f"again-{opened}-{written}", lazy, features_format=written)
+        assert (again.fingerprint, again.meta, again.entries) == (store.fingerprint, store.meta, store.entries)
+        wide = write_dataset(tmp_path / f"wide-{opened}-{written}", lazy, feature_dtype="float32")
+        assert dict(wide.fingerprint) == dict(plain.fingerprint) and "features_dtype" not in wide.meta
+    if kind != "float32":
+        size = (tmp_path / "npy-mapped" / "features.npy").stat().st_size
+        assert size == 128 + 20 * {"float16": 10, "bfloat16": 10, "int8": 9}[kind]
+        rows = np.load(tmp_path / "npy-mapped" / "features.npy", mmap_mode="r+")
+        rows[0, 0] += 1
+        with pytest.raises(StoreError, match="does not match its digest"):
+            open_dataset_store(tmp_path / "npy-mapped")
+
+
+def test_an_unknown_form_of_features_is_refused(tmp_path, small):
+    with pytest.raises(InputError, match="feature_dtype is 'float8'; expected float32, float16, bfloat16, int8; did"):
+        write_dataset(tmp_path / "d", small, feature_dtype="float8")
+    store = write_dataset(tmp_path / "d", small, feature_dtype="int8")
+    for meta, said in (
+        ({**store.meta, "features_dtype": "int4"}, "features_dtype is 'int4'; expected float16, bfloat16, int8"),
+        ({**store.meta, "features_dtype": "float16"}, r"features kept as float16 are uint8\[20, 9\]"),
+    ):
+        (tmp_path / "d" / MANIFEST).write_text(manifest_text("dataset", store.fingerprint, meta, store.entries))
+        with pytest.raises(StoreError, match=said):
+            open_dataset_store(tmp_path / "d", "zarr")
 
 
 def test_a_missing_chunk_is_refused(tmp_path, small):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from millrace.pipeline.commands.describe import _dataset, describe
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.dataset_store import degree_summary, first_names, write_dataset
+from millrace.storage.dataset_store import write_dataset
 from millrace.storage.features import MemoryFeatures
-from millrace.storage.graph import from_edges
-from millrace.storage.node_names import NodeNames
+from millrace.storage.graph import degree_summary, from_edges
+from millrace.storage.node_names import NodeNames, first_names
 
 
 @given(st.lists(st.integers(0, 9), max_size=20))
@@ -42,3 +42,5 @@ def test_a_store_is_described_without_its_arrays(tmp_path, names, features, monk
     }
     assert found.pop("graph on disk").endswith(how[features])
     assert found == _dataset(data)
+    write_dataset(tmp_path / "int8", data, features_format=features, feature_dtype="int8")
+    assert describe(str(tmp_path / "int8"), None)["features"] == "3 of int8"

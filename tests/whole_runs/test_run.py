@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from millrace.stages.kernels.runtime import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.store.narrow import narrow, widen
 
 SMALL = {
     "epochs": 4,
@@ -390,6 +393,23 @@ def test_an_opened_dataset_may_be_split_anew(sbm, tmp_path, stored):
     assert mr.run(data, resume=True, out=options["out"], epochs=6).epochs == 6, "as it was split when the run began"
     with pytest.raises(mr.InputError, match="read"):
         mr.run(data, **{**options, "read": {"self_loops": "drop"}, "out": tmp_path / "read"})
+
+
+def test_narrow_features_train_alike_wherever_they_lie(sbm, tmp_path):
+    """As the rounded rows in float32 do."""
+    rows = widen(narrow(sbm.features.gather(np.arange(sbm.num_nodes)), "int8"), "int8")
+    want = mr.run(replace(sbm, features=MemoryFeatures(rows)), out=tmp_path / "want", **SMALL)
+    for features, form in (("memory", "npy"), ("mapped", "npy"), ("zarr", "zarr")):
+        store = tmp_path / f"store-{features}"
+        mr.write_dataset(store, sbm, features_format=form, feature_dtype="int8")
+        got = mr.run(store, features=features, out=tmp_path / features, **SMALL)
+        assert got.parameters_sha256 == want.parameters_sha256
+        assert got.test_accuracy == want.test_accuracy
+    opened = mr.open_dataset(store, features="zarr")
+    again = mr.run(opened, out=tmp_path / "again", **SMALL)
+    assert again.parameters_sha256 == want.parameters_sha256
+    assert 'features = "zarr"' in (tmp_path / "again" / "job.toml").read_text()
+    assert len(mr.predict(got)) == sbm.num_nodes
 
 
 def test_a_run_folder_is_never_overwritten(sbm, tmp_path):

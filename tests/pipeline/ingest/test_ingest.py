@@ -93,15 +93,18 @@ def graph(
     return folder
 
 
-def same(folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", **given) -> mr.Dataset:
+def same(
+    folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", feature_dtype=None, **given
+) -> mr.Dataset:
     """Convert and compare; return the dataset."""
     want, got = tmp_path / "want", tmp_path / "got"
     for path in (want, got):
         if path.exists():
             path.rename(path.with_name(f"{path.name}-{len(list(tmp_path.iterdir()))}"))
     dataset = open_dataset(folder, options=options, **given)
-    write_dataset(want, dataset, features_format=features, graph_format=features)
-    mr.convert(folder, got, options=options, features=features, graph=features, verbose=False, **given)
+    form = {"feature_dtype": feature_dtype}
+    write_dataset(want, dataset, features_format=features, graph_format=features, **form)
+    mr.convert(folder, got, options=options, features=features, graph=features, verbose=False, **form, **given)
     a, b = contents(want), contents(got)
     assert a.keys() == b.keys()
     assert not [name for name in a if a[name] != b[name]]
@@ -109,6 +112,7 @@ def same(folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", **
     return open_dataset_store(got)
 
 
+FORMS = [None, "float16", "int8", "bfloat16", "float32"]
 DIRECTIONS, DUPLICATES, LOOPS = ["directed", "reverse", "undirected"], ["merge", "keep"], ["keep", "drop"]
 
 
@@ -128,7 +132,7 @@ def test_the_store_is_that_of_the_reader_in_memory(tmp_path, ids):
             unlabelled_in_split="drop", normalize_features=["none", "row", "binary"][n % 3],
             label_gaps=["keep", "compact"][n % 2], edge_weights=["use", "use", "ignore"][n % 3],
         )  # fmt: skip
-        same(folder, tmp_path, options, ["zarr", "npy"][n % 2], seed=n)
+        same(folder, tmp_path, options, ["zarr", "npy"][n % 2], FORMS[n % 5], seed=n)
 
 
 @pytest.mark.parametrize("seed", range(4))

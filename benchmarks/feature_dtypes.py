@@ -1,0 +1,101 @@
+"""Features kept in fewer bytes: test accuracy, and seconds of gathering, for each form that a store may keep.
+
+    python benchmarks/feature_dtypes.py --data DATA/ --graphs cora,amazon_computers,ogbn_arxiv --seeds 5
+    python benchmarks/feature_dtypes.py --gather
+
+The first trains GraphSAGE on stores of the graph's ``.npz`` file, once for each form and seed: split, parameters and
+minibatches are those of the seed, whatever the form. Shown is the mean test accuracy over seeds and its standard
+deviation, and the mean and standard deviation of the difference from float32, seed by seed.
+
+``--gather`` times random rows of a matrix of 2 million rows of 128 features, mapped and warm, in one thread.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import millrace as mr
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.store.narrow import FEATURE_DTYPES
+
+JOBS = {
+    "cora": {"epochs": 30, "batch_size": 64, "fanout": [10, 10], "hidden": 64, "dropout": 0.5},
+    "amazon_computers": {"epochs": 20, "batch_size": 64, "fanout": [10, 10], "hidden": 64, "dropout": 0.5},
+    "ogbn_arxiv": {"epochs": 3, "batch_size": 1024, "fanout": [10, 5], "hidden": 64, "dropout": 0.2},
+}
+"""Short runs: the difference between forms is what is measured."""
+ROWS, WIDTH, ASKED = 2_000_000, 128, 100_000
+
+
+def accuracies(args: argparse.Namespace, graph: str, folder: Path) -> None:
+    """Print a line for each form."""
+    before = None
+    options = mr.ReadOptions(direction="undirected")
+    for kind in args.forms.split(","):
+        found = []
+        for seed in range(args.seeds):
+            store = folder / f"{graph}-{kind}-{seed}"
+            data = mr.open_dataset(args.data / f"{graph}.npz", options=options, seed=seed)
+            mr.write_dataset(store, data, features_format="npy", feature_dtype=kind)
+            job = {**JOBS[graph], "seed": seed, "train": {"evaluate_every": 0, "batch_size": JOBS[graph]["batch_size"]}}
+            job.pop("batch_size")
+            run = mr.run(store, features="mapped", out=folder / f"run-{store.name}", verbose=False, **job)
+            found.append(100 * (run.test_accuracy or 0.0))
+        values = np.array(found)
+        before = values if before is None else before
+        size = (store / "features.npy").stat().st_size / 2**20
+        apart = values - before
+        print(
+            f"{graph} {kind}: {values.mean():.2f} ± {values.std(ddof=1):.2f} %, "
+            f"{apart.mean():+.2f} ± {apart.std(ddof=1):.2f} from float32, {size:.1f} MiB",
+            flush=True,
+        )
+
+
+def gather(folder: Path) -> None:
+    """Print seconds of gathering, the shortest of some turns."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, WIDTH), np.float32)
+    none = np.empty(0, np.int64)
+    graph, split = mr.from_edges(none, none, ROWS), mr.Split(none, none, none)
+    data = mr.Dataset("x", graph, MemoryFeatures(x), np.zeros(ROWS, np.int64), split, 1)
+    stores = {}
+    for kind in FEATURE_DTYPES:
+        mr.write_dataset(folder / kind, data, features_format="npy", feature_dtype=kind)
+        stores[kind] = mr.open_dataset(folder / kind, features="mapped").features
+    asked = [rng.integers(0, ROWS, ASKED) for _ in range(12)]
+    out, best = np.empty((ASKED, WIDTH), np.float32), dict.fromkeys(stores, float("inf"))
+    for ids in asked:
+        for kind, features in stores.items():
+            start = time.perf_counter()
+            features.gather(ids, out)
+            best[kind] = min(best[kind], time.perf_counter() - start)
+    for kind, seconds in best.items():
+        print(
+            f"gather {kind}: {seconds * 1e3:.1f} ms for {ASKED:,} rows, {seconds / ASKED * 1e9:.0f} ns a row",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--graphs", default=",".join(JOBS))
+    parser.add_argument("--forms", default=",".join(FEATURE_DTYPES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--gather", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.gather:
+            gather(Path(folder))
+            return
+        for graph in args.graphs.split(","):
+            accuracies(args, graph, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
