@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from millrace.tests.contracts import interpreter
+from millrace.tests.contracts import interpreter, pretended_device
 
 # Read when Triton is first imported, by whichever test comes first.
 if not torch.cuda.is_available():
@@ -82,3 +82,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def on_device() -> Iterator[torch.device]:
+    """A GPU: the machine's, or one that is pretended (`contracts.pretended_device`)."""
+    pytest.importorskip("triton")
+    with pytest.MonkeyPatch.context() as patch:
+        pretended_device.install(patch)
+        yield pretended_device.DEVICE

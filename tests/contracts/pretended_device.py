@@ -1,19 +1,43 @@
-"""A device that is not there: tensors that say they lie on a GPU, while their values lie on the host.
+"""A GPU that is not there: tensors that say they lie on ``cuda:0``, while their values lie on the host.
 
-In Triton's interpreter "cuda" is the host, where a tensor of the host that meets one of the device goes unnoticed. Here
-it raises, as on a GPU.
+An operation on a tensor of the device and one of the host raises, as it does on a GPU; so does a Triton kernel, which
+runs in the interpreter, that is given a tensor of the host that is not page-locked. Stricter than a GPU in one thing:
+indices of rows must lie on the device too, since a GPU copies them, and waits.
+
+Streams and events do nothing, since everything is done when it is asked for: a missing wait goes unnoticed here. A
+recorded CUDA graph is the list of its operations, which a replay runs again; a recording may not read a value.
 """
 
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-COPIES = {torch.ops.aten._to_copy.default}
-BETWEEN = {torch.ops.aten.copy_.default}
+DEVICE = torch.device("cuda", 0)
+MEMORY = 8 << 30
+"""Bytes of the device's memory, all free."""
+PROPERTIES = SimpleNamespace(name="pretended", total_memory=MEMORY, multi_processor_count=1, major=9, minor=0)
+aten: Any = torch.ops.aten
+BETWEEN = {aten.copy_.default}
 """Operations that take tensors of both."""
+READS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.unique_dim.default}
+"""Operations that wait for the device."""
+PRODUCTS = {aten.mm.dtype: torch.mm, aten.bmm.dtype: torch.bmm}
+PRODUCTS_INTO = {aten.mm.dtype_out: torch.mm, aten.bmm.dtype_out: torch.bmm}
+"""Products in another dtype than their operands', which the host does not have."""
+
+_locked: dict[int, Any] = {}
+"""Page-locked memory of the host, by address."""
+_recording = threading.local()
 
 
 class OnDevice(Tensor):
@@ -24,35 +48,105 @@ class OnDevice(Tensor):
     """
 
     held: Tensor
+    device = property(lambda self: DEVICE)  # pyright: ignore[reportAssignmentType]
+    is_cuda = property(lambda self: True)  # pyright: ignore[reportAssignmentType]
+    is_cpu = is_meta = property(lambda self: False)  # pyright: ignore[reportAssignmentType]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     @staticmethod
-    def __new__(cls: type, held: Tensor) -> "OnDevice":
+    def __new__(cls: type, held: Tensor, requires_grad: bool = False) -> "OnDevice":
+        # Without memory: autograd of a torch without CUDA knows no device of type cuda.
         return Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
-            device=torch.device("cuda", 0),
+            device=torch.device("meta"),
+            requires_grad=requires_grad,
         )
 
-    def __init__(self, held: Tensor) -> None:
+    def __init__(self, held: Tensor, requires_grad: bool = False) -> None:
         self.held = held.detach()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"OnDevice({self.held})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            copied = OnDevice(self.held.clone(), self.requires_grad)
+            memo[id(self)] = nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError("a tensor of the pretended device is pickled")
+
+    # torch would make tensors without values of numbers and arrays.
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = value if isinstance(value, Tensor) else torch.tensor(value, dtype=self.dtype)
+        super().__setitem__(_index(index), value)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_index(index))
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Its values, if they may be copied."""
+        if not force:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+        return self.detach().cpu().numpy()
+
+    def tolist(self) -> Any:
+        """Its values."""
+        return self.cpu().tolist()
+
+    def untyped_storage(self) -> Any:
+        """The memory of its values."""
+        return self.held.untyped_storage()
+
+    def record_stream(self, stream: Any) -> None:
+        """No effect."""
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """False."""
+        return False
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        options = dict(kwargs or {})
-        to = torch.device(options.pop("device", None) or "cuda")
-        tensors = [t for t in tree_leaves((args, options)) if isinstance(t, Tensor)]
+        kwargs = kwargs or {}
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(type(t) not in (Tensor, nn.Parameter, OnDevice) for t in tensors):
+            return NotImplemented
         if func not in BETWEEN and any(not isinstance(t, OnDevice) and t.dim() for t in tensors):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
-        result = func(*tree_map(_held, args), **tree_map(_held, options))
-        if func in COPIES:
-            return result if to.type == "cpu" else OnDevice(result)
-        return return_and_correct_aliasing(func, args, kwargs or {}, tree_map(_on_device, result))
+        options = dict(kwargs)
+        to = options.pop("device", None)
+        if to is not None:
+            options["device"] = "cpu"
+        given, named = tree_map(_held, args), tree_map(_held, options)
+
+        def run() -> Any:
+            if func in PRODUCTS:
+                return PRODUCTS[func](*(x.to(given[2]) for x in given[:2]))
+            if func in PRODUCTS_INTO:
+                return named["out"].copy_(PRODUCTS_INTO[func](*(x.to(given[2]) for x in given[:2])))
+            return func(*given, **named)
+
+        result = run()
+        stays = to is None or to.type != "cpu"
+        _record(func, run, result, tensors, stays)
+        if not stays:
+            return result
+        if func in BETWEEN and not isinstance(args[0], OnDevice):
+            return args[0]
+        if func._schema.name.startswith("aten::_foreach") and func._schema.name.endswith("_"):
+            return result
+        return return_and_correct_aliasing(func, args, kwargs, tree_map(_on_device, result))
+
+
+def _index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(map(_index, index))
+    return OnDevice(torch.as_tensor(np.asarray(index))) if isinstance(index, np.ndarray | list) else index
 
 
 def _held(value: Any) -> Any:
@@ -63,13 +157,229 @@ def _on_device(value: Any) -> Any:
     return OnDevice(value) if isinstance(value, Tensor) and not isinstance(value, OnDevice) else value
 
 
-def on_pretended_device(module: nn.Module) -> nn.Module:
-    """Move the parameters and buffers of a module to the pretended device, in place."""
-    for child in module.modules():
-        for name, parameter in child._parameters.items():
-            if parameter is not None:
-                child._parameters[name] = nn.Parameter(OnDevice(parameter.detach()), parameter.requires_grad)
-        for name, buffer in child._buffers.items():
-            if buffer is not None:
-                child._buffers[name] = OnDevice(buffer)
-    return module
+def _record(func: Any, run: Callable[[], Any], result: Any, inputs: list[Tensor], stays: bool) -> None:
+    """Add an operation to the recording under way in this thread."""
+    steps = getattr(_recording, "steps", None)
+    if steps is None:
+        return
+    if func in READS or not stays or any(not isinstance(t, OnDevice) and t.dim() for t in inputs):
+        raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
+    known = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, OnDevice)}
+    made = [t if t.untyped_storage().data_ptr() not in known else None for t in _tensors(result)]
+
+    def again() -> None:
+        for old, new in zip(made, _tensors(run())):
+            if old is not None:
+                old.copy_(new)
+
+    steps.append(again)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+
+
+class _Upload(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return OnDevice(x.detach().clone())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return grads[0].held.clone()
+
+
+def _to(real: Any) -> Any:
+    """`Tensor.to` that knows the device."""
+
+    @functools.wraps(real)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if args and isinstance(args[0], Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        device = kwargs.get("device", args[0] if args and not isinstance(args[0], torch.dtype) else None)
+        if device is None or torch.device(device).type != "cuda":
+            return real(self, *args, **kwargs)
+        if args and not isinstance(args[0], torch.dtype):
+            args = args[1:]
+        kwargs.pop("device", None)
+        kwargs.pop("non_blocking", None)
+        if args and isinstance(args[-1], bool):
+            args = args[:-1]
+        there = real(self, *args, **kwargs) if args or kwargs else self
+        if isinstance(there, OnDevice):
+            return there
+        if type(there) not in (Tensor, nn.Parameter):
+            there = there + 0  # rows that are only named are gathered
+        return _Upload.apply(there) if there.requires_grad else OnDevice(there.detach().clone())  # pyright: ignore
+
+    return to
+
+
+def _made(real: Any) -> Any:
+    """A function that makes tensors and knows the device."""
+
+    @functools.wraps(real)
+    def make(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        if device is not None and torch.device(device).type == "cuda":
+            requires_grad = kwargs.pop("requires_grad", False)
+            return OnDevice(real(*(_held(a) for a in args), **kwargs), requires_grad)
+        if device is not None:
+            kwargs["device"] = device
+        made = real(*args, **kwargs)
+        return _lock(made) if pin_memory else made
+
+    return make
+
+
+def _lock(x: Tensor) -> Tensor:
+    storage = x.untyped_storage()
+    _locked[storage.data_ptr()] = storage
+    return x
+
+
+MAKERS = (
+    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like", "rand",
+    "rand_like", "randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like",
+)  # fmt: skip
+MAKERS_LIKE = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+def _where(real: Any) -> Any:
+    """`torch.where` that makes no tensor without values of a number."""
+
+    @functools.wraps(real)
+    def where(*args: Any, **kwargs: Any) -> Any:
+        return real(*(torch.tensor(a) if isinstance(a, int | float) else a for a in args), **kwargs)
+
+    return where
+
+
+class Stream:
+    """A stream of the pretended device."""
+
+    cuda_stream = 1
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = DEVICE
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """No effect."""
+
+    wait_stream = wait_event = synchronize = _nothing
+
+
+class Event:
+    """An event of the pretended device, which has come."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """No effect."""
+
+    def record(self, stream: Any = None) -> None:
+        """No effect."""
+
+    wait = synchronize = record
+
+    def query(self) -> bool:
+        """True."""
+        return True
+
+    def elapsed_time(self, other: "Event") -> float:
+        """Nothing takes time."""
+        return 0.0
+
+
+class Graph:
+    """A recording of operations."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        """Run the operations again."""
+        for step in self.steps:
+            step()
+
+
+@contextlib.contextmanager
+def recording(graph: Graph, **_: Any) -> Iterator[None]:
+    """Stand-in for `torch.cuda.graph`."""
+    _recording.steps = graph.steps
+    try:
+        yield
+    finally:
+        _recording.steps = None
+
+
+def _launched(real: Any) -> Any:
+    """`GridExecutor.__call__` that knows the device."""
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> None:
+        for t in (*args, *kwargs.values()):
+            if isinstance(t, Tensor) and not isinstance(t, OnDevice) and not _is_locked(t):
+                raise ValueError(f"{self.fn.__name__}: pointer argument cannot be accessed from Triton (cpu tensor?)")
+        given, named = [_held(a) for a in args], {k: _held(v) for k, v in kwargs.items()}
+        real(self, *given, **named)
+        if getattr(_recording, "steps", None) is not None:
+            _recording.steps.append(lambda: real(self, *given, **named))
+
+    return launch
+
+
+def _is_locked(x: Tensor) -> bool:
+    return not x.numel() or x.untyped_storage().data_ptr() in _locked
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Put the device into torch and Triton's interpreter until `patch` is undone, for all threads of this process.
+
+    Not where there is a GPU.
+    """
+    if torch.cuda.is_available():
+        return
+    from triton.runtime.interpreter import GridExecutor
+
+    from millrace.stages.kernels.runtime import triton_rng
+
+    for name in MAKERS:
+        patch.setattr(torch, name, _made(getattr(torch, name)))
+    for name in MAKERS_LIKE:
+        patch.setattr(Tensor, name, _made_like(getattr(Tensor, name)))
+    patch.setattr(Tensor, "to", _to(Tensor.to))
+    patch.setattr(Tensor, "cuda", lambda self, *_, **__: self.to(DEVICE))
+    patch.setattr(Tensor, "pin_memory", lambda self: _lock(self.clone()))
+    patch.setattr(torch, "where", _where(torch.where))
+    patch.setattr(GridExecutor, "__call__", _launched(GridExecutor.__call__))
+    # `Module.to` keeps a parameter's object, and so its class, and gives it other data: not of another class.
+    patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+    patch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    patch.setattr(triton_rng, "INTERPRETED", False)
+    here = Stream()
+    stand_ins = {
+        "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "graph": recording,
+        "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
+        "init": lambda: None, "set_device": lambda device: None, "current_device": lambda: 0,
+        "synchronize": lambda device=None: None, "current_stream": lambda device=None: here,
+        "stream": lambda stream: contextlib.nullcontext(), "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "memory_reserved": lambda device=None: 0, "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0, "reset_peak_memory_stats": lambda device=None: None,
+        "get_device_properties": lambda device=None: PROPERTIES, "get_device_capability": lambda device=None: (9, 0),
+        "default_generators": (torch.Generator(),), "is_bf16_supported": lambda *_: True,
+    }  # fmt: skip
+    for name, value in stand_ins.items():
+        patch.setattr(torch.cuda, name, value)
+
+
+def _made_like(real: Any) -> Any:
+    @functools.wraps(real)
+    def make(self: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        there = isinstance(self, OnDevice) if device is None else torch.device(device).type == "cuda"
+        made = real(_held(self), *args, **kwargs)
+        return OnDevice(made) if there else made
+
+    return make
+
+
+def install_for_good() -> torch.device:
+    """The device, in this process until it ends: for ranks."""
+    install(pytest.MonkeyPatch())
+    return DEVICE

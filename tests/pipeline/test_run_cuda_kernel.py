@@ -12,6 +12,7 @@ from millrace.stages.sample import SAMPLERS
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts.command import command
 
+pytestmark = pytest.mark.usefixtures("on_device")
 DATASET = "sbm:nodes=60,classes=2,features=4,seed=1"
 SMALL = {
     "epochs": 1,

@@ -1,4 +1,4 @@
-"""Runs with ``device = "cuda"``, in Triton's interpreter where there is no GPU."""
+"""Runs with ``device = "cuda"``, on a pretended device where there is no GPU."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ import millrace as mr
 from millrace.pipeline.inference.evaluate import evaluate_run
 from millrace.stages.kernels.runtime import triton_rng
 
+pytestmark = pytest.mark.usefixtures("on_device")
 DATASET = "sbm:nodes=300,classes=3,train=0.2"
 SMALL = {"fanout": [3, 2], "epochs": 2, "batch_size": 30}
 

@@ -1,5 +1,5 @@
-"""``device = "cuda"``: whatever the job, the run is the one that processors would have made, on a GPU or in Triton's
-interpreter."""
+"""``device = "cuda"``: whatever the job, the run is the one that processors would have made, on a GPU or on a
+pretended device."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 """Three minibatches an epoch, in two bulks."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
 
 
 @pytest.fixture(scope="module")

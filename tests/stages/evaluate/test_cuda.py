@@ -1,5 +1,4 @@
-"""Evaluation on a device, by the kernels for GPUs: on one where there is one, else in Triton's interpreter, on the
-host's memory."""
+"""Evaluation on a device, by the kernels for GPUs: on one where there is one, else on a pretended device."""
 
 import gc
 from typing import Any
@@ -22,9 +21,12 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.tests.stages.evaluate.test_layerwise import ALL, C, F, build, degree_of, dense, hub_graph, rows_of
 
 KERNELS = pytest.importorskip("millrace.stages.kernels.aggregation.cuda.backend")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda", 0)
 # Empty lists have a sum of 0, whose logarithm NumPy remarks upon; a GPU does not.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+    pytest.mark.usefixtures("on_device"),
+]
 
 
 def bytes_for(fitting: str, model: torch.nn.Module) -> int:
@@ -190,7 +192,6 @@ def test_a_layer_with_a_wrong_result_is_refused() -> None:
         )
 
 
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("name", ALL)
 def test_a_model_on_a_gpu_is_evaluated_there(name: str) -> None:
     graph, model, x = hub_graph(), build(name), rows_of(40)

@@ -21,6 +21,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 
+pytestmark = pytest.mark.usefixtures("on_device")
 V, F, CLASSES = 60, 5, 4
 
 

@@ -1,4 +1,4 @@
-"""Products for a device: the values and gradients of the plain formula, on a GPU where there is one."""
+"""Products for a device: the values and gradients of the plain formula, on a GPU where there is one, else on a pretended device."""
 
 from collections.abc import Callable
 from itertools import product
@@ -13,7 +13,8 @@ from millrace.stages.models.base import ACTIVATIONS
 from millrace.stages.nn.dense import FUSED, activate, linear, per_head
 from millrace.stages.nn.dense_cuda import Activate, Linear, PerHead
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.usefixtures("on_device")
+DEVICE = "cuda"
 ACTIVATION = st.sampled_from(FUSED)
 
 

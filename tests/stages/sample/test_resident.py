@@ -15,6 +15,7 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.storage.queue.base import MemoryQueue
 from millrace.storage.queue.bulk_codec import pack_bulk
 
+pytestmark = pytest.mark.usefixtures("on_device")
 SAMPLERS = [
     NeighborSampler((3, 2)),
     NeighborSampler((4,)),

@@ -127,7 +127,7 @@ def sums(
             c = None if coef is None else at(coef, shard.edge + rank.first[dst])
             k.spmm_into(shard.lists, shard.rows, at(x, shard.src), out, c, s)
             k.add_rows(dx, shard.src, k.spmm_from(shard.lists, shard.rows, g, width, c, s))
-        total[torch.from_numpy(rank.nodes).long()] = out
+        total[torch.from_numpy(rank.nodes).long().to(total.device)] = out
     assert (total[:, width:] == 7).all()
     return total[:, :width], dx
 
@@ -163,10 +163,10 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
         for shard in rank.shards:
             k.maximum_into(shard.lists, shard.rows, shard.edge, at(x, shard.src), out, arg)
         for shard in rank.shards:
-            dx[torch.from_numpy(shard.src).long()] += k.maximum_from(
+            dx[torch.from_numpy(shard.src).long().to(dx.device)] += k.maximum_from(
                 shard.lists, shard.rows, shard.edge, arg, at(grad, rank.nodes)
             )
-        here = torch.from_numpy(rank.nodes).long()
+        here = torch.from_numpy(rank.nodes).long().to(x.device)
         result[here] = out.masked_fill_(arg < 0, 0)
         winner[here] = torch.where(arg < 0, arg, arg + torch.from_numpy(rank.first).to(x.device)[:, None])
     return result, winner, dx
@@ -215,7 +215,7 @@ def attention(
     ]
     steps = []
     for rank in case.ranks:
-        n, here = len(rank.nodes), torch.from_numpy(rank.nodes).long()
+        n, here = len(rank.nodes), torch.from_numpy(rank.nodes).long().to(z.device)
         out, log_sum = z.new_zeros(n, *z.shape[1:]), z.new_full((n, HEADS), -torch.inf)
         er, g = at(logit, rank.nodes), at(grad, rank.nodes)
         seen = np.zeros(n, bool)

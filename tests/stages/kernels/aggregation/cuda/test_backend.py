@@ -1,5 +1,5 @@
-"""The kernels for GPUs: on one where there is one, else in Triton's interpreter, which is slow, so blocks are small and
-examples few."""
+"""The kernels for GPUs: on one where there is one, else on a pretended device, in Triton's interpreter, which is slow,
+so blocks are small and examples few."""
 
 import math
 import os
@@ -15,22 +15,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-# Triton asks for this when the kernels are defined, which is when they are first imported.
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from millrace.stages.kernels import aggregation_backend, aggregation_on  # noqa: E402
-from millrace.stages.kernels.aggregation import lists as lists_cuda  # noqa: E402
-from millrace.stages.kernels.aggregation import reference  # noqa: E402
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule  # noqa: E402
-from millrace.stages.kernels.aggregation.lists import InLists  # noqa: E402
-from millrace.stages.neighbourhood.block import whole_graph  # noqa: E402
-from millrace.storage.errors import InputError  # noqa: E402
-from millrace.storage.graph import Graph  # noqa: E402
-from millrace.tests.contracts.aggregate_kernels import random_lists, results  # noqa: E402
-from millrace.tests.contracts.aggregations import CALLS  # noqa: E402
-from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (  # noqa: E402
+from millrace.stages.kernels import aggregation_backend, aggregation_on
+from millrace.stages.kernels.aggregation import lists as lists_cuda
+from millrace.stages.kernels.aggregation import reference
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.neighbourhood.block import whole_graph
+from millrace.storage.errors import InputError
+from millrace.storage.graph import Graph
+from millrace.tests.contracts.aggregate_kernels import random_lists, results
+from millrace.tests.contracts.aggregations import CALLS
+from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (
     HEADS,
     attention,
     make_case,
@@ -38,10 +33,14 @@ from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (  # noqa:
     sums,
 )
 
+DEVICE = "cuda"
 CUDA: Any = aggregation_backend("cuda")
 CASE = make_case(7, 26, 2, 1)
 # Empty lists have a sum of 0, whose logarithm NumPy remarks upon; a GPU does not.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+    pytest.mark.usefixtures("on_device"),
+]
 
 
 @pytest.fixture(autouse=True)

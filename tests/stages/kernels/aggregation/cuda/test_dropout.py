@@ -1,4 +1,4 @@
-"""Dropout on a GPU, or in Triton's interpreter: to the bit what the CPU's is."""
+"""Dropout on a GPU, or on a pretended device: to the bit what the CPU's is."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from millrace.stages.kernels import dropout_on
 from millrace.stages.kernels.aggregation.cpu import dropout as dropout_cpu
-from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.memory.lazy_rows import LazyRows, device_base_and_ids
 from millrace.stages.nn.dropout import dropout
 
 CUDA: Any = pytest.importorskip("millrace.stages.kernels.aggregation.cuda.dropout")
-DEVICE = triton_rng.device()
+DEVICE = torch.device("cuda", 0)
+pytestmark = pytest.mark.usefixtures("on_device")
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 KEYS = st.integers(0, 2**64 - 1)
 CHANCES = st.sampled_from([1e-9, 0.1, 0.5, 0.6, 1 - 1e-12])

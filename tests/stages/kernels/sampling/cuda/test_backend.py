@@ -1,5 +1,5 @@
-"""The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else in Triton's
-interpreter."""
+"""The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else on a
+pretended device, in Triton's interpreter."""
 
 import subprocess
 import sys
@@ -29,6 +29,7 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.stages.sample import test_layerwise
 
+pytestmark = pytest.mark.usefixtures("on_device")
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
