@@ -101,14 +101,15 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
 
 
 def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Two GPUs, in Triton's interpreter, for this process and those that a run starts. The latter find what they need
-    in `folder`, a new one: ranks only check that dask-cuda is there."""
+    """Two pretended GPUs for this process, which has the fixture `on_device`, and those that a run starts. The latter
+    find what they need in `folder`, a new one: ranks only check that dask-cuda is there."""
     install(monkeypatch, "0,1")
     folder.mkdir()
     (folder / "dask_cuda.py").touch()
     # Python imports it first; ranks sample in one thread and train in another.
     (folder / "sitecustomize.py").write_text(
-        "from millrace.tests.contracts.interpreter import take_turns\n\ntake_turns()\n"
+        "from millrace.tests.contracts import interpreter, pretended_device\n\n"
+        "interpreter.take_turns()\npretended_device.install_for_good()\n"
     )
     # Dask's workers have this process's path.
     monkeypatch.syspath_prepend(folder)

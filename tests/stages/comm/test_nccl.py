@@ -1,4 +1,4 @@
-"""Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL; what needs one is skipped there.
+"""Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL, over a pretended device; what needs one is skipped.
 
 ``pytest tests/stages/comm/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over
 gloo that share the GPU.
@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from millrace.stages.comm import gloo
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.nccl import Nccl, even_ring_bytes
 from millrace.stages.placement.row_blocks import Grid
@@ -21,14 +20,22 @@ from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
+from millrace.tests.contracts.pretended_device import DEVICE, OnDevice, install_for_good
 from millrace.tests.contracts.process_ranks import run_ranks
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
 
 
+def held(t: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor on the pretended device."""
+    assert isinstance(t, OnDevice), "NCCL is given a tensor of the host"
+    return t.held
+
+
 class InPlaceOfNccl:
-    """The part of torch's `ProcessGroupNCCL` that `Nccl` uses, over gloo and on the host; counts its calls."""
+    """The part of torch's `ProcessGroupNCCL` that `Nccl` uses, over gloo, for tensors on the pretended device; counts
+    its calls."""
 
     class Options:
         pass
@@ -46,18 +53,18 @@ class InPlaceOfNccl:
         if self.says:
             raise RuntimeError(self.says)
         self.asked.append("allreduce")
-        return self.inner.allreduce(tensors)
+        return self.inner.allreduce([held(t) for t in tensors])
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
         self.asked.append("broadcast")
-        return self.inner.broadcast(tensors, options)
+        return self.inner.broadcast([held(t) for t in tensors], options)
 
     def alltoall_base(
         self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]
     ) -> Any:
         assert len(heard_rows) == len(sent_rows) > 0
         self.asked.append("alltoall_base")
-        return self.inner.alltoall_base(heard, sent, heard_rows, sent_rows)
+        return self.inner.alltoall_base(held(heard), held(sent), heard_rows, sent_rows)
 
     def shutdown(self) -> None:
         self.ended = "shutdown"
@@ -67,17 +74,19 @@ class InPlaceOfNccl:
 
 
 def stood_in(group: Gloo) -> Nccl:
-    """Such a group on the ranks of `group`, with the host for a GPU."""
+    """Such a group on the ranks of `group`, each with the pretended device."""
+    to = install_for_good()
     dist.ProcessGroupNCCL = InPlaceOfNccl  # pyright: ignore[reportAttributeAccessIssue]
     store = dist.PrefixStore("gpus", group._store)
-    return Nccl(store, group.rank, group.size, Ledger(), device=torch.device("cpu"), **HERE)
+    return Nccl(store, group.rank, group.size, Ledger(), device=to, **HERE)
 
 
 def compute_stood_in(group: Gloo) -> Any:
     made = stood_in(group)
-    found = compute(made)
+    found = compute(made, "cuda")
+    wrong = found["wrong"] + compute(made)["wrong"]
     asked = made._on_gpus.asked
-    return found["wrong"], found["reduced"], {name: asked.count(name) for name in set(asked)}
+    return wrong, found["reduced"], {name: asked.count(name) for name in set(asked)}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -91,9 +100,9 @@ def test_collectives_compute_what_they_say(size: int) -> None:
 
 def swap_stood_in(group: Gloo) -> Any:
     made = stood_in(group)
-    wrong = swap_in_rounds(made)
+    wrong = swap_in_rounds(made, "cuda")
     sub = made.sub("circle", range(made.size))
-    sub.all_reduce(torch.ones(3), "control")
+    sub.all_reduce(torch.ones(3, device="cuda"), "control")
     return wrong, made._on_gpus.asked, type(sub).__name__
 
 
@@ -102,10 +111,11 @@ def fetch_stood_in(group: Gloo) -> Any:
 
     made = stood_in(group)
     column = Grid(made.size, 1).among(made, "rows", same_thread=True)
-    x, book = torch.arange(20.0).view(10, 2), RangeBook(np.array([0, 4, 10]))
+    to = made._device
+    x, book = torch.arange(20.0, device=to).view(10, 2), RangeBook(np.array([0, 4, 10]))
     own = x[:4] if made.rank == 0 else x[4:]
-    owned = OwnedOnDevice(own, None, book, column, own[:, 0], torch.device("cpu"))
-    ids = torch.tensor([9, 0, 5, 3], dtype=torch.int32)
+    owned = OwnedOnDevice(own, None, book, column, own[:, 0], to)
+    ids = torch.tensor([9, 0, 5, 3], dtype=torch.int32, device=to)
     got = owned.collect(ids)
     assert got.degree is not None
     right = torch.equal(got.rows[got.place], x[ids]) and torch.equal(got.degree, x[ids, 0])
@@ -133,8 +143,8 @@ def test_swaps_and_smaller_groups_go_over_gloo() -> None:
 
 def count_stood_in(group: Gloo) -> Any:
     made = stood_in(group)
-    made.all_reduce(torch.ones(1001), "gradients")
-    made.broadcast(torch.ones(6), 1, "graph")
+    made.all_reduce(torch.ones(1001, device="cuda"), "gradients")
+    made.broadcast(torch.ones(6, device="cuda"), 1, "graph")
     made.any(False)
     return network(made), made._ledger.waits()["network"]
 
@@ -180,10 +190,10 @@ def test_a_dead_peer_is_an_error_at_the_next_agreement_and_nothing_is_waited_for
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+def alone(monkeypatch: pytest.MonkeyPatch, on_device: torch.device) -> Any:
     """Makes a group of one, with the stand-in."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", InPlaceOfNccl, raising=False)
-    return lambda: Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cpu"), **HERE)
+    return lambda: Nccl(dist.HashStore(), 0, 1, Ledger(), device=DEVICE, **HERE)
 
 
 def test_a_group_that_is_well_is_shut_down(alone: Any) -> None:
@@ -232,17 +242,19 @@ def test_what_is_wrong_with_the_own_gpu_is_no_peers_doing(alone: Any, monkeypatc
 def test_a_torch_without_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
     with pytest.raises(InputError, match=r'built without it.*cluster\.backend = "gloo"'):
-        Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cpu"), **HERE)
+        Nccl(dist.HashStore(), 0, 1, Ledger(), device=DEVICE, **HERE)
 
 
-def compute_elsewhere(group: Gloo) -> Any:
-    """As if every tensor lay in a device's memory."""
-    gloo.on_host, gloo.room_on_host = torch.clone, torch.empty_like
-    return compute(group)["wrong"], swap_in_rounds(group)
+def compute_on_device(group: Gloo) -> Any:
+    install_for_good()
+    return compute(group, "cuda"), swap_in_rounds(group, "cuda")
 
 
-def test_gloo_takes_what_lies_elsewhere_by_way_of_the_host() -> None:
-    assert run_ranks(compute_elsewhere, 2) == [([], [])] * 2
+def test_gloo_takes_what_lies_on_a_device_by_way_of_the_host() -> None:
+    """Of ranks that share the GPU where there is one."""
+    results = run_ranks(compute_on_device, 2)
+    assert [(found["wrong"], swapped) for found, swapped in results] == [([], [])] * 2
+    assert len({found["reduced"][0] for found, _ in results}) == 1
 
 
 # --- on a GPU ---
@@ -260,14 +272,3 @@ def test_one_rank_over_nccl() -> None:
     assert set(group._ledger.counts()) == {0}, "nothing travels"
     group.close()
     group.close()
-
-
-def compute_on_one_gpu(group: Gloo) -> Any:
-    return compute(group, "cuda"), swap_in_rounds(group, "cuda")
-
-
-@gpu
-def test_two_ranks_over_gloo_share_a_gpu() -> None:
-    results = run_ranks(compute_on_one_gpu, 2)
-    assert [(found["wrong"], swapped) for found, swapped in results] == [([], [])] * 2
-    assert len({found["reduced"][0] for found, _ in results}) == 1

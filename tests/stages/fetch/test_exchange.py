@@ -50,6 +50,7 @@ from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.base import MemoryQueue
+from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.isolated import Seat
 from millrace.tests.contracts.process_ranks import run_ranks
 
@@ -767,9 +768,7 @@ def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
 
 
 def the_device() -> torch.device:
-    from millrace.stages.kernels.runtime.triton_rng import device
-
-    return device()
+    return pretended_device.install_for_good()
 
 
 DEVICE_WAYS = {
@@ -778,10 +777,10 @@ DEVICE_WAYS = {
 }
 
 
+@pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_rows_come_ahead_on_a_device(ranks: int) -> None:
-    """The same of rows that lie and travel on a device: in Triton's interpreter, or on a GPU that ranks share."""
-    pytest.importorskip("triton")
+    """The same of rows that lie and travel on a device: a pretended one, or a GPU that ranks share."""
     names = (*WAYS, *DEVICE_WAYS) if ranks == 2 else (*FEW, "two columns", *DEVICE_WAYS)
     reports = (
         [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)

@@ -1,4 +1,4 @@
-"""Products for a device: the values and gradients of the plain formula, on a GPU where there is one, else on a pretended device."""
+"""Products for a device: the values and gradients of the plain formula, on a GPU, or on a pretended device."""
 
 from collections.abc import Callable
 from itertools import product
