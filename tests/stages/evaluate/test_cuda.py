@@ -13,6 +13,7 @@ from millrace.stages.evaluate import cuda
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate.cuda import Room, fits
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
+from millrace.stages.evaluate.measures import METRICS, Measures
 from millrace.stages.kernels import aggregation_backend
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
@@ -180,7 +181,19 @@ def test_counts_lie_where_the_logits_do() -> None:
     counts = tally(logits, torch.tensor([1, 0, 0], device=DEVICE))
     assert counts.device.type == DEVICE.type and counts.tolist() == [2, 3]
     assert accuracy(logits, torch.tensor([1, 0, 0], device=DEVICE)) == 2 / 3
-    assert tally(logits[:0], torch.tensor([], dtype=torch.int64, device=DEVICE)).tolist() == [0, 0]
+    none = tally(logits[:0], torch.tensor([], dtype=torch.int64, device=DEVICE))
+    assert none.device.type == DEVICE.type and none.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel", "regression"])
+def test_metrics_of_outputs_on_the_device(task: Any) -> None:
+    rng = np.random.default_rng(0)
+    width = 1 if task == "binary" else 3
+    out, classes = torch.from_numpy(rng.normal(size=(12, width))), {"multiclass": 3, "binary": 2}.get(task)
+    y = torch.from_numpy(rng.integers(classes, size=12) if classes else rng.integers(2, size=(12, 3)).astype(float))
+    measures = Measures(task, [name for name in METRICS[task] if name != "accuracy"])
+    want, got = measures.of(out, y, by_class=True), measures.of(out.to(DEVICE), y.to(DEVICE), by_class=True)
+    assert (got.accuracy, got.values) == (want.accuracy, pytest.approx(want.values))
 
 
 def test_a_layer_with_a_wrong_result_is_refused() -> None:

@@ -52,14 +52,14 @@ def rows_of(step: int, size: int) -> list[Tensor]:
     ]
 
 
-def train(rows: list[Tensor], group: Group, frozen_input: bool = False) -> list[dict[str, Tensor]]:
+def train(rows: list[Tensor], group: Group, frozen_input: bool = False, device: str = "cpu") -> list[dict[str, Tensor]]:
     """Outputs, gradients and buffers of each step, for this rank's rows."""
     torch.manual_seed(0)
-    net = Net().double().train()
+    net = Net().double().train().to(device)
     norms, seen = GlobalBatchNorm(net, group), []
     for step, own in enumerate(rows):
         net.zero_grad()
-        x = own.clone().requires_grad_(not frozen_input)
+        x = own.clone().to(device).requires_grad_(not frozen_input)
         with norms.minibatch(group.rank, group.size):
             y = net(x)
             (y.sin() * (step + 1)).sum().backward()
@@ -69,6 +69,15 @@ def train(rows: list[Tensor], group: Group, frozen_input: bool = False) -> list[
         seen.append({"y": y.detach(), **x_grad, **grads, **{name: b.clone() for name, b in net.named_buffers()}})
     assert not any("forward" in vars(m) for m in net.modules())
     return seen
+
+
+@pytest.mark.usefixtures("on_device")
+def test_on_a_device_as_on_the_host() -> None:
+    rows = [torch.cat(rows_of(step, 4)) for step in range(STEPS)]
+    for got, want in zip(train(rows, Mute(), device="cuda"), train(rows, Mute()), strict=True):
+        for name, value in want.items():
+            assert got[name].is_cuda, name
+            torch.testing.assert_close(got[name].cpu(), value, rtol=1e-12, atol=1e-12)
 
 
 def train_rank(group: Group, frozen_input: bool) -> tuple[list[dict[str, Tensor]], int, int]:
