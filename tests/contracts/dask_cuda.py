@@ -108,8 +108,11 @@ def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "dask_cuda.py").touch()
     # Python imports it first; ranks sample in one thread and train in another.
     (folder / "sitecustomize.py").write_text(
-        "from millrace.tests.contracts import interpreter, pretended_device\n\n"
-        "interpreter.take_turns()\npretended_device.install_for_good()\n"
+        "import sys\n\n"
+        "if any('rank_main' in word for word in sys.orig_argv):\n"
+        "    from millrace.tests.contracts import interpreter, pretended_device\n\n"
+        "    interpreter.take_turns()\n"
+        "    pretended_device.install_for_good()\n"
     )
     # Dask's workers have this process's path.
     monkeypatch.syspath_prepend(folder)

@@ -379,6 +379,11 @@ def _made_like(real: Any) -> Any:
     return make
 
 
+def is_pretended() -> bool:
+    """True if the device is in place."""
+    return torch.cuda.Stream is Stream
+
+
 def install_for_good() -> torch.device:
     """The device, in this process until it ends: for ranks."""
     install(pytest.MonkeyPatch())

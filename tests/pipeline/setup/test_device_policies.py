@@ -18,13 +18,12 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations
-from millrace.tests.contracts import dask_cuda
+from millrace.tests.contracts import dask_cuda, pretended_device
 
 pytest.importorskip("triton")
 
 from millrace.stages.fetch import gather_cuda
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
-from millrace.stages.kernels.runtime import triton_rng
 
 DEVICES = ("cpu", "cuda")
 JOB: dict[str, Any] = {
@@ -266,8 +265,8 @@ def test_isolated_parts(sbm, tmp_path, correction):
 
 @pytest.mark.slow
 def test_two_ranks(sbm, tmp_path, monkeypatch):
-    """In Triton's interpreter: a stand-in for dask-cuda deals GPUs that are not there."""
-    if not triton_rng.INTERPRETED:
+    """A stand-in for dask-cuda deals GPUs that are not there."""
+    if not pretended_device.is_pretended():
         pytest.skip("there is a GPU")
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     mr.write_dataset(tmp_path / "store", sbm)

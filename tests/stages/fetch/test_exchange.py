@@ -594,6 +594,7 @@ class Trainer:
         )
         assert isinstance(fetched.h, LazyRows)
         assert np.array_equal(named(fetched.h), X[nodes])
+        assert fetched.y.device == fetched.h.device
         assert torch.equal(fetched.y.cpu(), LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
         for neighbourhood, block in zip(fetched.neighbourhoods, work.blocks, strict=True):
             degree = graph().degree[block.src]
