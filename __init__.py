@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from millrace.pipeline.config.load import Job
     from millrace.pipeline.config.systems import System
     from millrace.pipeline.custom.callback import Callback, RunView
-    from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+    from millrace.pipeline.datasets import (
+        ReadOptions,
+        from_networkx,
+        from_pyg,
+        from_relations,
+        from_scipy,
+        open_dataset,
+    )
     from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.finished_run import TrainedRun, load
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.systems.retexo import retexo
     from millrace.pipeline.systems.sar import sar
     from millrace.stages.evaluate.layerwise import infer
-    from millrace.stages.models import GAT, GCN, GIN
+    from millrace.stages.models import GAT, GCN, GIN, RGAT, RGCN, RSAGE
     from millrace.stages.models import SAGE as GraphSAGE
     from millrace.stages.models.pyg import PyGModel
     from millrace.stages.neighbourhood.base import destinations
@@ -63,6 +70,7 @@ _HOMES = {
     "ReadOptions": "pipeline.datasets",
     "from_networkx": "pipeline.datasets",
     "from_pyg": "pipeline.datasets",
+    "from_relations": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
     "convert": "pipeline.ingest.convert",
@@ -106,6 +114,9 @@ _HOMES = {
     "GAT": "stages.models",
     "GCN": "stages.models",
     "GIN": "stages.models",
+    "RGAT": "stages.models",
+    "RGCN": "stages.models",
+    "RSAGE": "stages.models",
     "GraphSAGE": "stages.models:SAGE",
     "PyGModel": "stages.models.pyg",
     "destinations": "stages.neighbourhood.base",
@@ -138,6 +149,9 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "RGAT",
+    "RGCN",
+    "RSAGE",
     "Batch",
     "Block",
     "Bulk",
@@ -183,6 +197,7 @@ __all__ = [
     "from_edges",
     "from_networkx",
     "from_pyg",
+    "from_relations",
     "from_scipy",
     "grappa",
     "infer",

@@ -88,7 +88,8 @@ def fields(kind: type) -> Iterator[tuple[str, Any, Any, Any]]:
     else:
         hints = inspect.get_annotations(kind, eval_str=True)
         for f in dataclasses.fields(kind):
-            yield f.name, hints.get(f.name, f.type), f.default, ()
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            yield f.name, hints.get(f.name, f.type), default, ()
 
 
 def is_section(annotation: Any) -> bool:

@@ -26,7 +26,7 @@ from .setup.configure import configure
 from .setup.model import TORCH_DTYPES
 from .setup.open_data import open_data, opened_from_python
 from .setup.open_queue import check_samples, is_being_written, open_samples, own_queue
-from .setup.prepare import Prepared, prepare
+from .setup.prepare import Prepared, prepare_samples
 from .telemetry.events import Emit, silent
 
 
@@ -187,7 +187,7 @@ def minibatches(
         raise InputError(f"ranks is {job.ranks} in the configuration; expected the processes to say so: ranks=, rank=")
     given = opened_from_python(job, dataset, emit)
     data = given if isinstance(given, Dataset) else open_data(job, given, emit)
-    prepared = prepare(job, data, system=None if isinstance(system, str) else system)
+    prepared = prepare_samples(job, data, system=None if isinstance(system, str) else system)
     check_samples(prepared, samples)
     _check(prepared)
     return Minibatches(prepared, samples, rank, ranks)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
+from ..stages.models import RGCN
 from ..stages.sample.base import check_kernel
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, Interrupted
@@ -20,9 +21,11 @@ from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
 from .config.records import make_system, without_partitioner
+from .setup.checks import check_types
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import count_minibatches, seed_plan
+from .setup.prepare import keeping_edges
 from .setup.run_folder import locked
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
@@ -55,6 +58,9 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
             f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
             "draw samples for any of them"
         )
+    check_types(job, system, dataset.graph.types, RGCN())
+    system = keeping_edges(system, dataset)
+    assert isinstance(system.sample, Sampled)
     check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)
     train = dataset.split_sizes["train"]

@@ -260,5 +260,6 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,
         out=str(out),
+        types=prepared.outline.types,
         versions=versions(),
     )

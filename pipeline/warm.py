@@ -42,7 +42,7 @@ def trials(dtype: str) -> list[Trial]:
     from .config.systems import SYSTEMS
 
     first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
-    found = [Trial(f"{model}", {"model": {"name": model}}) for model in MODELS]
+    found = [Trial(name, {"model": {"name": name}}) for name in MODELS if not MODELS[name].reads_relations]
     found += [Trial(f"{name} sampling", {"sampler": {"name": name}}) for name in SAMPLERS if name != first]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))

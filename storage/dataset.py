@@ -83,6 +83,12 @@ class Dataset:
         return self.graph.num_nodes
 
     @property
+    def num_targets(self) -> int:
+        """Nodes that a model predicts: V, or in a graph with types the nodes of the first type."""
+        types = self.graph.types
+        return self.num_nodes if types is None else types.num_nodes(0)
+
+    @property
     def num_outputs(self) -> int:
         """Columns of a model for it: C, and 1 if binary."""
         return outputs_of(self.task, self.num_classes)
@@ -120,13 +126,13 @@ class Dataset:
 
     def to_pyg(self) -> Any:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
-        edge_weight if there is one.
+        edge_weight if there is one. A graph with types is a `HeteroData`: see `from_pyg`.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
         """
         try:
-            from torch_geometric.data import Data
+            from torch_geometric.data import Data, HeteroData
         except ImportError:
             raise MissingExtraError(
                 "to_pyg needs PyTorch Geometric; install it with pip install 'millrace-gnn[pyg]'"
@@ -135,16 +141,27 @@ class Dataset:
 
         graph, nodes = self.graph, np.arange(self.num_nodes)
         ends = np.stack([graph.indices.astype(np.int64), np.repeat(nodes, graph.in_degree)])
-        # Copies, so that changes there do not reach this dataset.
-        data = Data(
-            x=torch.from_numpy(np.array(self.features.gather(nodes))),
-            edge_index=torch.from_numpy(ends),
-            y=torch.from_numpy(np.array(self.labels)),
-        )
+        types = graph.types
+        if types is None:
+            # Copies, so that changes there do not reach this dataset.
+            data = target = Data(x=torch.from_numpy(np.array(self.features.gather(nodes))))
+            data.edge_index = torch.from_numpy(ends)
+        else:
+            data, features = HeteroData(), self.features
+            widths = getattr(features, "widths", (features.num_features,) * len(types.node_types))
+            for name, first, stop, width in zip(types.node_types, types.offsets, types.offsets[1:], widths):
+                data[name].num_nodes = stop - first
+                if width:
+                    data[name].x = torch.from_numpy(features.gather(np.arange(first, stop))[:, :width].copy())
+            starts = np.array(types.offsets)[types.ends]
+            for r, relation in enumerate(types.relations):
+                data[relation].edge_index = torch.from_numpy(ends[:, graph.edge_type == r] - starts[r][:, None])
+            target = data[types.node_types[0]]
+        target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
         for name in SPLITS:
-            mask = torch.zeros(self.num_nodes, dtype=torch.bool)
+            mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
-            data[f"{name}_mask"] = mask
+            target[f"{name}_mask"] = mask
         if graph.edge_weight is not None:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
         return data
@@ -215,6 +232,14 @@ def outputs_of(task: Task, num_classes: int) -> int:
 def counted_outputs(task: str, number: int) -> str:
     """``3 classes``, or ``2 targets``."""
     return counted(number, "target") if task == "regression" else counted(number, "class", "classes")
+
+
+def check_one_type(dataset: Dataset, doing: str) -> None:
+    """Raise InputError if the graph has several types of nodes or edges, which `doing`, such as ``cutting it into
+    parts``, does not know."""
+    if (types := dataset.graph.types) is not None:
+        counts = f"{counted(len(types.node_types), 'node type')} and {counted(types.num_relations, 'relation')}"
+        raise InputError(f"{dataset.name} has {counts}, and {doing} is for graphs with one type of nodes and edges")
 
 
 def require_dataset(value: object) -> None:

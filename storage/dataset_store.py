@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import proving, require, require_splits, require_within
+from .array_checks import proving
 from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, WidenedFeatures, ZarrFeatures
@@ -21,10 +20,13 @@ from .fingerprint import (
     describe_features,
     digest_record,
     feature_sample_digest,
+    features_digest,
     features_fingerprint,
     sampled_rows,
+    type_digests,
+    typed_fingerprint,
 )
-from .graph import Graph, TakenRows, degree_summary
+from .graph import Graph, degree_summary
 from .node_names import NodeNames, open_names
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
@@ -32,6 +34,9 @@ from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
 from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
+from .stored.graph import StoredGraph, StoredRows
+from .typed.features import TypedFeatures
+from .typed.graph_types import GraphTypes, edges_of_types
 
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
@@ -146,6 +151,12 @@ def write_dataset(
         raise InputError(f"feature_dtype is '{feature_dtype}'; {known}")
     require_dataset(dataset)
     dataset.check()
+    typed = dataset.features.parts if isinstance(dataset.features, TypedFeatures) else None
+    if typed is not None and feature_dtype not in (None, "float32"):
+        raise InputError(
+            f"feature_dtype is '{feature_dtype}', but {dataset.name} has features of several node types, which are "
+            "kept as they are; leave it out"
+        )
     before = dataset.features.kind if isinstance(dataset.features, WidenedFeatures) else None
     kind = before if feature_dtype is None else feature_dtype
     path, graph, split = Path(path), dataset.graph, dataset.split
@@ -163,10 +174,13 @@ def write_dataset(
     }
     if graph.part_offsets is not None:
         arrays["part_offsets"] = graph.part_offsets
+    if graph.edge_type is not None:
+        arrays["edge_type"] = graph.edge_type
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
-    rows = _DigestedRows(dataset.features, kind)
+    whole = {"": dataset.features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
+    rows = {suffix: _DigestedRows(part, kind) for suffix, part in whole.items()}
     meta: dict[str, Any] = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
@@ -178,18 +192,24 @@ def write_dataset(
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
+        **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
     with committed_folder(path, overwrite=overwrite) as folder:
-        if features_format == "npy":
-            with open(folder / FEATURES_FILE, "wb") as f:
-                _write_npy(f, rows)
-                meta["features_bytes"] = f.tell()
-        else:
-            arrays["features"] = rows
+        for suffix, each in rows.items():
+            if features_format == "npy":
+                with open(folder / features_file(suffix), "wb") as f:
+                    _write_npy(f, each)
+                    meta[f"features_bytes{suffix}"] = f.tell()
+            else:
+                arrays[f"features{suffix}"] = each
         entries = write_arrays(folder, arrays, npy=of_graph if graph_format == "npy" else ())
-        made = digest_record({n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS})
-        found = {**rows.digests(), "graph": made}
+        digested = {n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS}
+        made = [each.digests() for each in rows.values()]
+        if typed is not None:
+            digest = typed_fingerprint([d["features"] for d in made])
+            made = [{"features": digest, "feature_sample": features_digest(dataset.features)}]
+        found = {**made[0], "graph": digest_record({**digested, **type_digests(graph)})}
         known = dict(dataset.known_digests)
         if kind not in (None, before):  # features may be rounded
             known = {"graph": known["graph"]} if "graph" in known else {}
@@ -201,12 +221,26 @@ def write_dataset(
     return open_store(path, KIND)
 
 
-def _npy_features(store: Store) -> MappedFeatures:
-    file = store.path / FEATURES_FILE
+def features_file(suffix: str = "") -> str:
+    """Name of a file of features; those of node type t of a graph with several have the suffix ``_t``."""
+    return FEATURES_FILE.replace(".", f"{suffix}.")
+
+
+def open_types(store: Store) -> GraphTypes | None:
+    """Types of the nodes and edges of a dataset store; None if there is one of each. Raises StoreError if they are
+    damaged."""
+    if "types" not in store.meta:
+        return None
+    with proving(store.path):
+        return GraphTypes.of_record(store.value("types", dict)).check(store.entries["indptr"]["shape"][0] - 1)
+
+
+def _npy_features(store: Store, suffix: str = "") -> MappedFeatures:
+    file, expected = store.path / features_file(suffix), store.value(f"features_bytes{suffix}", int)
     seen = file.stat().st_size if file.is_file() else None
-    if seen != store.value("features_bytes", int):
+    if seen != expected:
         what = "is missing" if seen is None else f"has {seen} bytes"
-        raise StoreError(f"{file} {what}; expected {store.meta['features_bytes']} bytes: write the dataset again")
+        raise StoreError(f"{file} {what}; expected {expected} bytes: write the dataset again")
     with proving(store.path):
         return MappedFeatures(file, features_dtype(store) is not None)
 
@@ -223,6 +257,22 @@ def features_dtype(store: Store) -> FeatureDtype | None:
 
 def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     """Features of a dataset store, in memory or on disk. Raises what `open_dataset_store` raises."""
+    types = open_types(store)
+    if types is None:
+        found = _open_part(store, place, "")
+    else:
+        parts = tuple(_open_part(store, place, f"_{t}") for t in range(len(types.node_types)))
+        with proving(store.path):
+            found = TypedFeatures(parts, types.offsets)
+    in_files = store.value("features_format", str) == "npy"
+    if place == "memory" and in_files and features_fingerprint(found) != store.fingerprint.get("features"):
+        raise StoreError(
+            f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again"
+        )
+    return found
+
+
+def _open_part(store: Store, place: FeaturesPlace, suffix: str) -> FeatureStore:
     kind = features_dtype(store)
 
     def widened(rows: MemoryFeatures | ZarrFeatures) -> FeatureStore:
@@ -232,18 +282,13 @@ def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     written = store.value("features_format", str)
     if place == "memory" and written == "zarr":
         with proving(store.path):
-            return widened(MemoryFeatures(store.read("features"), kind is not None))
+            return widened(MemoryFeatures(store.read(f"features{suffix}"), kind is not None))
     if place == "memory":
-        loaded = widened(MemoryFeatures(np.array(_npy_features(store).rows), kind is not None))
-        if features_fingerprint(loaded) != store.fingerprint.get("features"):
-            raise StoreError(
-                f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again"
-            )
-        return loaded
+        return widened(MemoryFeatures(np.array(_npy_features(store, suffix).rows), kind is not None))
     if (place, written) == ("mapped", "npy"):
-        return widened(_npy_features(store))
+        return widened(_npy_features(store, suffix))
     if (place, written) == ("zarr", "zarr"):
-        return widened(ZarrFeatures.inside(store, "features", kind is not None))
+        return widened(ZarrFeatures.inside(store, f"features{suffix}", kind is not None))
     other = "mapped" if written == "npy" else "zarr"
     raise InputError(
         f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
@@ -253,6 +298,9 @@ def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
 
 def features_shape(store: Store) -> tuple[int, int]:
     """V and F of the features of a dataset store; reads none of them. Raises StoreError if the store is damaged."""
+    if "types" in store.meta:
+        features = open_features(store, features_place(store.path))
+        return features.num_rows, features.num_features
     if store.value("features_format", str) == "npy":
         rows, width = _npy_features(store).rows.shape
     else:
@@ -302,77 +350,10 @@ def check_loaded_graph(store: Store, graph: Graph) -> None:
     if graph_place(store) != "mapped":
         return
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
-    made = digest_record({n: None if a is None else array_digest(a, GRAPH_DIGESTS[n]) for n, a in arrays.items()})
+    digests = {n: None if a is None else array_digest(a, GRAPH_DIGESTS[n]) for n, a in arrays.items()}
+    made = digest_record({**digests, **type_digests(graph)})
     if made != store.fingerprint.get("graph"):
         raise StoreError(f"{store.path}: the graph does not match its digest; it is damaged: write the dataset again")
-
-
-class StoredGraph:
-    """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.rows.RowSource`."""
-
-    def __init__(self, store: Store, *, only_sources: bool = False) -> None:
-        """
-        Args:
-            store: of the dataset.
-            only_sources: rows come without their edges' weights and ids, which are not read.
-        """
-        self._store = store
-        with proving(store.path):
-            self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
-            self.num_edges: int = store.entries["indices"]["shape"][0]
-            per_edge = [store.entries[n]["shape"] for n in ("indices", "edge_weight", "edge_id") if n in store]
-            vectors = store.entries["indptr"]["dtype"] == "int64" and len(store.entries["indptr"]["shape"]) == 1
-            require(
-                vectors and all(shape == [self.num_edges] for shape in per_edge),
-                "indptr or an array of the edges has another shape",
-            )
-        self.of_edges = {
-            n: np.dtype(store.entries[n]["dtype"])
-            for n in ("indices", "edge_weight", "edge_id")
-            if n in store and (n == "indices" or not only_sources)
-        }
-        """Arrays with an entry for each edge, and their dtypes."""
-
-    @cached_property
-    def part_offsets(self) -> npt.NDArray[np.int64] | None:
-        """See `Graph.part_offsets`. Raises StoreError if the store is damaged."""
-        if "part_offsets" not in self._store:
-            return None
-        offsets = self._store.read("part_offsets")
-        with proving(self._store.path):
-            require_splits(offsets, max(1, len(offsets) - 1), self.num_nodes, "part_offsets")
-        return offsets
-
-    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E. Raises StoreError if
-        the store is damaged."""
-        return self._store.piece("indptr", slice(first, stop))
-
-    def rows(self, first: int, stop: int) -> TakenRows:
-        """Rows ``[first, stop)``; no others are in memory. Raises StoreError if the store is damaged."""
-        indptr = self.first_edge(first, stop + 1)
-        edges = slice(int(indptr[0]), int(indptr[-1]))
-        with proving(self._store.path):
-            rises = edges.start >= 0 and edges.stop <= self.num_edges and (indptr[1:] >= indptr[:-1]).all()
-            require(rises, f"indptr does not rise within [0, {self.num_edges}] from row {first} to {stop}")
-        arrays = {name: self._store.piece(name, edges) for name in self.of_edges}
-        with proving(self._store.path):
-            require_within(arrays["indices"], self.num_nodes, "indices")
-        return TakenRows(
-            indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id")
-        )
-
-
-class StoredRows:
-    """Array of a store that is read by slices of rows. See `storage.store.arrays.Rows`."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        self._store, self._name = store, name
-        self.shape, self.dtype = tuple(store.entries[name]["shape"]), np.dtype(store.entries[name]["dtype"])
-
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        """Raises StoreError if the store is damaged."""
-        return self._store.piece(self._name, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,7 +407,12 @@ def open_dataset_store(
     check_graph_place(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None
     offsets = store.read("part_offsets") if "part_offsets" in store else None
-    opened = Graph(**{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS}, part_offsets=offsets)
+    opened = Graph(
+        **{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS},
+        part_offsets=offsets,
+        types=open_types(store),
+        edge_type=store.read("edge_type") if "edge_type" in store else None,
+    )
     if graph == "memory":
         check_loaded_graph(store, opened)
     with proving(store.path):

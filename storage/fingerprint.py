@@ -1,7 +1,7 @@
 """Digests: short names for content, so that a store can record what it was made from."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from .features import FeatureStore
 from .graph import Graph
 from .minibatch import Block, MiniBatch
 from .store.manifest import canonical_json
+from .typed.features import TypedFeatures
 
 LEAF_BYTES = 4 << 20
 """Arrays are digested in leaves of about this many bytes, which may be read and hashed apart from each other."""
@@ -108,9 +109,16 @@ GRAPH_DIGESTS = {"indptr": "int64", "indices": "int64", "edge_weight": "float32"
 def graph_fingerprint(graph: Graph) -> str:
     """Digest of all arrays of a graph."""
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
-    return digest_record(
-        {name: None if a is None else array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
-    )
+    digests = {name: None if a is None else array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
+    return digest_record({**digests, **type_digests(graph)})
+
+
+def type_digests(graph: Graph) -> dict[str, Any]:
+    """Entries of a graph with types in the record of its digest. There are none without types, so that such a digest is
+    that of earlier versions."""
+    if graph.types is None or graph.edge_type is None:
+        return {}
+    return {"types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
 
 
 def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, digest: str) -> str:
@@ -119,13 +127,21 @@ def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, di
 
 
 def features_fingerprint(features: FeatureStore) -> str:
-    """Shape, dtype and digest of feature rows; reads each row once, in bounded memory."""
+    """Shape, dtype and digest of feature rows; reads each row once, in bounded memory. Of several node types, those of
+    each."""
+    if isinstance(features, TypedFeatures):
+        return typed_fingerprint([features_fingerprint(part) for part in features.parts])
     n, f = features.num_rows, features.num_features
     digest = ArrayDigest(features.dtype, (n, f))
     step = leaf_rows(features.dtype, (n, f))
     for start in range(0, n, step):
         digest.update(features.gather(np.arange(start, min(start + step, n))))
     return describe_features(n, f, features.dtype, digest.hexdigest())
+
+
+def typed_fingerprint(of_types: Sequence[str]) -> str:
+    """`features_fingerprint` of several node types by those of each."""
+    return f"types:{digest_record({'types': list(of_types)})}"
 
 
 SAMPLED_ROWS = 4096

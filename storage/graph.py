@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 from .plural import counted
+from .typed.graph_types import GraphTypes, check_edge_type
 
 IntArray = npt.NDArray[np.integer]
 
@@ -61,6 +62,10 @@ class Graph:
     """int64 [E], the position of each edge in its input, or None."""
     part_offsets: npt.NDArray[np.int64] | None = None
     """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
+    types: GraphTypes | None = None
+    """Types of nodes and edges; None: there is one of each. Edges of a row are then sorted by (relation, source)."""
+    edge_type: npt.NDArray[Any] | None = None
+    """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
 
     @property
     def num_nodes(self) -> int:
@@ -79,6 +84,9 @@ class Graph:
 
     def __repr__(self) -> str:
         weighted = ", weighted" if self.is_weighted else ""
+        if self.types is not None:
+            weighted += f", {counted(len(self.types.node_types), 'node type')}"
+            weighted += f", {counted(self.types.num_relations, 'relation')}"
         return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
@@ -136,7 +144,7 @@ class Graph:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id)
+        arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id, self.edge_type)
         return sum(a.nbytes for a in arrays if a is not None)
 
     def check(self) -> "Graph":
@@ -152,6 +160,11 @@ class Graph:
                 check_of_edges(name, array, self.num_nodes, len(self.indices))
         if self.part_offsets is not None:
             check_offsets(self.part_offsets, self.num_nodes)
+        if (self.types is None) != (self.edge_type is None):
+            raise InputError("a graph has types and no edge_type, or the reverse; expected both or neither")
+        if self.types is not None and self.edge_type is not None:
+            self.types.check(self.num_nodes)
+            check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
         return self
 
 

@@ -20,13 +20,12 @@ from .dataset_store import (
     KIND,
     FeaturesPlace,
     GraphPlace,
-    StoredGraph,
-    StoredRows,
     check_graph_place,
     check_loaded_graph,
     features_shape,
     graph_array,
     open_features,
+    open_types,
 )
 from .errors import StoreError
 from .features import FeatureStore
@@ -34,6 +33,8 @@ from .fingerprint import GRAPH_DIGESTS
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
+from .stored.graph import StoredGraph, StoredRows
+from .typed.graph_types import check_edge_type
 
 
 class LazyGraph(Graph):
@@ -48,7 +49,8 @@ class LazyGraph(Graph):
     def __init__(self, store: Store, place: GraphPlace = "memory") -> None:
         check_graph_place(store, place)
         shape = StoredGraph(store)
-        vars(self).update(_store=store, place=place, _num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
+        vars(self).update(_store=store, place=place, types=open_types(store))
+        vars(self).update(_num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
 
     @property
     def num_nodes(self) -> int:
@@ -97,6 +99,14 @@ class LazyGraph(Graph):
             return None
         return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
 
+    @cached_property
+    def edge_type(self) -> npt.NDArray[Any] | None:
+        """See `Graph.edge_type`."""
+        types = self.types
+        if types is None:
+            return None
+        return self._checked("edge_type", lambda a: check_edge_type(types, a, self.indptr, self.indices))
+
     def pieces(self, name: str, num_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """The array `name`, about so many bytes at a time, which are not kept.
 
@@ -127,7 +137,7 @@ class LazyGraph(Graph):
 
     def check(self) -> "LazyGraph":
         """Read all arrays, which are checked as they are read. Raises StoreError if they are damaged."""
-        _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets
+        _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets, self.edge_type
         if self.place == "memory":
             check_loaded_graph(self._store, self)
         return self
@@ -238,7 +248,7 @@ class LazyDataset(Dataset):
         g = self.graph
         return Dataset(
             self.name,
-            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets),
+            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets, g.types, g.edge_type),
             self.features,
             self.labels,
             self.split,

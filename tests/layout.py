@@ -27,7 +27,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/commands": ("whole_runs/test_cli.py", "pipeline/test_cli_bad_samples.py"),
     "pipeline/commands/shared": ("whole_runs/test_cli.py",),
     "pipeline/dashboard": ("whole_runs/test_dashboard.py", "whole_runs/test_dashboard_history.py"),
-    "pipeline/datasets/readers": ("pipeline/datasets/readers/test_generated.py", "pipeline/datasets/test_open.py"),
+    "pipeline/datasets/readers": ("pipeline/datasets/test_open.py",),
     "pipeline/inference": ("pipeline/inference/test_predict.py", "pipeline/test_run_on_device.py"),
     "pipeline/interop": ("pipeline/interop/test_pyg_loader.py", "whole_runs/test_pyg_ranks.py"),
     "pipeline/machine": ("whole_runs/test_run.py",),
@@ -88,6 +88,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "stages/schedule": ("whole_runs/test_grappa.py", "whole_runs/test_retexo.py"),
     "storage/queue": ("storage/queue/test_zarr.py", "storage/queue/test_object_store.py"),
     "storage": ("storage/partition/test_book.py",),
+    "storage/stored": ("stages/partition/test_rows.py",),
 }
 """Test files of a folder's modules that have none of their own name."""
 

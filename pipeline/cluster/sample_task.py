@@ -74,12 +74,12 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     from ...stages.kernels.runtime.threads import set_num_threads
     from ..config.load import Job
     from ..setup.open_queue import seed_plan, shared_queue
-    from ..setup.prepare import prepare
+    from ..setup.prepare import prepare_samples
     from ..setup.shared_dataset import open_shared
 
     set_num_threads(order.threads)
     job = Job.model_validate_json(order.job)
-    prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features, job.graph))
+    prepared = prepare_samples(job, open_shared(Path(order.dataset), order.dataset_name, order.features, job.graph))
     assert isinstance(prepared.system.sample, Sampled)
     # The driver counts for all producers. This end keeps no record of its puts, since a bulk that was dropped may be
     # requested again.

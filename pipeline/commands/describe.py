@@ -12,15 +12,18 @@ from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.dataset_store import FEATURES_FILE, features_dtype, features_shape, graph_place
+from ...storage.dataset_store import features_place, graph_place, open_features, open_types
 from ...storage.errors import InputError, StoreError, first_line
-from ...storage.features import MappedFeatures
+from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
 from ...storage.node_names import first_names
+from ...storage.plural import counted
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import npy_bytes
 from ...storage.store.store import Store, open_store
+from ...storage.typed.features import TypedFeatures
+from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ...storage.urls import is_url
 from ..config.load import Job
 from ..setup.open_data import open_data
@@ -173,15 +176,9 @@ def _minibatch(m: MiniBatch) -> dict[str, Any]:
 def _dataset_store(store: Store) -> dict[str, Any]:
     """A stored dataset by its manifest, and the first names of its nodes; its arrays stay on disk."""
     degree = store.value("in_degree", dict)
-    features = store.path / FEATURES_FILE
+    features = open_features(store, features_place(store.path))
     with proving(store.path):
         lengths = {name: entry["shape"][0] for name, entry in store.entries.items()}
-        kept = features_dtype(store)
-        rows = MappedFeatures(features, kept is not None).rows if features.is_file() else None
-        shape, dtype = (
-            (rows.shape, rows.dtype) if rows is not None
-            else (store.entries["features"]["shape"], store.entries["features"]["dtype"])
-        )  # fmt: skip
         record: dict[str, Any] = {
             "dataset": store.value("name", str),
             "nodes": lengths["indptr"] - 1,
@@ -190,10 +187,12 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
             "graph on disk": _graph_on_disk(store),
-            "features": f"{shape[1] if kept is None else features_shape(store)[1]} of {kept or dtype}",
+            **_features(features),
             **_labels(store.value("task", str), store.value("num_classes", int)),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }
+        if (types := open_types(store)) is not None:
+            _add_types(record, types, features, store.value("edges_of_types", list))
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
     return _with_notes(record, store.value("notes", list))
@@ -206,6 +205,23 @@ def _graph_on_disk(store: Store) -> str:
     entries = [store.entries[name] for name in GRAPH_DIGESTS if name in store]
     size = sum(npy_bytes(entry["dtype"], tuple(entry["shape"])) for entry in entries)
     return f'files of {size / 2**30:,.2f} GiB, which graph = "mapped" maps'
+
+
+def _features(features: FeatureStore) -> dict[str, str]:
+    """Of several node types, each has a width of its own."""
+    if isinstance(features, TypedFeatures):
+        return {"features": f"of {features.dtype}, for each node type"}
+    kept = features.kind if isinstance(features, WidenedFeatures) else features.dtype
+    return {"features": f"{features.num_features} of {kept}"}
+
+
+def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore, edges: Sequence[int]) -> None:
+    widths = features.widths if isinstance(features, TypedFeatures) else [features.num_features] * len(types.node_types)
+    record["node types"] = ", ".join(
+        f"{name} {types.num_nodes(t)} ({counted(width, 'feature') if width else 'no features'})"
+        for t, (name, width) in enumerate(zip(types.node_types, widths))
+    )
+    record["relations"] = ", ".join(f"{' '.join(r)} {n}" for r, n in zip(types.relations, edges))
 
 
 def _labels(task: str, number: int) -> dict[str, str]:
@@ -240,10 +256,12 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
-        "features": f"{dataset.features.num_features} of {dataset.features.dtype}",
+        **_features(dataset.features),
         **_labels(dataset.task, dataset.num_classes),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
+    if (types := dataset.graph.types) is not None:
+        _add_types(record, types, dataset.features, edges_of_types(dataset.graph))
     _add_parts(record, dataset.graph.part_offsets)
     _add_names(record, dataset.node_names, dataset.class_names)
     return _with_notes(record, dataset.notes)

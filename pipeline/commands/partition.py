@@ -53,6 +53,7 @@ def partition(
     """Cut a dataset into partitions, and print their quality."""
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
+    from ...storage.dataset import check_one_type
     from ..config.load import resolve
     from ..config.records import cut_of
     from ..setup.open_data import open_data
@@ -77,6 +78,7 @@ def partition(
         check_reachable(job.cluster)
     with Terminal() as terminal:
         data = open_data(job, None, terminal, lazy=True)
+        check_one_type(data, "cutting into parts")
         terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         if into is None:

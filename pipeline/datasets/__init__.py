@@ -4,5 +4,16 @@ from .cleaning.options import ReadOptions
 from .open import is_name, open_dataset
 from .readers.python import from_networkx, from_pyg, from_scipy
 from .readers.reader import Reader, Request
+from .readers.typed import from_relations
 
-__all__ = ["ReadOptions", "Reader", "Request", "from_networkx", "from_pyg", "from_scipy", "is_name", "open_dataset"]
+__all__ = [
+    "ReadOptions",
+    "Reader",
+    "Request",
+    "from_networkx",
+    "from_pyg",
+    "from_relations",
+    "from_scipy",
+    "is_name",
+    "open_dataset",
+]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered
-from ...storage.dataset import Dataset, IdArray
+from ...storage.dataset import Dataset, IdArray, check_one_type
 from ...storage.errors import InputError
 from ..config.load import Job
 from ..ingest.budget import TASKS_PER_SLOT
@@ -78,10 +78,12 @@ def outputs_by_tasks(
         on_progress: called with (rows done, rows in all), over all layers.
 
     Raises:
-        InputError: workers of another machine and no folder; or the model has lazy parameters.
+        InputError: workers of another machine and no folder; the model has lazy parameters; or the graph has several
+            types of nodes or edges.
         RunError: the disk is full, or workers were lost again and again.
     """
     check_initialised(model)
+    check_one_type(data, "prediction by several processes")
     if scratch is None and workers.scheduler is not None:
         raise InputError(
             "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "

@@ -118,7 +118,7 @@ def embed(
     if type(applied) is not int or not 1 <= applied <= num_layers:
         raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
     data = found.data
-    ids = node_ids(nodes, data.num_nodes, data)
+    ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
     rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)

@@ -19,7 +19,7 @@ from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
 from ..interop.model_argument import as_record_or_module
-from ..setup.model import Outline, model_of
+from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
@@ -66,6 +66,7 @@ class TrainedRun:
         if seen != wanted and (learned.beside or not learned.width):
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
             raise InputError(f"{message}; give a dataset with as many")
+        check_same_types(self.result, data, self.folder)
         return self._with_learned(data) if learned.width else data
 
     def _with_learned(self, data: Dataset) -> Dataset:
@@ -99,6 +100,25 @@ class TrainedRun:
         return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{tested})"
 
 
+def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
+    """Refuse data whose types of nodes, relations or widths of features are others than a run's. Numbers of nodes may
+    differ.
+
+    Raises:
+        InputError: names what differs.
+    """
+    trained, found = result.types, types_of(data)
+    if (trained is None) != (found is None):
+        seen = "one type of nodes and edges" if found is None else "several types of nodes or edges"
+        raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
+    for key in ("node_types", "relations", "widths") if trained is not None and found is not None else ():
+        if trained[key] != found[key]:
+            raise InputError(
+                f"{data.name} has the {key.replace('_', ' ')} {found[key]}, but {result.model} of {folder} reads "
+                f"{trained[key]}; give a dataset with the same types"
+            )
+
+
 def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     """Open a finished run.
 
@@ -130,7 +150,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
     width = job.learned.num_read(result.num_features)
-    outline = Outline(result.dataset, width, result.num_classes, result.task, {})
+    outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
     make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
 

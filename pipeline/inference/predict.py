@@ -49,7 +49,7 @@ def predict(
     """
     found = opened(run, dataset, model, workers, scheduler, emit, "predict")
     data, classes = found.data, found.class_names
-    ids = node_ids(nodes, data.num_nodes, data)
+    ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
     logits = found.outputs(found.model, ids, emit)

@@ -14,7 +14,6 @@ from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import STRATEGIES, TimedGraph
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph, from_edges
-from ..datasets.readers.python import TYPED
 from .pyg_subgraphs import SUBGRAPH_TYPES
 
 DATALOADER = {
@@ -47,7 +46,10 @@ def check_data(data: Any) -> None:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
-        raise InputError(f"data is a HeteroData, {TYPED}")
+        raise InputError(
+            "data is a HeteroData, and NeighborLoader takes a Data of one node type and one edge type; train it with "
+            "mr.run(mr.from_pyg(data), ...)"
+        )
     if isinstance(data, (tuple, list)):
         raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
     if not isinstance(data, Data):

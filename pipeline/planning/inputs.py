@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...storage.dataset import Dataset, Task
+from ...storage.dataset import Dataset, Task, check_one_type
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, resolve
@@ -42,7 +42,8 @@ class Numbers:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
-        """The size of a dataset."""
+        """The size of a dataset. Raises InputError if it has several types of nodes or edges."""
+        check_one_type(dataset, "a plan")
         n, share = dataset.num_nodes, dataset.split_sizes["train"] / max(1, dataset.num_nodes)
         return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share, dataset.task)
 

@@ -12,7 +12,7 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import book_of
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import KIND, StoredGraph, features_place, graph_place, open_features
+from ...storage.dataset_store import KIND, features_place, graph_place, open_features
 from ...storage.features import FeatureStore
 from ...storage.fingerprint import array_digest
 from ...storage.graph import edges_of_rows, index_dtype
@@ -20,6 +20,7 @@ from ...storage.lazy_dataset import LazyDataset, open_lazily
 from ...storage.node_names import NodeNames
 from ...storage.partition.book import PartitionBook
 from ...storage.store.store import Store, open_store
+from ...storage.stored.graph import StoredGraph
 from ..datasets.cleaning.edges import edge_keys, rows_of_keys
 from ..ingest.arrays import Matrix
 from ..ingest.edges import sorted_file

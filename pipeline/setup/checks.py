@@ -1,20 +1,27 @@
 """Checks that refuse jobs whose parts do not fit together, or that this machine cannot run."""
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
+from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
+from ...stages.models import MODELS
 from ...stages.models.base import Stack
 from ...stages.models.pyg import PyGModel
 from ...stages.train import of_each_seed
 from ...storage.dataset import MATRIX_TASKS
 from ...storage.errors import InputError, first_line, nearest
+from ...storage.plural import counted
+from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.schema import Learned, Train
@@ -68,6 +75,62 @@ def check_available(job: Job) -> None:
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or "
             "ranks = 1"
         )
+
+
+def check_types(job: Job, system: System, types: GraphTypes | None, record: Any) -> None:
+    """Refuse jobs on graphs with several types of nodes or edges that this version cannot run.
+
+    Args:
+        job: a resolved configuration.
+        system: the training system.
+        types: of the graph; None: it has one type of nodes and edges.
+        record: the model's record, or a user's module.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    if types is None:
+        return
+    counts = f"{counted(len(types.node_types), 'node type')} and {counted(types.num_relations, 'relation')}"
+    graph = f"the graph has {counts}"
+    if isinstance(record, PyGModel):
+        raise InputError(
+            f"the model is a PyGModel, whose convolutions read one list of edges, but {graph}; use a model over "
+            "relations such as rgcn, or a layer of your own over neighbourhood.relations()"
+        )
+    if not isinstance(record, nn.Module) and not record.reads_relations:
+        able = ", ".join(name for name, model in MODELS.items() if model.reads_relations)
+        raise InputError(
+            f"the model is '{record.name}', which knows no relations, but {graph}; expected one of {able}, or a module "
+            "of your own over neighbourhood.relations()"
+        )
+    if not isinstance(system.sample, Sampled) or system.partition.partitioner is not None:
+        topology = f"system '{system.name}'" + (
+            f" with {' and '.join(f'{k} = {v}' for k, v in system.options.items() if v == 'partitioned')}"
+            if "partitioned" in system.options.values()
+            else ""
+        )
+        raise InputError(
+            f'{graph}, but {topology} cuts it into parts, which hold no types; use system = "bulk" with the '
+            "topology replicated"
+        )
+    sampler = system.sample.sampler
+    if "edge_ids" not in {f.name for f in dataclasses.fields(sampler)}:  # pyright: ignore[reportArgumentType]
+        raise InputError(
+            f"{graph}, but the sampler '{sampler.name}' keeps no positions of edges, by which relations are known; use "
+            "the sampler neighbor"
+        )
+    if job.device != "cpu" or job.kernel not in ("cpu", "reference"):
+        raise InputError(
+            f"{graph}, but device is '{job.device}' and kernel '{job.kernel}'; relations are sampled and aggregated on "
+            "the cpu only: leave both out"
+        )
+    if job.features == "owned":
+        raise InputError(f"{graph}, but features is 'owned', which is for features of one width; leave it out")
+    if job.learned.width:
+        raise InputError(f"{graph}, but learned is {job.learned.width}, which is for one node type; leave it out")
+    if job.train.compile:
+        raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
 
 
 def check_model(job: Job, system: System, model: nn.Module) -> None:

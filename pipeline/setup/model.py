@@ -12,9 +12,11 @@ from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
+from ...stages.models.relational import TypedInput
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import Dataset, Task, outputs_of
 from ...storage.errors import InputError
+from ...storage.typed.features import TypedFeatures
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
@@ -48,6 +50,9 @@ class Outline:
     """Train nodes with each label, and train nodes whose label is known, for each of C classes; None: not counted."""
     has_unknown: bool = False
     """True if some value of a multi-label matrix is not known."""
+    types: dict[str, Any] | None = None
+    """Types of nodes and edges, and the features' width of each node type: a record of `TypedInput`. None: there is one
+    of each."""
 
     @property
     def num_outputs(self) -> int:
@@ -61,7 +66,19 @@ class Outline:
         width = dataset.num_features if job is None else job.learned.num_read(dataset.num_features)
         found = cls(dataset.name, width, dataset.num_classes, dataset.task, dataset.split_sizes)
         counts = train_counts(dataset) if balanced else None
-        return replace(found, train_counts=counts, has_unknown=dataset.has_unknown)
+        return replace(found, train_counts=counts, has_unknown=dataset.has_unknown, types=types_of(dataset))
+
+
+def types_of(dataset: Dataset) -> dict[str, Any] | None:
+    """See `Outline.types`."""
+    types = dataset.graph.types
+    if types is None:
+        return None
+    features = dataset.features
+    widths = (
+        features.widths if isinstance(features, TypedFeatures) else (features.num_features,) * len(types.node_types)
+    )
+    return TypedInput(types, widths).record()
 
 
 def model_of(
@@ -95,9 +112,11 @@ def model_of(
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-        return with_initial_parameters(
-            system.schedule.build(record, outline.num_features, outline.num_outputs).to(dtype), job
-        )
+        if outline.types is not None and record.reads_relations:
+            built = record.build_typed(TypedInput.of_record(outline.types), outline.num_outputs)
+        else:
+            built = system.schedule.build(record, outline.num_features, outline.num_outputs)
+        return with_initial_parameters(built.to(dtype), job)
 
     return make, {"name": record.name, **vars(record)}, record.name
 

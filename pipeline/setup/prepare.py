@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...stages.feed.queue_feed import Sampled
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
+from ...stages.models import MODELS, RGCN
 from ...stages.sample.base import check_kernel
 from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ..config.load import Job
-from ..config.records import make_system, without_partitioner
+from ..config.records import build, make_system, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
@@ -29,6 +31,7 @@ from .checks import (
     check_model,
     check_own_code,
     check_parts,
+    check_types,
     check_update,
 )
 from .fingerprint import fingerprint_of
@@ -107,6 +110,8 @@ def prepare(
         system = SYSTEMS.find(system.name).owning(system)
     check_losses(job, system)
     check_learned(job, system)
+    check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)
+    system = keeping_edges(system, dataset)
     outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)
     built = make()
@@ -122,6 +127,20 @@ def prepare(
     check_parts(job, system, dataset.num_nodes)
     fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
     return Prepared(job, outline, system, make, lambda: _placed(job, dataset), fingerprint, name, dataset, code, loss)
+
+
+def prepare_samples(job: Job, dataset: Dataset, *, system: System | None = None) -> Prepared:
+    """`prepare` for minibatches that any model may be trained on. A graph with types gets a model that reads them."""
+    model = None if dataset.graph.types is None else RGCN(layers=int(job.model["layers"]))
+    return prepare(job, dataset, system=system, model=model)
+
+
+def keeping_edges(system: System, dataset: Dataset) -> System:
+    """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
+    if dataset.graph.types is None or not isinstance(system.sample, Sampled):
+        return system
+    sampler: Any = system.sample.sampler
+    return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
 
 
 def _placed(job: Job, dataset: Dataset) -> Placement:

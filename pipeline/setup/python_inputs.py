@@ -18,6 +18,7 @@ from ...storage.dataset_store import (
     FeaturesFormat,
     GraphPlace,
     check_graph_place,
+    features_file,
     features_place,
     graph_place,
     write_dataset,
@@ -29,6 +30,7 @@ from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
 from ...storage.store.store import Store, open_store
+from ...storage.typed.features import TypedFeatures
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
 from ..datasets import ReadOptions
@@ -217,8 +219,11 @@ def _digests(dataset: Dataset) -> dict[str, str]:
 
 def _store_of(dataset: Dataset) -> Path | None:
     """The store that the dataset was opened from, if its features are still there and the rest is the same."""
-    features = dataset.features.kept if isinstance(dataset.features, WidenedFeatures) else dataset.features
-    if isinstance(features, MappedFeatures) and features.path.name == FEATURES_FILE:
+    features, file = dataset.features, FEATURES_FILE
+    if isinstance(features, TypedFeatures):
+        features, file = features.parts[0], features_file("_0")
+    features = features.kept if isinstance(features, WidenedFeatures) else features
+    if isinstance(features, MappedFeatures) and features.path.name == file:
         path = features.path.parent
     elif isinstance(features, ZarrFeatures):
         path = features.path

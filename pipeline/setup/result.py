@@ -244,6 +244,9 @@ class Result:
     confusion: list[list[int]] | None = None
     """Test nodes by their class (rows) and the class predicted (columns); None for several classes per node, and beyond
     256 classes."""
+    types: dict[str, Any] | None = None
+    """Types of a graph with several: ``node_types``, ``offsets`` (first id of each type, and V), ``relations`` (source
+    type, name, destination type) and ``widths`` of the features; else None."""
     versions: dict[str, str] = field(default_factory=versions)
     """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION

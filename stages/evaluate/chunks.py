@@ -18,7 +18,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block
 from ..kernels import destinations_on_host, numbering_on_host
 from ..memory.lazy_rows import LazyRows
-from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
 IdArray = npt.NDArray[np.int64]
 MAX_BYTES = 256 << 20
@@ -174,5 +174,8 @@ class Chunks:
         block = Block(len(dst), src, indptr, indices, weight)
         # Few layers read degrees.
         return BlockNeighbourhood(
-            block, lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device), self._kernels
+            block,
+            lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device),
+            self._kernels,
+            edge_types=None if graph.types is None else types_of_edges(graph, edges_of(graph, dst)),
         )

@@ -13,7 +13,7 @@ from ...storage.minibatch import MiniBatch
 from ..memory.arena import empty
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Placement, RankJob
-from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,10 @@ class Gather:
         degree = cache(
             lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees
         )
-        neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
+        neighbourhoods = tuple(
+            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=types_of_edges(data.graph, b.edge_id))
+            for b in work.blocks
+        )
         return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:

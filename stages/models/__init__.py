@@ -5,7 +5,10 @@ from .base import ModelConfig
 from .gat import GAT
 from .gcn import GCN
 from .gin import GIN
+from .rgat import RGAT
+from .rgcn import RGCN
+from .rsage import RSAGE
 from .sage import SAGE
 
-MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN))
+MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, RGCN, RSAGE, RGAT))
 """The first is the default."""

@@ -228,6 +228,8 @@ class ModelConfig(ABC):
     """Options that the models share. `build` draws the parameters from torch's generator: seed it first."""
 
     name: ClassVar[str]
+    reads_relations: ClassVar[bool] = False
+    """True if the model is for graphs with several types of nodes or edges."""
 
     hidden: int = 256
     """Width of every hidden layer."""

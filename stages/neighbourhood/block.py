@@ -30,6 +30,7 @@ from .checks import (
     full_precision,
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
+from .relations import EdgeTypes, NodeRows, Relation, TypedRows
 
 
 class ListNeighbourhood(ABC):
@@ -234,6 +235,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
+        edge_types: EdgeTypes | None = None,
     ) -> None:
         """
         Args:
@@ -243,6 +245,7 @@ class BlockNeighbourhood(ListNeighbourhood):
             kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the block.
+            edge_types: of a graph with types.
 
         Raises:
             InputError: degree has another shape.
@@ -254,6 +257,26 @@ class BlockNeighbourhood(ListNeighbourhood):
             )
         super().__init__(degree, kernels, names, numbers)
         self.block = block
+        self._edge_types = edge_types
+
+    def relations(self) -> tuple[Relation, ...]:
+        """The block's edges by relation, in the order of the graph's relations. Raises InputError if the graph has one
+        type of edges."""
+        return self._typed.relations
+
+    def node_types(self) -> tuple[NodeRows, ...]:
+        """The block's rows by node type, in the order of the graph's. Raises InputError if the graph has one type of
+        nodes."""
+        return self._typed.nodes
+
+    @cached_property
+    def _typed(self) -> TypedRows:
+        if self._edge_types is None:
+            raise InputError(
+                "a layer asks for relations, but the graph has one type of nodes and edges; train on a graph with "
+                "types: see from_relations"
+            )
+        return TypedRows(self.block, lambda: self.degree, self._edge_types, self._given)
 
     @property
     def num_dst(self) -> int:
@@ -314,4 +337,21 @@ def whole_graph(
     if graph.edge_weight is not None:
         rows = np.repeat(np.arange(graph.num_nodes), degree)
         degree = np.bincount(rows, graph.edge_weight.astype(np.float64), minlength=graph.num_nodes)
-    return BlockNeighbourhood(block, torch.from_numpy(degree).to(dtype), kernels)
+    return BlockNeighbourhood(
+        block, torch.from_numpy(degree).to(dtype), kernels, edge_types=types_of_edges(graph, slice(None))
+    )
+
+
+def types_of_edges(graph: Graph, positions: Any) -> EdgeTypes | None:
+    """Types of the edges at some positions of a graph; None if it has one type of edges. Raises InputError if positions
+    are needed and not there."""
+    if graph.types is None:
+        return None
+    if positions is None:
+        raise InputError("blocks of a graph with types need the positions of their edges; set edge_ids = true")
+
+    def read() -> npt.NDArray[Any]:
+        assert graph.edge_type is not None
+        return graph.edge_type[positions]
+
+    return EdgeTypes(graph.types, read)

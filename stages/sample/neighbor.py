@@ -1,7 +1,7 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_rows
 from ..kernels.runtime.threads import parallel
@@ -31,7 +32,8 @@ class NeighborSampler:
     found, and the blocks are nested views of one edge list. ``expand="all"`` draws for every node so far again at each
     hop (DGL's blocks): more edges, and independent samples in each layer. A uniform sample stands for its whole
     neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands for (sum of the row's
-    weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
+    weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased. In a graph with types each
+    relation of a row is drawn for itself, with its own fanout, and stands for its own edges.
     Cost: O(sampled edges), and for `weighted` alias tables of 8 bytes an edge, made once (`kernels.sampling.alias`).
     Source: MLSys 2024, section on GraphSAGE, with frontier deduplication.
     """
@@ -46,6 +48,9 @@ class NeighborSampler:
     """At each hop: only newly found nodes, or all found so far again."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
+    relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
+    """Fanout of single relations of a graph with types, in place of `fanout`, which is that of each other relation: by
+    the relation's name, or ``source type,name,destination type``; 0 does not follow it."""
     name: ClassVar[str] = "neighbor"
 
     def __post_init__(self) -> None:
@@ -57,6 +62,18 @@ class NeighborSampler:
                 raise InputError(
                     f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
                 )
+        for name, given in self.relations.items():
+            numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
+            if len(numbers) != len(self.fanout):
+                raise InputError(
+                    f"the fanout of relation '{name}' is {list(numbers)}; expected {len(self.fanout)} numbers, as "
+                    f"fanout {list(self.fanout)} has, or one"
+                )
+            for s in numbers:
+                if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16:
+                    raise InputError(
+                        f"the fanout of relation '{name}' holds {s}; expected 0 to 65536, or -1 for every in-neighbour"
+                    )
         if self.expand not in ("new", "all"):
             raise InputError(
                 f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
@@ -75,18 +92,42 @@ class NeighborSampler:
             "weighted": self.weighted,
             "expand": self.expand != "new",
             "edge_ids": self.edge_ids,
+            "relations": {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()},
             # Weighted samples without a version were drawn by exponential races.
             "version": 2 if self.weighted else 0,
         }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
     def check(self, graph: Graph) -> None:
-        """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
+        """Raises InputError if this sampler is `weighted` and the graph has no edge weights, or has a fanout for a
+        relation that is not there."""
+        if graph.types is None and self.relations:
+            raise InputError(
+                f"the sampler has a fanout for relation '{next(iter(self.relations))}', but the graph has one type of "
+                "edges; leave relations out"
+            )
+        if graph.types is not None:
+            self.by_relation(graph.types)
         if self.weighted and not graph.is_weighted:
             raise InputError(
                 "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
                 "false"
             )
+
+    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
+        """int64 [L, R], fanout of each hop and relation. Raises InputError for a relation that is not there, or is
+        given twice."""
+        found = np.repeat(np.array(self.fanout, np.int64)[:, None], types.num_relations, axis=1)
+        seen: dict[int, str] = {}
+        for name, numbers in self.relations.items():
+            try:
+                r = types.relation(name)
+            except InputError as e:
+                raise InputError(f"the sampler has a fanout for relation '{name}', but {e}") from None
+            if r in seen:
+                raise InputError(f"the sampler's relations give '{name}' and '{seen[r]}', which are one; leave one out")
+            seen[r], found[:, r] = name, numbers
+        return found
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` raises."""
@@ -102,11 +143,12 @@ class NeighborSampler:
             keep_positions=self.edge_ids,
             keep_weights=self._reads_weights(graph),
             workspace=workspace,
+            **({} if graph.types is None else {"by_relation": self.by_relation(graph.types)}),
         )
         made: list[Any] = [None] * len(samples)
 
         def finish(i: int) -> None:
-            m, weight = samples[i], [None for _ in samples[i].lists]
+            m, weight = samples[i], [e.weight if graph.types is not None else None for e in samples[i].lists]
             if graph.edge_weight is not None:
                 weight = [
                     self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None)

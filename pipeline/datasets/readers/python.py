@@ -16,12 +16,7 @@ from ..cleaning.class_names import numbered
 from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, Hint, Raw
-
-TYPED = (
-    "and typed graphs are not supported; expected a Data of one node type and one edge type, such as "
-    "Data(x=data['paper'].x, y=data['paper'].y, edge_index=data['paper', 'cites', 'paper'].edge_index)"
-)
-"""End of error messages for graphs with several types of nodes or edges."""
+from .typed import from_hetero, has_targets, host
 
 
 def from_scipy(
@@ -243,25 +238,36 @@ def _rectangular(values: list[Any], what: str) -> AnyArray:
 
 
 def from_pyg(
-    data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0
+    data: Any,
+    *,
+    name: str = "pyg",
+    target: str | None = None,
+    options: ReadOptions = DEFAULT_OPTIONS,
+    split: str | None = None,
+    seed: int = 0,
 ) -> Dataset:
-    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y`` (classes, or targets if it is
+    """A dataset from a `torch_geometric.data.Data`, or from a `HeteroData` with several types of nodes and edges.
+
+    A `Data` has ``edge_index``, ``y`` (classes, or targets if it is
     floating-point), and optionally ``x``, ``edge_weight``,
     ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, with a
-    note.
+    note. In a `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
 
     Args:
-        data: a homogeneous `Data`.
+        data: a `Data` or `HeteroData`.
         name: name of the dataset.
+        target: the node type that is predicted, of a `HeteroData`; by default the one with ``y``.
         options: treatment of each defect.
         split: see `open_dataset`.
         seed: seed of a random split.
 
     Raises:
-        InputError: `data` is heterogeneous, or an attribute is missing; see also `clean`.
+        InputError: an attribute is missing; see also `clean` and `from_relations`.
     """
     if hasattr(data, "node_types"):
-        raise InputError(f"the PyG data is heterogeneous, {TYPED}")
+        return from_hetero(data, target=target, name=name, options=options, split=split, seed=seed)
+    if target is not None:
+        raise InputError(f"target is '{target}', but the PyG data has one node type; leave it out")
     edges, y = getattr(data, "edge_index", None), getattr(data, "y", None)
     if edges is None:
         raise InputError(
@@ -269,7 +275,7 @@ def from_pyg(
         )
     if y is None:
         raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
-    ends = _host(edges)
+    ends = host(edges)
     if ends.ndim != 2 or ends.shape[0] != 2:
         raise InputError(f"the PyG data's edge_index has shape {list(ends.shape)}; expected [2, E]")
     if data.num_nodes is not None and len(y) != data.num_nodes:
@@ -282,22 +288,14 @@ def from_pyg(
         name=name,
         src=ends[0],
         dst=ends[1],
-        labels=_host(y),
-        features=None if x is None else _host(x),
-        edge_weight=None if weight is None else _host(weight),
-        split={part: _host(mask) for part, mask in masks.items() if mask is not None},
+        labels=host(y),
+        features=None if x is None else host(x),
+        edge_weight=None if weight is None else host(weight),
+        split={part: host(mask) for part, mask in masks.items() if mask is not None},
         notes=_left_out(data),
-        task="regression" if _has_targets(y) else None,
+        task="regression" if has_targets(y) else None,
     )
     return clean(raw, options, split, seed)
-
-
-def _has_targets(y: Any) -> bool:
-    """True if floating-point labels are one column of other values than 0, 1, -1 and NaN. Others follow the rule for
-    all sources."""
-    values = _host(y)
-    one_column = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
-    return values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
 
 
 def _left_out(data: Any) -> tuple[str, ...]:
@@ -308,8 +306,3 @@ def _left_out(data: Any) -> tuple[str, ...]:
     message = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
     scalar = attr.ndim == 1 or (attr.ndim == 2 and attr.shape[1] == 1)
     return (f"{message} (if these are weights, set data.edge_weight)." if scalar else f"{message}.",)
-
-
-def _host(tensor: Any) -> AnyArray:
-    tensor = tensor.detach().cpu()
-    return (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).numpy()

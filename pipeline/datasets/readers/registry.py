@@ -10,12 +10,13 @@ from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
+from ..generated.hsbm import generate_hsbm
+from ..generated.rmat import generate_rmat
+from ..generated.sbm import generate_sbm
 from .digits import read_digits
 from .npz import read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
-from .rmat import generate_rmat
-from .sbm import generate_sbm
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 """Suffixes of files with tables."""
@@ -147,6 +148,13 @@ READERS: Registry[Reader] = Registry(
             lambda source: _is_spec(source, "rmat"),
             lambda source, request: generate_rmat(str(source), request.name, None, request.seed),
             "rmat:scale=...",
+            is_name=True,
+        ),
+        Reader(
+            "hsbm",
+            lambda source: _is_spec(source, "hsbm"),
+            lambda source, request: generate_hsbm(str(source), request.name, None, request.seed),
+            "hsbm:nodes=...",
             is_name=True,
         ),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),

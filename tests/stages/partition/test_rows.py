@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from millrace.stages.partition import rows
 from millrace.stages.partition.rows import Passes, in_degrees, stretches
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.dataset_store import StoredGraph, open_stored, write_dataset
+from millrace.storage.dataset_store import open_stored, write_dataset
 from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.stored.graph import StoredGraph
 from millrace.tests.contracts.graphs import graphs, sbm
 
 

@@ -16,6 +16,7 @@ from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .draw import JIT, LANES, sample_rows, sample_uniform
+from .relations import count_relations, sample_relations
 from .workspace import Workspace
 
 
@@ -48,9 +49,12 @@ def neighbor(
     expand: str = "new",
     keep_positions: bool = False,
     keep_weights: bool = False,
+    by_relation: IdArray | None = None,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits."""
+    if by_relation is not None:
+        return _by_relation(graph, seeds, keys, by_relation, replace, expand, workspace)
     bulk = Bulk(graph, seeds, workspace, keep_positions, keep_weights)
     edge_weight = graph.edge_weight if keep_weights else None
 
@@ -84,5 +88,28 @@ def neighbor(
                 t, log = table or NO_TABLE, log2_table()
                 lists = (graph.indptr, graph.indices, t.slots, t.weight, t.positive)
                 parallel(sample_rows, [(a, b, *lists, *walk, log, *weights) for a, b in bulk.spans])
+
+    return sample_hops(bulk, len(fanout), expand, draw)
+
+
+def _by_relation(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: IdArray,
+    replace: bool,
+    expand: str,
+    workspace: Workspace | None,
+) -> list[NeighborSample]:
+    """`neighbor` with a fanout for each relation; keeps positions and weights."""
+    bulk = Bulk(graph, seeds, workspace, keep_positions=True, keep_weight=True)
+    lists = (graph.indptr, graph.indices, graph.edge_type)
+
+    def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
+        rows, total = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace), np.zeros(bulk.k, np.int64)
+        parallel(count_relations, [(a, b, graph.indptr, graph.edge_type, *rows, total) for a, b in bulk.spans])
+        bulk.reserve(total)
+        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight)
+        parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
 
     return sample_hops(bulk, len(fanout), expand, draw)

@@ -13,6 +13,7 @@ A is taken edge by edge, V x E (row v has a one at each of its in-edges), so tha
 keeps its position; edge e's source is `graph.indices[e]`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from .....storage.graph import Graph
-from ....random import draw, node_words
+from ....random import branches, draw, node_words
 from ..alias import AliasTable
 from ..samples import EdgeList, NeighborSample
 from . import alias
@@ -73,6 +74,7 @@ def neighbor(
     expand: str = "new",
     keep_positions: bool = False,
     keep_weights: bool = False,
+    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node.
@@ -88,6 +90,9 @@ def neighbor(
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return each edge's position in the graph's edge arrays.
         keep_weights: also return each edge's weight in the graph.
+        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
+            relation of a row is drawn for itself, by a stream of its own. Positions are kept, and the weight of an edge
+            is the number of its row's edges in its relation divided by the number kept.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -109,7 +114,15 @@ def neighbor(
             if k
             else np.empty(0, np.uint64)
         )
-        S = [_sample_row(_columns(P, r), table, words[r : r + 1], s, replace) for r in range(len(words))]
+        if by_relation is None:
+            S = [_sample_row(_columns(P, r), table, words[r : r + 1], s, replace) for r in range(len(words))]
+        else:
+            streams = np.repeat(keys[:, h], [len(f) for f in frontiers])
+            rows_ = zip(streams, np.concatenate(frontiers) if k else ())
+            S = [
+                _sample_relations(graph, _columns(P, r), key, v, by_relation[h], replace)
+                for r, (key, v) in enumerate(rows_)
+            ]
         at = 0
         for q in range(k):
             mine = S[at : at + len(frontiers[q])]
@@ -127,10 +140,43 @@ def neighbor(
             NeighborSample(
                 nodes[q].astype(graph.indices.dtype),
                 tuple(node_ends[q]),
-                tuple(extract_rows(graph, nodes[q], rows_, keep_positions, keep_weights) for rows_ in lists),
+                tuple(
+                    extract_rows(graph, nodes[q], rows_, keep_positions or by_relation is not None, keep_weights)
+                    for rows_ in lists
+                ),
             )
         )
-    return samples
+    return samples if by_relation is None else [_weighed(graph, s) for s in samples]
+
+
+def _sample_relations(
+    graph: Graph, columns: npt.NDArray[np.int64], key: np.uint64, v: int, fanout: npt.NDArray[np.int64], replace: bool
+) -> npt.NDArray[np.int64]:
+    """`_sample_row` of each relation of row v, one after the other, in a stream of the relation."""
+    assert graph.edge_type is not None
+    kinds = graph.edge_type[columns]
+    picks = [
+        _sample_row(columns[kinds == r], None, node_words(int(branches(int(key), [r])[0]), np.array([v])), s, replace)
+        for r, s in enumerate(fanout.tolist())
+    ]
+    return np.concatenate([columns[:0], *picks])
+
+
+def _weighed(graph: Graph, sample: NeighborSample) -> NeighborSample:
+    """Edges with the number of their row's edges in their relation divided by the number kept."""
+    kinds = graph.edge_type
+    assert kinds is not None
+
+    def weighed(e: EdgeList) -> EdgeList:
+        assert e.positions is not None
+        weight = np.empty(len(e.positions), np.float32)
+        for i, v in enumerate(sample.nodes[: len(e.indptr) - 1]):
+            kept, all_of_row = slice(e.indptr[i], e.indptr[i + 1]), kinds[graph.indptr[v] : graph.indptr[v + 1]]
+            own = kinds[e.positions[kept]]
+            weight[kept] = [np.sum(all_of_row == r) / np.sum(own == r) for r in own]
+        return dataclasses.replace(e, weight=weight)
+
+    return dataclasses.replace(sample, lists=tuple(map(weighed, sample.lists)))
 
 
 def extract_rows(

@@ -1,0 +1,1 @@
+"""Generated datasets, each a pure function of its text: ``kind:key=value,...``."""

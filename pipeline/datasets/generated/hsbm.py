@@ -1,0 +1,93 @@
+"""``hsbm:...``: a typed graph with known classes and a known best answer, generated."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....stages.random import Purpose, stream
+from ....storage.dataset import Dataset
+from ....storage.features import MemoryFeatures
+from ....storage.typed.features import TypedFeatures
+from ....storage.typed.graph_types import GraphTypes
+from ..cleaning.options import DEFAULT_OPTIONS
+from ..cleaning.relations import graph_of_relations
+from ..cleaning.splits import make_split
+from .spec import number, parse_spec
+
+NODE_TYPES = ("item", "user", "shop")
+
+
+@dataclass(frozen=True)
+class Hsbm:
+    """Parameters of items, the users who like and dislike them, and the shops that sell them.
+
+    An item of class c is liked by users of class c and disliked by users of class C - 1 - c, as many of each; shops and
+    the items' own features say nothing. Over all in-neighbours the two classes are alike, so a model that does not tell
+    relations apart cannot choose between c and C - 1 - c. A label differs from the item's class with probability
+    `noise`: the best accuracy is 1 - noise.
+    """
+
+    nodes: int = number(3000, 4, 2**30)
+    """Number of items; there are half as many users, and a tenth as many shops."""
+    classes: int = number(4, 2, 1000)
+    """Number of classes, C; their sizes differ by at most one."""
+    degree: float = number(6, 0, 1e5)
+    """Users who like an item; as many dislike it."""
+    features: int = number(16, 1, 1e5)
+    """Width of a user's features, the mean of the class plus noise. Those of items are half as wide; shops have
+    none."""
+    spread: float = number(0.5, 0, 1e6)
+    """Standard deviation of a user's features about the mean of the class, a random unit vector."""
+    noise: float = number(0.1, 0, 1)
+    """Share of labels that are of another class than the item."""
+    train: float = number(0.3, 1e-9, 1)
+    """Share of train nodes among the items."""
+    val: float = number(0.2, 0, 1)
+    seed: int = number(0, 0, 2**63 - 1)
+
+
+def generate_hsbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
+    """The graph described by `text`, with reverse relations. A pure function of `text`; `split` and `seed` only choose
+    another split than the stored one.
+
+    Raises:
+        InputError: see `parse_spec` and `make_split`.
+    """
+    p = parse_spec(text, Hsbm)
+    items, users, shops = p.nodes, max(p.classes, p.nodes // 2), max(1, p.nodes // 10)
+    offsets = (0, items, items + users, items + users + shops)
+    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 4)))
+    of_items = rng.permutation(np.arange(items) % p.classes)
+    of_users = rng.permutation(np.arange(users) % p.classes)
+    members = [np.flatnonzero(of_users == c) for c in range(p.classes)]
+    edges = {}
+    for relation, wanted in (("likes", of_items), ("dislikes", p.classes - 1 - of_items)):
+        item = np.repeat(np.arange(items), round(p.degree))
+        sizes = np.array([len(m) for m in members])[wanted[item]]
+        first = np.concatenate([[0], np.cumsum([len(m) for m in members])])[wanted[item]]
+        user = np.concatenate(members)[first + rng.integers(0, sizes)] + items
+        edges["user", relation, "item"] = user, item
+        edges["item", f"{relation[:-1]}d_by", "user"] = item, user
+    item, shop = np.arange(items), rng.integers(0, shops, items) + items + users
+    edges["shop", "sells", "item"] = shop, item
+    edges["item", "sold_in", "shop"] = item, shop
+    graph = graph_of_relations(edges, GraphTypes(NODE_TYPES, offsets, tuple(edges)))
+    means = rng.standard_normal((p.classes, p.features))
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    known = means[of_users] + p.spread * rng.standard_normal((users, p.features))
+    blank = rng.standard_normal((items, max(1, p.features // 2)))
+    parts = (blank, known, np.zeros((shops, 0)))
+    moved = rng.random(items) < p.noise
+    labels = np.full(offsets[-1], -1)
+    labels[:items] = np.where(moved, (of_items + rng.integers(1, p.classes, items)) % p.classes, of_items)
+    stored = make_split(labels[:items], None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
+    notes = [f"Generated: no model is more accurate than {1 - p.noise:g} on average."]
+    return Dataset(
+        name=name or text,
+        graph=graph,
+        features=TypedFeatures(tuple(MemoryFeatures(x.astype(np.float32)) for x in parts), offsets),
+        labels=labels,
+        split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
+        num_classes=p.classes,
+        notes=tuple(notes),
+    ).check()

@@ -1,0 +1,84 @@
+"""GAT over relations: attention within each relation, and the sum over relations (PyG's `HeteroConv` of `GATConv`)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import InputError
+from ...storage.typed.graph_types import GraphTypes
+from ..nn.dense import linear
+from .relational import OwnByType, RelationalConfig, RelationalConv
+
+
+class RGATConv(RelationalConv):
+    """``W_t h_v + b_t + sum over relations r of attention_r`` for v of type t; softmax over the in-neighbours of one
+    relation, of ``leaky_relu(<a_r, W_r h_u> + <a'_r, W_r h_v>)``. H heads, concatenated or averaged."""
+
+    def __init__(
+        self,
+        types: GraphTypes,
+        width_in: int,
+        heads: int,
+        head_width: int,
+        concat: bool,
+        attention_dropout: float,
+        slope: float,
+    ) -> None:
+        super().__init__()
+        self.heads, self.head_width, self.concat = heads, head_width, concat
+        self.attention_dropout, self.slope = attention_dropout, slope
+        R = types.num_relations
+        self.own = OwnByType(types, width_in, heads * head_width if concat else head_width)
+        self.weight = nn.Parameter(torch.empty(R, heads * head_width, width_in))
+        self.a_src = nn.Parameter(torch.empty(R, heads, head_width))
+        self.a_dst = nn.Parameter(torch.empty(R, heads, head_width))
+        for p in (*self.weight, *self.a_src, *self.a_dst):
+            nn.init.xavier_uniform_(p.data)
+
+    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
+        """See `RelationalConv.messages`."""
+        out, drop = self.own(neighbourhood, h), self.attention_dropout if self.training else 0.0
+        for r, relation in enumerate(neighbourhood.relations()):
+            weight, shape = self.weight[r], (-1, self.heads, self.head_width)
+            z = linear(h[relation.sources], weight).view(shape)
+            # <a, W h> = <W^T a, h>: destinations need no product with the whole matrix.
+            to_logit = torch.einsum("hd,hdf->hf", self.a_dst[r], weight.view(self.heads, self.head_width, -1))
+            logit = linear(h[relation.targets], to_logit)
+            found = relation.compact.attend(z, self.a_src[r], logit, self.slope, drop)
+            mine = found.flatten(1) if self.concat else found.mean(1)
+            out = out.index_add(0, relation.targets, mine.to(out.dtype))
+        return out
+
+
+@dataclass(frozen=True)
+class RGAT(RelationalConfig):
+    """GAT over relations: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product
+    and one attention, with memory for each edge, for each relation."""
+
+    name: ClassVar[str] = "rgat"
+
+    activation: str = "elu"
+    heads: int = 4
+    """H, in every layer; a hidden layer's heads are `hidden / heads` wide."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention coefficient."""
+    slope: float = 0.2
+    """Slope of the leaky ReLU below zero."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("heads")
+        self.probability("attention_dropout")
+        if self.hidden % self.heads:
+            raise InputError(
+                f"rgat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads "
+                f"together: take hidden={self.hidden + self.heads - self.hidden % self.heads}"
+            )
+
+    def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
+        """See `RelationalConfig.relational_conv`."""
+        last = i == self.layers - 1
+        head_width = width_out if last else width_out // self.heads
+        return RGATConv(types, width_in, self.heads, head_width, not last, self.attention_dropout, self.slope)

@@ -1,0 +1,264 @@
+"""Relations of a block: the edges of each type as a neighbourhood of their own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...storage.minibatch import Block
+from ...storage.typed.graph_types import GraphTypes, RelationType
+from ..kernels import aggregation_on
+from ..kernels.aggregation.lists import InLists
+from .base import Message, Reduce
+from .checks import alike, as_matrix, check_attention, check_reduce, full_precision
+from .gradients import Maximum, Spmm
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTypes:
+    """Types of the edges of a block."""
+
+    types: GraphTypes
+    of_edges: Callable[[], npt.NDArray[Any]]
+    """Returns the relation of each edge of the block, [e]; called when a layer first needs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeRows:
+    """Rows of a block that belong to nodes of one type."""
+
+    name: str
+    """The node type."""
+    sources: Tensor
+    """int64 [n], positions among the block's sources: rows of `h`."""
+    targets: Tensor
+    """int64 [m], positions among its destinations: rows of the result."""
+
+
+class Relation:
+    """Edges of one relation of a block.
+
+    Calls read the rows of all sources of the block, and return one row for each destination of the relation's type:
+    row i belongs to row ``targets[i]`` of the block's result. Rows without an edge of the relation give zeros.
+    """
+
+    def __init__(
+        self,
+        type: RelationType,
+        lists: InLists,
+        sources: Tensor,
+        targets: Tensor,
+        coefficient: npt.NDArray[np.float32] | None,
+        scale: Callable[[], Tensor | None],
+        local: npt.NDArray[np.int64],
+        kernels: ModuleType | None,
+    ) -> None:
+        """
+        Args:
+            type: source type, name, destination type.
+            lists: the edges.
+            sources: see `NodeRows.sources`, of the relation's source type.
+            targets: see `NodeRows.targets`, of its destination type.
+            coefficient: float32 [e], see `Block.weight`.
+            scale: returns the factor of each row's sum, [num_dst], without coefficients; None: it is 1.
+            local: int64 [num_src], the place of each source among those of its type.
+            kernels: the aggregation backend; by default that of the rows' device.
+        """
+        self.type, self.lists, self.sources, self.targets = type, lists, sources, targets
+        self._coefficient, self._make_scale, self._local, self._given = coefficient, scale, local, kernels
+
+    @property
+    def name(self) -> str:
+        """Name of the relation."""
+        return self.type[1]
+
+    @property
+    def num_src(self) -> int:
+        """Rows that are read."""
+        return self.lists.num_src
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self.lists.num_dst
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present."""
+        return self.lists.num_edges
+
+    @cached_property
+    def compact(self) -> "Relation":
+        """The same edges over the rows ``h[sources]`` only."""
+        indices = self._local[self.lists.indices].astype(self.lists.indices.dtype)
+        lists, everything = InLists(self.lists.indptr, indices, len(self.sources)), np.arange(len(self.sources))
+        sources = torch.from_numpy(everything)
+        return Relation(
+            self.type, lists, sources, self.targets, self._coefficient, self._make_scale, everything, self._given
+        )
+
+    def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """int64 [e] each, the source and the destination of every edge as rows of `h` and of the result."""
+        src, dst = torch.from_numpy(self.lists.indices).to(device), torch.from_numpy(self.lists.rows).to(device)
+        return src.long(), dst.long()
+
+    @cached_property
+    def _edges(self) -> InLists:
+        """Lists in which every edge is a source of its own."""
+        return InLists(self.lists.indptr, np.arange(self.num_edges, dtype=self.lists.indices.dtype), self.num_edges)
+
+    @cached_property
+    def _weight(self) -> Tensor | None:
+        given = self._coefficient
+        return None if given is None else torch.from_numpy(np.require(given, np.float32, ["C", "A", "W"]))
+
+    def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
+        if self._weight is not None:
+            if reduce == "sum":
+                return None
+            total = torch.from_numpy(np.bincount(self.lists.rows, self._coefficient, minlength=self.num_dst))
+            return torch.where(total > 0, 1 / total, 0.0).to(like)
+        if reduce == "mean":
+            return 1 / torch.from_numpy(self.lists.kept).clamp(min=1).to(like)
+        scale = self._make_scale()
+        return None if scale is None else scale.to(like)
+
+    def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce) -> Tensor:
+        kernels: Any = self._given or aggregation_on(x.device)
+        if reduce == "max":
+            return Maximum.apply(x, kernels, lists)
+        coefficient = None if self._weight is None else self._weight.to(x.device)
+        return Spmm.apply(x, None, kernels, lists, coefficient, self._row_scale(reduce, x))
+
+    def _rows(self, h: Tensor, reduce: Reduce) -> Tensor:
+        x = as_matrix(h, self.num_src, "h")
+        return self._reduce(self.lists, x, reduce).reshape(self.num_dst, *h.shape[1:])
+
+    def sum(self, h: Tensor) -> Tensor:
+        """Estimate of the sum over the row's in-edges of this relation: [num_src, ...] -> [num_dst, ...]. Raises
+        InputError for a wrong shape, dtype or device, as do the other calls."""
+        return self._rows(h, "sum")
+
+    def mean(self, h: Tensor) -> Tensor:
+        """`sum` divided by the row's sum of coefficients: [num_src, ...] -> [num_dst, ...]."""
+        return self._rows(h, "mean")
+
+    def max(self, h: Tensor) -> Tensor:
+        """Largest value over the present in-edges: [num_src, ...] -> [num_dst, ...]."""
+        return self._rows(h, "max")
+
+    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """Softmax attention over the present in-edges of this relation, without the row itself:
+        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``.
+
+        Args:
+            z: [num_src, H, D].
+            a_src: [H, D].
+            logit_dst: [num_dst, H].
+            slope: slope of the leaky ReLU below zero.
+            dropout: probability of dropping an attention coefficient, by torch's generator; pass 0 in evaluation.
+
+        Returns:
+            [num_dst, H, D].
+        """
+        z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
+        alike(z=z, a_src=a_src, logit_dst=logit_dst)
+        check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
+        src, dst = self.ends(z.device)
+        logits = F.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+        kernels: Any = self._given or aggregation_on(z.device)
+        # A softmax does not change by a shift; this one keeps its exponentials at most 1.
+        with torch.no_grad():
+            largest = Maximum.apply(logits.detach().contiguous(), kernels, self._edges)
+        exponentials = torch.exp(logits - largest[dst])
+        total = Spmm.apply(exponentials.contiguous(), None, kernels, self._edges, None, None)
+        share = F.dropout(exponentials / total[dst], dropout)
+        messages = (share[:, :, None] * z[src]).flatten(1)
+        return Spmm.apply(messages.contiguous(), None, kernels, self._edges, None, None).view(-1, *z.shape[1:])
+
+    def apply(
+        self, message: Message, h: Tensor, own: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum"
+    ) -> Tensor:
+        """User-defined message function ``message(h_src, h_dst, weight, *params)``, reduced over the in-edges of this
+        relation: [num_src, ...], [num_dst, ...] -> [num_dst, D].
+
+        Args:
+            message: see `Neighbourhood.apply`.
+            h: rows of the sources.
+            own: rows of the relation's destinations, such as ``h[targets]``.
+            params: further arguments of `message`.
+            reduce: sum, mean or max.
+        """
+        check_reduce(reduce)
+        as_matrix(h, self.num_src, "h")
+        as_matrix(own, self.num_dst, "own")
+        src, dst = self.ends(h.device)
+        weight = None if self._weight is None else self._weight.to(h.device, h.dtype)
+        messages = message(h[src], own[dst], weight, *params)
+        x = as_matrix(messages, self.num_edges, "the message's result")
+        return self._reduce(self._edges, x, reduce).reshape(self.num_dst, *messages.shape[1:])
+
+    def __repr__(self) -> str:
+        return f"Relation({','.join(self.type)}: {self.num_edges:,} edges into {self.num_dst:,} rows)"
+
+
+class TypedRows:
+    """Nodes and edges of a block, by their types."""
+
+    def __init__(
+        self, block: Block, degree: Callable[[], Tensor], edges: EdgeTypes, kernels: ModuleType | None
+    ) -> None:
+        """
+        Args:
+            block: one layer's edges.
+            degree: returns the in-degrees of its sources, [num_src].
+            edges: their types.
+            kernels: see `Relation`.
+        """
+        types = edges.types
+        of_rows = types.types_of(block.src)
+        nodes, places = [], np.empty(block.num_src, np.int64)
+        among = np.empty(block.num_dst, np.int64)
+        for t, name in enumerate(types.node_types):
+            sources = np.flatnonzero(of_rows == t)
+            targets = sources[: np.searchsorted(sources, block.num_dst)]
+            places[sources], among[targets] = np.arange(len(sources)), np.arange(len(targets))
+            nodes.append(NodeRows(name, torch.from_numpy(sources), torch.from_numpy(targets)))
+        self.nodes: tuple[NodeRows, ...] = tuple(nodes)
+        """Of each node type."""
+        self._block, self._degree, self._places, self._kernels = block, degree, places, kernels
+        kinds, indices = edges.of_edges(), np.asarray(block.indices)
+        order = np.argsort(kinds, kind="stable")
+        bounds = np.searchsorted(kinds[order], np.arange(types.num_relations + 1))
+        rows = among[np.repeat(np.arange(block.num_dst), np.diff(block.indptr))]
+        self.relations: tuple[Relation, ...] = tuple(
+            self._relation(types, r, order[bounds[r] : bounds[r + 1]], rows, indices)
+            for r in range(types.num_relations)
+        )
+        """All relations, in their order; those without an edge here too."""
+
+    def _relation(
+        self, types: GraphTypes, r: int, at: npt.NDArray[np.intp], rows: npt.NDArray[np.int64], indices: Any
+    ) -> Relation:
+        block, (src, dst) = self._block, types.ends[r]
+        targets = self.nodes[dst].targets
+        indptr = np.zeros(len(targets) + 1, np.int64)
+        np.cumsum(np.bincount(rows[at], minlength=len(targets)), out=indptr[1:])
+        lists = InLists.of(indptr, indices[at], block.num_src)
+
+        def scale() -> Tensor | None:
+            # A row that is there as a whole counts once; one of a sample without weights for its degree / kept.
+            kept = torch.from_numpy(np.diff(block.indptr)).clamp(min=1)
+            return (self._degree()[: block.num_dst].double() / kept)[targets]
+
+        weight = None if block.weight is None else block.weight[at]
+        return Relation(
+            types.relations[r], lists, self.nodes[src].sources, targets, weight, scale, self._places, self._kernels
+        )

@@ -1,0 +1,1 @@
+"""Parts of a stored dataset that stay on disk and are read piece by piece."""

@@ -1,0 +1,71 @@
+"""Features of a graph with several node types: a store of each type, whose widths differ."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from ..features import FeatureStore, FloatArray
+
+
+class TypedFeatures:
+    """Rows of several feature stores, one for each node type, by global id. A row has as many columns as the widest
+    store; those beyond the width of its own type are zero."""
+
+    def __init__(self, parts: tuple[FeatureStore, ...], offsets: tuple[int, ...]) -> None:
+        """
+        Args:
+            parts: T stores, of one dtype; a width may be 0.
+            offsets: T+1 numbers, see `GraphTypes.offsets`.
+
+        Raises:
+            InputError: a store has another number of rows than its type has nodes, or another dtype than the first.
+        """
+        counts = np.diff(offsets).tolist()
+        if [part.num_rows for part in parts] != counts:
+            raise InputError(f"features have {[p.num_rows for p in parts]} rows; the node types have {counts} nodes")
+        if len({np.dtype(part.dtype) for part in parts}) > 1:
+            raise InputError("features of the node types have different dtypes; expected one")
+        self.parts = parts
+        """Store of each type."""
+        self.offsets = offsets
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each type, [T]."""
+        return tuple(part.num_features for part in self.parts)
+
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self.offsets[-1]
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`: at least 1."""
+        return max(1, *self.widths)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `FeatureStore.dtype`."""
+        return np.dtype(self.parts[0].dtype)
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """See `FeatureStore.gather`."""
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
+            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
+        rows: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
+        kinds = np.searchsorted(np.asarray(self.offsets[1:]), ids, side="right")
+        for t, part in enumerate(self.parts):
+            at = np.flatnonzero(kinds == t)
+            if not len(at):
+                continue
+            width = part.num_features
+            if width == self.num_features and len(at) == len(ids):
+                part.gather(np.asarray(ids) - self.offsets[t], rows)
+                continue
+            if width:
+                rows[at, :width] = part.gather(np.asarray(ids)[at] - self.offsets[t])
+            rows[at, width:] = 0
+        return rows

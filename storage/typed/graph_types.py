@@ -1,0 +1,149 @@
+"""Types of the nodes and edges of a graph."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError, nearest
+
+RelationType = tuple[str, str, str]
+"""Type of an edge: the type of its source, the relation's name, the type of its destination."""
+MOST_RELATIONS = 1 << 16
+"""Most relations of a graph: an edge's relation takes at most two bytes."""
+
+
+@dataclass(frozen=True)
+class GraphTypes:
+    """Types of a graph's nodes, each a range of ids, and its relations. In-edges of a node are sorted by relation."""
+
+    node_types: tuple[str, ...]
+    """T distinct names, in the order of their ids."""
+    offsets: tuple[int, ...]
+    """T+1 numbers: nodes of type t have the ids from ``offsets[t]`` up to ``offsets[t + 1]``, which is V for the
+    last."""
+    relations: tuple[RelationType, ...]
+    """R distinct types of edges."""
+
+    @property
+    def num_relations(self) -> int:
+        """R."""
+        return len(self.relations)
+
+    @property
+    def edge_dtype(self) -> np.dtype[Any]:
+        """Dtype of an array with the relation of each edge: uint8, or uint16 for more than 256 relations."""
+        return np.dtype(np.uint8 if self.num_relations <= 256 else np.uint16)
+
+    def num_nodes(self, node_type: int) -> int:
+        """Number of nodes of a type."""
+        return self.offsets[node_type + 1] - self.offsets[node_type]
+
+    def types_of(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """int64 [n], type of each node."""
+        return np.searchsorted(np.asarray(self.offsets[1:]), nodes, side="right").astype(np.int64, copy=False)
+
+    def node_type(self, name: str) -> int:
+        """Number of a node type. Raises InputError if there is none of this name."""
+        if name not in self.node_types:
+            raise InputError(
+                f"there is no node type '{name}'; expected one of {', '.join(self.node_types)}"
+                f"{nearest(name, self.node_types)}"
+            )
+        return self.node_types.index(name)
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """int64 [R, 2], the node types of each relation's sources and destinations."""
+        numbers = {name: t for t, name in enumerate(self.node_types)}
+        pairs = [(numbers[src], numbers[dst]) for src, _, dst in self.relations]
+        return np.array(pairs, np.int64).reshape(-1, 2)
+
+    def relation(self, text: str) -> int:
+        """Number of a relation by its name, or by ``src,name,dst`` where several have one name.
+
+        Raises:
+            InputError: no relation, or several, are called so.
+        """
+        by_triple = [",".join(r) for r in self.relations]
+        if text in by_triple:
+            return by_triple.index(text)
+        found = [i for i, (_, name, _) in enumerate(self.relations) if name == text]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InputError(
+                f"{len(found)} relations are called '{text}'; say which: {' or '.join(by_triple[i] for i in found)}"
+            )
+        names = list(dict.fromkeys(name for _, name, _ in self.relations))
+        raise InputError(f"there is no relation '{text}'; expected one of {', '.join(names)}{nearest(text, names)}")
+
+    def record(self) -> dict[str, Any]:
+        """Plain values that `of_record` takes."""
+        return {
+            "node_types": list(self.node_types),
+            "offsets": list(self.offsets),
+            "relations": [list(r) for r in self.relations],
+        }
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "GraphTypes":
+        """The types of a `record`. Raises InputError if it is not one."""
+        try:
+            names, offsets = [str(n) for n in record["node_types"]], [int(o) for o in record["offsets"]]
+            relations = [(str(a), str(b), str(c)) for a, b, c in record["relations"]]
+        except (KeyError, TypeError, ValueError):
+            raise InputError("types are not node_types, offsets and relations") from None
+        return cls(tuple(names), tuple(offsets), tuple(relations))
+
+    def check(self, num_nodes: int) -> "GraphTypes":
+        """Check the invariants above. Raises InputError otherwise."""
+        if not self.node_types or len(set(self.node_types)) < len(self.node_types):
+            raise InputError(f"node types are {list(self.node_types)}; expected at least one, with distinct names")
+        rises = list(self.offsets) == sorted(self.offsets) and len(self.offsets) == len(self.node_types) + 1
+        if not rises or self.offsets[0] != 0 or self.offsets[-1] != num_nodes:
+            raise InputError(f"offsets of the node types do not rise from 0 to V={num_nodes}, one for each type and V")
+        if len(set(self.relations)) < self.num_relations or self.num_relations > MOST_RELATIONS:
+            raise InputError(f"there are {self.num_relations} relations; expected at most {MOST_RELATIONS}, distinct")
+        for relation in self.relations:
+            for end in (relation[0], relation[2]):
+                if end not in self.node_types:
+                    raise InputError(
+                        f"the relation {','.join(relation)} has the node type '{end}', which is not there; expected "
+                        f"one of {', '.join(self.node_types)}{nearest(end, self.node_types)}"
+                    )
+        return self
+
+
+def edges_of_types(graph: Any) -> list[int]:
+    """Number of edges of each relation of a graph with types."""
+    return np.bincount(graph.edge_type, minlength=graph.types.num_relations).tolist()
+
+
+def check_edge_type(
+    types: GraphTypes,
+    edge_type: npt.NDArray[Any],
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.integer],
+) -> None:
+    """Raise InputError unless `edge_type` has the relation of each edge, in ascending order within a row, and edges
+    have ends of the types of their relations."""
+    if edge_type.dtype != types.edge_dtype or edge_type.shape != indices.shape:
+        raise InputError(
+            f"edge_type is {edge_type.dtype}{list(edge_type.shape)}; expected {types.edge_dtype}[{len(indices)}]"
+        )
+    if not len(edge_type):
+        return
+    if int(edge_type.max()) >= types.num_relations:
+        raise InputError(f"edge_type holds {edge_type.max()}; expected less than {types.num_relations} relations")
+    first = np.zeros(len(edge_type) + 1, np.bool_)
+    first[indptr] = True
+    if (first[1:-1] < (edge_type[1:] < edge_type[:-1])).any():
+        raise InputError("edge_type does not ascend within a row")
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    ends = types.ends[edge_type]
+    if (types.types_of(indices) != ends[:, 0]).any() or (types.types_of(rows) != ends[:, 1]).any():
+        raise InputError("an edge has ends of other node types than its relation")

@@ -1,0 +1,222 @@
+"""Typed graphs from arrays and from HeteroData: what comes out, and one sentence for each defect."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.storage.errors import InputError
+from millrace.storage.fingerprint import dataset_fingerprint
+from millrace.storage.lazy_dataset import open_lazily
+from millrace.tests.fuzz.forge import forge
+
+RNG = np.random.default_rng(0)
+EDGES = {
+    ("author", "writes", "paper"): (RNG.integers(0, 4, 9), RNG.integers(0, 6, 9)),
+    ("paper", "cites", "paper"): RNG.integers(0, 6, (2, 8)),
+    ("paper", "in", "venue"): (np.arange(6), np.zeros(6, int)),
+}
+GIVEN = {
+    "labels": np.array([0, 1, 0, 1, -1, 1]),
+    "target": "paper",
+    "num_nodes": {"venue": 2},
+    "features": {"author": RNG.random((4, 3)), "paper": RNG.random((6, 2))},
+    "train": [0, 1],
+    "val": [2],
+    "test": [3, 5],
+}
+
+
+def read(**changed):
+    return mr.from_relations(**{"edges": EDGES, **GIVEN, **changed})
+
+
+def edges_of(graph):
+    """Edges of each relation by the ids of their types, sorted."""
+    rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    found = {}
+    for r, (a, b) in enumerate(graph.types.ends):
+        own = graph.edge_type == r
+        src, dst = graph.indices[own] - graph.types.offsets[a], rows[own] - graph.types.offsets[b]
+        found[graph.types.relations[r]] = sorted(zip(src.tolist(), dst.tolist()))
+    return found
+
+
+def test_arrays_become_a_graph_whose_target_keeps_its_ids():
+    data = read()
+    assert data.graph.types.node_types == ("paper", "venue", "author")
+    assert data.graph.types.offsets == (0, 6, 8, 12) and data.num_targets == 6
+    assert edges_of(data.graph) == {k: sorted(zip(*np.asarray(v).tolist())) for k, v in EDGES.items()}
+    assert data.features.widths == (2, 0, 3)
+    np.testing.assert_array_equal(
+        data.features.gather(np.array([1, 7, 9]))[0, :2], GIVEN["features"]["paper"][1].astype(np.float32)
+    )
+    assert data.labels.tolist() == [0, 1, 0, 1, -1, 1] + [-1] * 6
+    assert (data.split.train.tolist(), data.split.test.tolist()) == ([0, 1], [3, 5])
+    order = np.lexsort((data.graph.indices, data.graph.edge_type, np.repeat(np.arange(12), data.graph.in_degree)))
+    assert (order == np.arange(data.graph.num_edges)).all()
+
+
+def test_reverse_relations_are_added():
+    found = edges_of(read(add_reverse=True).graph)
+    assert set(found) == set(EDGES) | {(d, f"rev_{r}", s) for s, r, d in EDGES}
+    for (s, r, d), pairs in edges_of(read().graph).items():
+        assert found[d, f"rev_{r}", s] == sorted((b, a) for a, b in pairs)
+
+
+def test_labels_of_every_task():
+    names = read(labels=np.array(["b", "a", "b", "a", "", "a"]))
+    assert names.class_names == ("a", "b") and names.labels[:6].tolist() == [1, 0, 1, 0, -1, 0]
+    targets = read(labels=np.linspace(0.5, 2, 6), options=mr.ReadOptions(task="regression"))
+    assert targets.task == "regression" and np.isnan(targets.labels[6:]).all() and targets.labels.shape == (12, 1)
+    drawn = read(train=None, val=None, test=None, split="fraction:0.4,0.2", seed=1)
+    assert max(map(max, (drawn.split.train, drawn.split.val, drawn.split.test))) < 6
+    again = mr.open_dataset(drawn, split="fraction:0.6,0.2")
+    assert len(again.split.train) == 3
+
+
+@pytest.mark.parametrize("features_format", ["zarr", "npy"])
+def test_a_store_gives_the_dataset_back(tmp_path, features_format):
+    data = read()
+    store = mr.write_dataset(tmp_path / "s", data, features_format=features_format)
+    assert dict(store.fingerprint) == dataset_fingerprint(data)
+    for place in ("memory", "zarr" if features_format == "zarr" else "mapped"):
+        for found in (mr.open_dataset(tmp_path / "s", features=place), open_lazily(tmp_path / "s", place).as_read()):
+            assert found.graph.types == data.graph.types and dataset_fingerprint(found) == dataset_fingerprint(data)
+            np.testing.assert_array_equal(found.features.gather(np.arange(12)), data.features.gather(np.arange(12)))
+
+
+def relabelled(arrays, meta):
+    arrays["edge_type"][:] = 2
+
+
+def reversed_relation(arrays, meta):
+    meta["types"]["relations"][2].reverse()
+
+
+def shifted(arrays, meta):
+    meta["types"]["offsets"][2] += 1
+
+
+@pytest.mark.parametrize("change", [relabelled, reversed_relation, shifted])
+def test_a_store_that_does_not_fit_together_is_refused(tmp_path, change):
+    mr.write_dataset(tmp_path / "s", read())
+    forge(tmp_path / "s", change)
+    for opened in (mr.open_dataset, lambda path: open_lazily(path).as_read()):
+        with pytest.raises(mr.StoreError):
+            opened(tmp_path / "s")
+
+
+def test_damaged_features_of_one_type_are_noticed(tmp_path):
+    mr.write_dataset(tmp_path / "s", read(), features_format="npy")
+    with open(tmp_path / "s" / "features_2.npy", "r+b") as f:
+        f.seek(-1, 2)
+        f.write(b"\x55")
+    with pytest.raises(mr.StoreError, match="does not match its digest"):
+        mr.open_dataset(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edges": {("author", "writes", "papr"): ([0], [0])}}, "has the node type 'papr', which is not there"),
+        (
+            {"edges": {("author", "writes", "paper"): ([9], [0])}},
+            r"sources of author,writes,paper lie in \[9, 9\]; there are 4",
+        ),
+        ({"edges": {("author", "writes", "paper"): ([0], [-1])}}, "destinations of author,writes,paper lie in"),
+        ({"edges": {("author", "writes", "paper"): ([0.5], [1])}}, "hold float64; expected integer ids"),
+        ({"edges": {("author", "writes", "paper"): ([0, 1], [1])}}, "expected two vectors of a length"),
+        ({"edges": {"writes": ([0], [1])}}, "a relation is called 'writes'"),
+        ({"edges": {("author", "a,b", "paper"): ([0], [1])}}, "without commas"),
+        ({"edges": {}}, "there are no relations"),
+        (
+            {
+                "edges": {**EDGES, ("paper", "rev_in", "paper"): ([0], [1]), ("venue", "rev_in", "paper"): ([0], [1])},
+                "add_reverse": True,
+            },
+            "add_reverse would add venue,rev_in,paper",
+        ),
+        ({"num_nodes": {"venue": -1}}, "num_nodes of 'venue' is -1"),
+        ({"num_nodes": {"venue": 2, "paper": 7}}, "there are 6 labels of 'paper', and num_nodes says 7"),
+        ({"features": {"shop": None}}, "node type 'shop' has no features; expected num_nodes"),
+        (
+            {"features": {**GIVEN["features"], "paper": [[1.0, 2.0]] * 5 + [[1.0]]}},
+            "'paper' have rows of different widths",
+        ),
+        (
+            {"features": {**GIVEN["features"], "paper": np.ones((5, 2))}},
+            r"'paper' have shape \[5, 2\]; expected \[6, F\]",
+        ),
+        (
+            {"features": {**GIVEN["features"], "paper": np.full((6, 2), np.nan)}},
+            "features of node type 'paper': 12 feature values are NaN",
+        ),
+        ({"features": {**GIVEN["features"], "a,b": np.ones((2, 1))}}, "a node type is called 'a,b'"),
+        ({"labels": []}, "there are no labels"),
+        ({"train": [6]}, "train"),
+        ({"options": mr.ReadOptions(self_loops="drop")}, "a typed graph is read as it is, without self_loops"),
+    ],
+)
+def test_each_defect_is_one_sentence(changed, said):
+    with pytest.raises(InputError, match=said):
+        read(**changed)
+
+
+@pytest.fixture
+def hetero():
+    data = pytest.importorskip("torch_geometric.data").HeteroData()
+    data["author"].x = torch.from_numpy(GIVEN["features"]["author"])
+    data["paper"].x = torch.from_numpy(GIVEN["features"]["paper"])
+    data["paper"].y = torch.tensor([0, 1, 0, 1, -1, 1])
+    for part in ("train", "val", "test"):
+        mask = torch.zeros(6, dtype=torch.bool)
+        mask[GIVEN[part]] = True
+        data["paper"][f"{part}_mask"] = mask
+    data["venue"].num_nodes = 2
+    for key, (src, dst) in EDGES.items():
+        data[key].edge_index = torch.from_numpy(np.stack([src, dst]))
+    return data
+
+
+def test_a_heterodata_is_the_same_dataset(hetero):
+    for found in (mr.from_pyg(hetero), mr.open_dataset(hetero), mr.from_pyg(hetero, target="paper")):
+        own = read(num_nodes={"author": 4, "venue": 2})
+        assert found.graph.types.node_types == ("paper", "author", "venue")
+        assert edges_of(found.graph) == edges_of(own.graph)
+        np.testing.assert_array_equal(found.features.gather(np.arange(12)), own.features.gather(np.arange(12)))
+        assert (found.labels == own.labels).all() and found.split.test.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["author"].update({"y": torch.zeros(4)}), "the node types author, paper have y; say which"),
+        (lambda d: d["paper"].pop("y"), "no node type has y"),
+        (lambda d: d["paper", "in", "venue"].update({"edge_weight": torch.ones(6)}), "has an edge_weight"),
+        (lambda d: d["paper", "in", "venue"].pop("edge_index"), "paper,in,venue has no edge_index"),
+    ],
+)
+def test_what_a_heterodata_lacks_is_named(hetero, change, said):
+    change(hetero)
+    with pytest.raises(InputError, match=said):
+        mr.from_pyg(hetero)
+
+
+def test_a_target_must_be_there_and_have_labels(hetero):
+    for target, said in [("papr", "there is no node type 'papr'"), ("author", "the node type 'author' has no y")]:
+        with pytest.raises(InputError, match=said):
+            mr.from_pyg(hetero, target=target)
+    with pytest.raises(InputError, match="the PyG data has one node type"):
+        mr.from_pyg(hetero.to_homogeneous(), target="paper")
+
+
+def test_edge_attributes_are_left_out_with_a_note_and_float_labels_are_targets(hetero):
+    hetero["paper", "in", "venue"].edge_attr = torch.ones(6, 2)
+    hetero["paper"].y = torch.linspace(0.5, 2, 6)
+    found = mr.from_pyg(hetero)
+    assert "edge_attr of paper,in,venue was left out: typed graphs hold none." in found.notes
+    assert found.task == "regression"
+    assert replace(found, name="x").check().name == "x"

@@ -1,0 +1,72 @@
+"""Types of nodes and edges: their names, and checks of what a store or a caller gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from millrace.storage.errors import InputError
+from millrace.storage.fingerprint import graph_fingerprint
+from millrace.storage.graph import from_edges
+from millrace.storage.typed.graph_types import GraphTypes
+from millrace.tests.contracts.typed import typed_dataset
+
+TYPES = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"), ("b", "r", "a"), ("a", "s", "a")))
+
+
+def test_types_of_nodes_and_ends_of_relations():
+    assert TYPES.types_of(np.arange(5)).tolist() == [0, 0, 1, 1, 1]
+    assert GraphTypes(("a", "none", "b"), (0, 2, 2, 3), ()).types_of(np.arange(3)).tolist() == [0, 0, 2]
+    assert TYPES.ends.tolist() == [[0, 1], [1, 0], [0, 0]]
+    assert (TYPES.relation("s"), TYPES.relation("b,r,a"), TYPES.node_type("b")) == (2, 1, 1)
+    assert GraphTypes.of_record(TYPES.record()) == TYPES.check(5)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: TYPES.relation("r"), "2 relations are called 'r'; say which: a,r,b or b,r,a"),
+        (lambda: TYPES.relation("t"), "there is no relation 't'; expected one of r, s"),
+        (lambda: TYPES.node_type("c"), "there is no node type 'c'; expected one of a, b"),
+        (lambda: replace(TYPES, node_types=("a", "a")).check(5), "with distinct names"),
+        (lambda: TYPES.check(6), "do not rise from 0 to V=6"),
+        (lambda: replace(TYPES, relations=(("a", "r", "b"),) * 2).check(5), "there are 2 relations"),
+        (lambda: replace(TYPES, relations=(("a", "r", "c"),)).check(5), "node type 'c', which is not there"),
+        (lambda: GraphTypes.of_record({"node_types": ["a"]}), "types are not"),
+    ],
+)
+def test_what_is_not_there_is_named(call, said):
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_a_graph_checks_its_edges_against_their_relations():
+    graph = typed_dataset().graph
+    kinds = graph.edge_type
+    assert kinds is not None and kinds.dtype == np.uint8
+    swapped = kinds.copy()
+    row = int(np.argmax([len(set(kinds[a:b])) > 1 for a, b in zip(graph.indptr, graph.indptr[1:])]))
+    cut = slice(graph.indptr[row], graph.indptr[row + 1])
+    swapped[cut] = kinds[cut][::-1]
+    other = np.full_like(kinds, 4)
+    for bad, said in [
+        (kinds.astype(np.int64), "edge_type is int64"),
+        (kinds[:-1], "edge_type is uint8"),
+        (other + 1, "edge_type holds 5"),
+        (swapped, "does not ascend"),
+        (other, "ends of other node types"),
+        (None, "types and no edge_type"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            replace(graph, edge_type=bad).check()
+
+
+def test_the_digest_of_a_graph_covers_its_types_and_only_those_of_a_typed_one():
+    graph = typed_dataset().graph
+    plain = replace(graph, types=None, edge_type=None)
+    assert graph.types is not None
+    renamed = replace(graph.types, node_types=("p", "author", "venue"))
+    assert len({graph_fingerprint(g) for g in (graph, plain, replace(graph, types=renamed))}) == 3
+    same = from_edges(plain.indices, np.repeat(np.arange(36), plain.in_degree), 36)
+    assert graph_fingerprint(replace(same, indices=plain.indices)) == graph_fingerprint(plain)
+    assert repr(graph) == "Graph(36 nodes, 200 edges, 3 node types, 5 relations)"
