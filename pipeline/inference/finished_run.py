@@ -111,7 +111,9 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
     if (trained is None) != (found is None):
         seen = "one type of nodes and edges" if found is None else "several types of nodes or edges"
         raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
-    for key in ("node_types", "relations", "widths") if trained is not None and found is not None else ():
+    if trained is None or found is None:
+        return
+    for key in ("node_types", "relations", "widths"):
         if trained[key] != found[key]:
             raise InputError(
                 f"{data.name} has the {key.replace('_', ' ')} {found[key]}, but {result.model} of {folder} reads "
