@@ -1,4 +1,4 @@
-"""Cost of callbacks a step, of predictions beside evaluation, and what a sweep saves by drawing samples once.
+"""Cost of callbacks and trackers, of predictions beside evaluation, and what a sweep saves by drawing samples once.
 
 python benchmarks/after_training.py callbacks
 python benchmarks/after_training.py predict --nodes 1000000
@@ -12,13 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import millrace as mr
 from millrace.pipeline.custom.callback import Callbacks, RunView
-from millrace.pipeline.telemetry.events import silent
-from millrace.pipeline.telemetry.metrics_file import recorded
+from millrace.pipeline.telemetry.events import Emit, silent
+from millrace.pipeline.trackers.base import TRACKERS, Axis, Tracked, Tracker
+from millrace.pipeline.trackers.tracking import Tracking, _Beside
 
 
 class Counts(mr.Callback):
@@ -38,30 +41,89 @@ class Counts(mr.Callback):
         run.log(**run.metrics)
 
 
+class Diary(Tracker):
+    """A tracker that writes a line of JSON for each log, as file stores do."""
+
+    name, package, install = "diary", "json", ""
+
+    def start(self, run: Tracked) -> None:
+        """Open the file."""
+        self.file = (run.folder / "diary.jsonl").open("a")
+
+    def log(self, values: Mapping[str, float], axis: Axis, at: int) -> None:
+        """Write a line."""
+        self.file.write(json.dumps({axis: at, **values}) + "\n")
+        self.file.flush()
+
+    def end(self, status: str, files: Sequence[Path]) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class Spent:
+    """Processor time that calls of functions take, in the threads that make them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    def watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose time is counted under `name`."""
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start
+                self.calls[name] = self.calls.get(name, 0) + 1
+
+        return timed
+
+
 def callbacks(folder: Path, args: argparse.Namespace) -> None:
-    """Paired runs with and without, in turns, and the calls by themselves."""
+    """Share of a run's processor time that its callbacks and its tracker take, within the run: a busy machine does not
+    change it much, but for the tracker's logs of steps, one a second. In each turn also the same run without both."""
     data = mr.open_dataset("sbm:nodes=20000,classes=8,features=64,train=0.5")
-    shares = []
-    for turn in range(args.turns):
-        spent: dict[bool, float] = {}
+    spent = Spent()
+    Callbacks.step = spent.watched("callbacks, steps", Callbacks.step)
+    Callbacks.call = spent.watched("callbacks, other events", Callbacks.call)
+    beside = Tracking.beside
+
+    @contextmanager
+    def watched(self: Tracking, emit: Emit) -> Iterator[Emit]:
+        with beside(self, silent) as tell:
+
+            def both(event: Any) -> None:
+                spent.watched("tracker, told by the loop", tell)(event)
+                emit(event)
+
+            yield both
+
+    Tracking.beside = watched
+    _Beside._work = spent.watched("tracker, in its thread", _Beside._work)
+    TRACKERS.register(Diary)
+    totals: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(args.turns + 1):
         for given in (turn % 2 == 0, turn % 2 == 1):
-            result = mr.run(
+            start = time.process_time()
+            mr.run(
                 data, fanout=[10, 5], hidden=64, layers=2, batch_size=256, epochs=4, train={"evaluate_every": 0},
                 threads=1, callbacks=[Counts()] if given else None, out=folder / f"{turn}{given}", verbose=False,
+                track=["diary"] if given else [],
             )  # fmt: skip
-            spent[given] = sum(result.seconds["per_epoch"][1:])
-        shares.append(spent[True] / spent[False] - 1)
-    mean, error = statistics.mean(shares), statistics.stdev(shares) / len(shares) ** 0.5
-    print(f"an epoch with callbacks: {100 * mean:+.2f} % +- {100 * error:.2f} (standard error, {args.turns} pairs)")
-    with recorded(folder / "metrics.jsonl", silent, False) as emit:
-        run: Any = RunView(rank=0, ranks=1, model=None, config=None, folder=folder, epochs=1, emit=emit)  # pyright: ignore
-        calls = Callbacks([Counts()], run)
-        start = time.process_time()
-        for step in range(100_000):
-            calls.step(0, step, 0.5)
-        each = (time.process_time() - start) / 100_000
-    step_s = spent[False] / 3 / 40
-    print(f"the calls alone: {1e6 * each:.2f} us a step of {1e3 * step_s:.1f} ms, {100 * each / step_s:.3f} %")
+            totals[given].append(time.process_time() - start)
+        if not turn:  # kernels were compiled
+            spent.seconds.clear()
+            spent.calls.clear()
+            totals = {True: [], False: []}
+    pairs = [a / b - 1 for a, b in zip(totals[True], totals[False])]
+    mean, error = statistics.mean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
+    for name, seconds in spent.seconds.items():
+        share = seconds / sum(totals[True])
+        calls = spent.calls[name]
+        print(f"{name}: {calls} calls, {1e6 * seconds / calls:.2f} us each, {100 * share:.3f} % of the run")
+    print(f"whole runs with both: {100 * mean:+.2f} % +- {100 * error:.2f} of processor time ({args.turns} pairs)")
 
 
 def predict(folder: Path, args: argparse.Namespace) -> None:

@@ -33,6 +33,8 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
         return NodeNames.of(dataset.node_names).find(found.reshape(-1).tolist())
     if found.dtype.kind == "U":
         raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
+    if found.dtype == object and found.size and all(type(v) is int for v in found.flat):
+        raise InputError(f"nodes lie in [{found.min()}, {found.max()}]; expected [0, {num_nodes})")
     if found.dtype == bool:
         if found.shape != (num_nodes,):
             raise InputError(

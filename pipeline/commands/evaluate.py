@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
+from .shared.flags import ClusterFlag, JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
+from .shared.job_table import cluster_settings
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -15,6 +16,7 @@ def evaluate(
     dataset: OtherDatasetFlag = None,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
+    cluster: ClusterFlag = None,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -27,10 +29,17 @@ def evaluate(
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
+    settings = cluster_settings(cluster)
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
         report = evaluate_run(
-            expanded(run_folder), dataset, model=own, workers=workers, scheduler=scheduler, emit=terminal
+            expanded(run_folder),
+            dataset,
+            model=own,
+            workers=workers,
+            scheduler=scheduler,
+            cluster=settings,
+            emit=terminal,
         )
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     metrics = report.get("metrics", {})

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
-from .shared.flags import JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
+from .shared.flags import ClusterFlag, JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
+from .shared.job_table import cluster_settings
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -24,6 +25,7 @@ def predict(
     ] = False,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
+    cluster: ClusterFlag = None,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -35,10 +37,21 @@ def predict(
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
+    settings = cluster_settings(cluster)
     own, out = None if model is None else module_named(model), expanded(out)
     with Terminal() as terminal:
         report = predict_to_file(
-            expanded(run_folder), out, dataset, nodes, all_probabilities, own, terminal, embeddings, workers, scheduler
+            expanded(run_folder),
+            out,
+            dataset,
+            nodes,
+            all_probabilities,
+            own,
+            terminal,
+            embeddings,
+            workers,
+            scheduler,
+            settings,
         )
     predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"
     show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered
 from ...storage.dataset import Dataset, IdArray, check_one_type
 from ...storage.errors import InputError
-from ..config.load import Job
+from ..config.load import Job, resolve
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
 from ..interop.user_code import pickled, unpickled
@@ -41,9 +41,11 @@ class Workers:
     """Processes to start here, unless there is a scheduler."""
     scheduler: str | None
     """Address of a scheduler whose workers do the work."""
+    settings: Mapping[str, Any]
+    """Keys of the section ``cluster``, in place of the run's."""
 
     @classmethod
-    def of(cls, count: Any, scheduler: str | None) -> "Workers | None":
+    def of(cls, count: Any, scheduler: str | None, settings: Mapping[str, Any] | None) -> "Workers | None":
         """From the arguments of a call; None: this process does the work alone.
 
         Raises:
@@ -51,7 +53,7 @@ class Workers:
         """
         if type(count) is not int or count < 1:
             raise InputError(f"workers is {count!r}; expected a whole number, at least 1")
-        return None if count == 1 and scheduler is None else cls(count, scheduler)
+        return None if count == 1 and scheduler is None else cls(count, scheduler, settings or {})
 
 
 def outputs_by_tasks(
@@ -94,8 +96,8 @@ def outputs_by_tasks(
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     wanted, order = np.unique(nodes, return_inverse=True)
     # Nobody looks at the pages of so short a cluster, and the port may be taken.
-    cluster = job.cluster.model_copy(update={"scheduler": workers.scheduler, "dashboard_port": 0})
-    job = job.model_copy(update={"cluster": cluster, "device": "cpu"})
+    cluster = job.cluster.model_dump(mode="json") | dict(workers.settings) | {"scheduler": workers.scheduler}
+    job = job.model_copy(update={"cluster": resolve({"cluster": {**cluster, "dashboard_port": 0}}).cluster})
     local = workers.scheduler is None
     threads = max(1, (os.cpu_count() or 1) // workers.count) if local else None
     with (

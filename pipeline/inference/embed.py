@@ -1,6 +1,7 @@
 """Embeddings of nodes: the rows that a trained model's last layer, or another one, reads."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def embed(
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
     emit: Emit = silent,
 ) -> Embeddings:
     """Embeddings of nodes, over all in-edges in every layer: what a model knows of a node before it says its class.
@@ -104,13 +106,14 @@ def embed(
         model: as in `predict`.
         workers: as in `predict`.
         scheduler: as in `predict`.
+        cluster: as in `predict`.
         emit: called with every event.
 
     Raises:
         InputError: the arguments do not go together, the model has no such layer, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, workers, scheduler, emit, "embed")
+    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed")
     num_layers = int(layered(found.model).num_layers)
     if layer is None and num_layers == 1:
         raise InputError(f"{found.name} has one layer, which reads the features; give layer=1 for what it computes")

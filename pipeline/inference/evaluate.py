@@ -1,6 +1,7 @@
 """Evaluation of a finished run's model on every split."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def evaluate_run(
     model: nn.Module | None = None,
     workers: int = 1,
     scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
     emit: Emit,
 ) -> dict[str, Any]:
     """Accuracy, or errors of a regression, of the run's best parameters on each split, over full neighbourhoods, layer
@@ -40,6 +42,7 @@ def evaluate_run(
         model: see `load`.
         workers: see `predict`.
         scheduler: see `predict`.
+        cluster: see `predict`.
         emit: called with every event.
 
     Raises:
@@ -47,7 +50,7 @@ def evaluate_run(
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model)
-    found = opened(trained, dataset, None, workers, scheduler, emit, "evaluate")
+    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "evaluate")
     result, data = trained.result, found.data
     if (data.num_classes, data.task) != (result.num_classes, result.task):
         seen, wanted = (f"{counted_outputs(d.task, d.num_classes)} ({d.task})" for d in (data, result))

@@ -192,7 +192,12 @@ def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> 
 
 def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) -> nn.Module:
     try:
-        model.load_state_dict(torch.load(path, weights_only=True))
+        found = torch.load(path, weights_only=True)
+    except Exception:
+        # torch's own words advise to unpickle the file.
+        raise StoreError(f"{path} is damaged, or no file of parameters; copy it again, or train again") from None
+    try:
+        model.load_state_dict(found)
     except Exception as e:
         shapes = f"{result.num_features} features and {counted_outputs(result.task, result.num_classes)}"
         reason = " ".join(str(e).split())[:300]

@@ -1,5 +1,6 @@
 """A model with the data that it is to be applied to, whichever way a caller names them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def opened(
     model: Any,
     workers: int,
     scheduler: str | None,
+    cluster: Mapping[str, Any] | None,
     emit: Emit,
     function: str,
 ) -> Opened:
@@ -65,6 +67,7 @@ def opened(
         model: see `load`.
         workers: processes that share the work.
         scheduler: of a Dask cluster whose workers share it.
+        cluster: keys of the section ``cluster``, in place of the run's.
         emit: called with every event.
         function: name of the caller, for messages.
 
@@ -76,7 +79,7 @@ def opened(
         raise InputError(
             f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
         )
-    by = Workers.of(workers, scheduler)
+    by = Workers.of(workers, scheduler, cluster)
     if isinstance(run, nn.Module):
         if dataset is None:
             raise InputError(

@@ -1,6 +1,7 @@
 """Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def predict(
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
     emit: Emit = silent,
 ) -> Predictions:
     """Predict the classes, or the values, of nodes, over all in-edges in every layer, as `infer` does.
@@ -41,13 +43,14 @@ def predict(
         workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
             this process does the work, with all threads.
         scheduler: address of a Dask scheduler whose workers do the work; they see the run's folder.
+        cluster: keys of the section ``cluster`` of the configuration, such as ``insecure``, in place of the run's.
         emit: called with every event.
 
     Raises:
         InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, workers, scheduler, emit, "predict")
+    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "predict")
     data, classes = found.data, found.class_names
     ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
@@ -72,6 +75,7 @@ def predict_to_file(
     embeddings: bool = False,
     workers: int = 1,
     scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Predict with a finished run and write the predictions, or embeddings, into a file.
 
@@ -86,6 +90,7 @@ def predict_to_file(
         embeddings: write the rows that the last layer reads, in place of classes.
         workers: see `predict`.
         scheduler: see `predict`.
+        cluster: see `predict`.
 
     Returns:
         A record of plain values: run, model, dataset, number of nodes, file, seconds.
@@ -105,12 +110,12 @@ def predict_to_file(
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
-    wanted = _parsed(nodes, data)
+    wanted, shared = _parsed(nodes, data), {"workers": workers, "scheduler": scheduler, "cluster": cluster}
     if embeddings:
-        found = embed(trained, data, wanted, workers=workers, scheduler=scheduler, emit=emit)
+        found = embed(trained, data, wanted, **shared, emit=emit)
         found.write(out)
     else:
-        found = predict(trained, data, wanted, workers=workers, scheduler=scheduler, emit=emit)
+        found = predict(trained, data, wanted, **shared, emit=emit)
         found.write(out, all_probabilities=all_probabilities)
     seconds = time.perf_counter() - start
     return {

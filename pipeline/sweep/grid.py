@@ -31,7 +31,9 @@ def values_of(text: str) -> tuple[str, list[Any]]:
     Raises:
         InputError: the text has another form.
     """
-    key, _, values = text.partition("=")
+    key, equals, values = text.partition("=")
+    if not equals:
+        parse_override(text)
     found = [parse_override(f"{key}={value}") for value in _split(values)]
     path, _ = found[0]
     return ".".join(full_key(path, found[0][1])), [value for _, value in found]

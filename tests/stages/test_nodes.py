@@ -49,6 +49,7 @@ def test_ids_in_any_form(nodes, ids):
     [
         ([0, 4], r"nodes lie in \[0, 4\]; expected \[0, 4\)"),
         ([-1], r"nodes lie in \[-1, -1\]"),
+        ([10**20], r"nodes lie in \[1(0{20}), 1(0{20})\]; expected \[0, 4\)"),
         ([0.5], r"nodes are float64\[1\]; expected ids"),
         ([[1, 2]], r"nodes are int64\[1, 2\]; expected ids"),
         ([[1], [2, 3]], "nodes are a list that is no array"),

@@ -36,6 +36,10 @@ WorkersFlag = Annotated[int, typer.Option(help="Processes that share the work, l
 SchedulerFlag = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the work, layer by layer.")
 ]
+ClusterFlag = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="cluster.KEY=VALUE", help="Set a key of the cluster, such as cluster.insecure=true."),
+]
 HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
 LayersFlag = Annotated[
     int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")

@@ -34,6 +34,18 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
     return table
 
 
+def cluster_settings(overrides: list[str] | None) -> dict[str, Any]:
+    """Keys of the section ``cluster`` from `--set` options.
+
+    Raises:
+        InputError: a key of another section, or an override is malformed.
+    """
+    table = job_table(None, {}, overrides)
+    if others := sorted(table.keys() - {"cluster"}):
+        raise InputError(f"--set {others[0]} is a key of the run, which has been trained; expected cluster.KEY=VALUE")
+    return table.get("cluster", {})
+
+
 def _check_job_file(job: Path) -> None:
     """Raise InputError if a dataset was given in place of the job file."""
     from ...datasets.readers.registry import TABLES

@@ -118,6 +118,20 @@ def test_no_scheduler_answers(run, tmp_path):
     assert not list(run.glob(".layers-*"))
 
 
+def test_keys_of_the_cluster(run, tmp_path):
+    """A scheduler beyond this machine wants TLS, or the user's word."""
+    for args, match in (
+        (["--scheduler", "tcp://192.0.2.1:9"], "or set cluster.insecure = true"),
+        (["--scheduler", "tls://127.0.0.1:9", "--set", "cluster.tls_ca=none.pem"], "cluster.tls_cert is not set"),
+        (["--workers", "2", "--set", "cluster.insecure=perhaps"], "cluster.insecure"),
+        (["--workers", "2", "--set", "train.lr=1"], "--set train is a key of the run, which has been trained"),
+    ):
+        code, _, err = command("evaluate", run, *args)
+        assert code == 2 and match in err.splitlines()[-1], err
+        code, _, err = command("predict", run, "--out", tmp_path / "p.csv", *args)
+        assert code == 2 and match in err.splitlines()[-1], err
+
+
 def test_folders_of_killed_processes_are_removed(tmp_path):
     with by_tasks._folder(tmp_path) as alive:
         (dead := tmp_path / ".layers-dead").mkdir()

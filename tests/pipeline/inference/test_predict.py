@@ -229,6 +229,7 @@ BAD = {
     "no run": ("NONE --out P", "holds no run"),
     "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
     "another version": ("OLD --out P", "result.json is of another version"),
+    "damaged": ("DAMAGED --out P", "model.pt is damaged, or no file of parameters; copy it again, or train again"),
     "there already": ("RUN --out THERE", "already exists; choose another --out"),
     "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet, .csv, .npy or .zarr"),
     "embeddings as text": ("RUN --out P --embeddings", "expected a file that ends in .parquet, .npy or .zarr"),
@@ -246,13 +247,15 @@ BAD = {
 def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
     words, phrase = BAD[kind]
     (tmp_path / "there.csv").write_text("mine")
-    for name in ("unfinished", "old"):
+    for name in ("unfinished", "old", "damaged"):
         shutil.copytree(run, tmp_path / name)
     (tmp_path / "unfinished" / "result.json").unlink()
+    (tmp_path / "damaged" / "model.pt").write_bytes(b"no model")
     result = json.loads((tmp_path / "old" / "result.json").read_text())
     (tmp_path / "old" / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "num_classes"}))
     paths = {
         "RUN": run, "NONE": tmp_path / "none", "UNFINISHED": tmp_path / "unfinished", "OLD": tmp_path / "old",
+        "DAMAGED": tmp_path / "damaged",
         "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt",
         "P.npy": tmp_path / "p.npy",
         "NONE/p.csv": tmp_path / "none" / "p.csv",

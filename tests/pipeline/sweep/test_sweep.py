@@ -31,6 +31,11 @@ def test_values_are_between_commas(text, key, values):
     assert values_of(text) == (key, values)
 
 
+def test_a_key_without_values_is_a_sentence():
+    with pytest.raises(mr.InputError, match=r"--set 'train.lr' is not of the form key=value"):
+        values_of("train.lr")
+
+
 def test_all_combinations_have_all_seeds():
     found = points({"seed": 7, **JOB}, {"train.lr": [0.1, 0.2], "model.dropout": [0.0, 0.5]}, 2)
     assert [p.name for p in found] == [f"{n:03}-seed{s}" for n in range(4) for s in (7, 8)]
