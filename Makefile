@@ -10,7 +10,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 # Files in the order of tests/conftest.py, the longest first.
-PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
+PYTEST := $(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=25
+
+# Tests start many processes, each of which would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo check test lint types tests units runs notebooks docs newest lock
 
@@ -48,11 +51,11 @@ types: venv
 tests: units runs
 
 units: venv
-	$(PYTEST) --ignore=tests/whole_runs
+	$(PYTEST) --numprocesses=2 --ignore=tests/whole_runs
 
-# After the other tests, whose compiled kernels their processes find.
+# After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
 runs: venv
-	$(PYTEST) tests/whole_runs
+	$(PYTEST) --numprocesses=3 tests/whole_runs
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

@@ -1,4 +1,5 @@
-"""Imports what ranks need, once, in the fork server of `process_ranks`, and prepares what numba does at a first call.
+"""Imports what ranks and commands need, once, in the fork server of `process_ranks`, and prepares what numba does at a
+first call.
 
 The fork server ignores an import that fails, and every rank is then seconds slower; `test_process_ranks.py` checks for
 that.
@@ -10,6 +11,8 @@ import importlib
 from numba.core.registry import cpu_target
 
 MODULES = (
+    "millrace.pipeline.commands.run",
+    "millrace.pipeline.run",
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",
     "millrace.stages.comm.gloo",

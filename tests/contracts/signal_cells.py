@@ -13,8 +13,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import psutil
+
+from millrace.tests.contracts.forked_command import ForkedCommand
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1")
 TARGETS = ("driver", "rank", "worker", "tree")
@@ -100,8 +103,9 @@ class Outcome:
         )
 
 
-def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
-    """Start the command, send the signal at the moment, wait for the end, and resume if it was ended."""
+def run_cell(cell: Cell, folder: Path, resume: bool = True, scheduler: str | None = None) -> Outcome:
+    """Start the command, send the signal at the moment, wait for the end, and resume if it was ended, on a cluster that
+    is there already if its address is given."""
     shutil.rmtree(folder, ignore_errors=True)
     out, outcome = folder / "run", Outcome(cell)
     folder.mkdir(parents=True)
@@ -116,7 +120,8 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
         str(out),
     ]
     with (folder / "log").open("w") as log:
-        process = _command(words, log)
+        imports = cell.moment in ("imports", "opening")
+        process = _command(words, log) if imports else ForkedCommand(*words, out=folder / "log", err=folder / "log")
         _wait_for(cell, process, out)
         family = _family(process.pid)
         before = _checkpoints(out)
@@ -137,7 +142,8 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
         outcome.saved = bool(_checkpoints(out) - before)
         if cell.stops and outcome.code == 130 and resume:
             words = [*words, "--resume"] if (out / "job.toml").exists() else words
-            code = _command(words, log).wait(240)
+            words += ["--scheduler", scheduler] if cell.ranks == 2 and scheduler is not None else []
+            code = ForkedCommand(*words, out=folder / "log", err=folder / "log").wait(240)
             outcome.resumed = None if code == 0 else f"exit {code}"
     outcome.log = (folder / "log").read_text()
     if (out / "result.json").exists():
@@ -189,7 +195,7 @@ def _pairs(cell: Cell) -> set[tuple[str, ...]]:
     return set(itertools.combinations((cell.system, cell.target, cell.signal, cell.moment), 2))
 
 
-def _command(words: list[str], log) -> subprocess.Popen:
+def _command(words: list[str], log: TextIO) -> subprocess.Popen:
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     command = [sys.executable, "-m", "millrace.pipeline", *words]
     return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_heed_hangups)
@@ -199,12 +205,15 @@ def _heed_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
+def _wait_for(cell: Cell, process: subprocess.Popen | ForkedCommand, out: Path) -> None:
     """Wait until the moment has come, or the run has ended."""
-    if cell.moment in ("imports", "opening"):
-        time.sleep(0.2 if cell.moment == "imports" else 1.8)
-        return
     deadline = time.monotonic() + 240
+    if cell.moment in ("imports", "opening"):
+        # Before its first statement an interpreter does as it likes.
+        while process.poll() is None and time.monotonic() < deadline and not _heeds(process.pid, signal.SIGTERM):
+            time.sleep(0.005)
+        time.sleep(0.1 if cell.moment == "imports" else 1.7)
+        return
     while process.poll() is None and time.monotonic() < deadline:
         if cell.moment == "end":
             come = (out / "result.json").exists()
@@ -215,6 +224,14 @@ def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
         if come:
             return
         time.sleep(0.02)
+
+
+def _heeds(pid: int, number: int) -> bool:
+    """True if a process has a handler for a signal."""
+    with suppress(OSError):
+        caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    return False
 
 
 def _events(path: Path) -> set[tuple[str, str | None]]:

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
+
 SYSTEMS = {
     "bulk": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "30", "--set=queue.kind=zarr"),
     "grappa": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "30", "--set=grappa.repartition_every=2"),
@@ -88,13 +90,13 @@ def external_cluster(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         yield json.loads(told.read_text())["address"], scheduler
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen | ForkedCommand) -> None:
     """Kill a process and all that it has started."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
     process.kill()
-    process.wait()
+    process.wait(PATIENCE_S)
 
 
 def until(condition: Callable[[], bool], message: str) -> None:
@@ -121,8 +123,8 @@ def ranks_of(out: Path) -> list[psutil.Process]:
     return found
 
 
-def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
-    """Start a run, freeze its scheduler, wait for the end, and resume, on another scheduler if that is not its own.
+def run_cell(cell: Cell, folder: Path, scheduler: str) -> tuple[str, float, str]:
+    """Start a run, freeze its scheduler, wait for the end, and resume on another scheduler.
 
     Returns:
         Its parameters, seconds from the freeze or the signal to the end of the command, and what it said then.
@@ -135,10 +137,13 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
         if cell.is_own:
             command = ["-c", STUCK, str(sign), *words, limit]
         else:
-            address, scheduler = stack.enter_context(external_cluster(folder))
-            command = ["-m", "millrace.pipeline", *words, limit, "--scheduler", address]
+            address, frozen = stack.enter_context(external_cluster(folder))
+            command = [*words, limit, "--scheduler", address]
         with log.open("w") as file:
-            process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, start_new_session=True)
+            if cell.is_own:
+                process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, start_new_session=True)
+            else:
+                process = ForkedCommand(*command, out=log, err=log)
             stack.callback(end, process)
             until(lambda: steps_taken(out) > 2 or process.poll() is not None, "no step")
             assert process.poll() is None, log.read_text()
@@ -146,7 +151,7 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
             if cell.is_own:
                 sign.touch()
             else:
-                scheduler.suspend()
+                frozen.suspend()
             asked = time.monotonic()
             if cell.signal is not None:
                 time.sleep(1.0)
@@ -158,13 +163,7 @@ def run_cell(cell: Cell, folder: Path, other: str) -> tuple[str, float, str]:
         assert code == (3 if cell.signal is None else 130), said
         assert "Traceback" not in said
         assert not psutil.wait_procs(left, timeout=GONE_S)[1], "processes outlive the command"
-    elsewhere = () if cell.is_own else ("--scheduler", other)
-    again = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", *words, "--resume", *elsewhere],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    return json.loads(again.stdout)["parameters_sha256"], seconds, said
+    return parameters_of(cell.system, out, scheduler, "--resume"), seconds, said
 
 
 @pytest.mark.timeout(3600)
@@ -175,7 +174,9 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
     if not cells:
         pytest.skip(f"no cell has {wanted} in its name")
     with ThreadPoolExecutor(1 if everything else 2) as pool:
-        undisturbed = {s: pool.submit(parameters_of, s, tmp_path / s) for s in sorted({c.system for c in cells})}
+        undisturbed = {
+            s: pool.submit(parameters_of, s, tmp_path / s, scheduler) for s in sorted({c.system for c in cells})
+        }
         futures = {cell: pool.submit(run_cell, cell, tmp_path / str(cell), scheduler) for cell in cells}
         for cell, future in futures.items():
             parameters, seconds, said = future.result()
@@ -194,12 +195,9 @@ def test_a_run_whose_scheduler_freezes_ends_and_can_be_resumed(request, tmp_path
             assert seconds < (10.0 if everything else 180.0) + (LIMIT_S if cell.signal is None else 0.0)
 
 
-def parameters_of(system: str, out: Path) -> str:
-    """Parameters of a run that is not disturbed."""
-    words = ["run", "--system", system, *SYSTEMS[system], *FLAGS, "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", *words],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["parameters_sha256"]
+def parameters_of(system: str, out: Path, scheduler: str, *words: str) -> str:
+    """Parameters of a run that is not disturbed, on a scheduler that is there already."""
+    flags = (*SYSTEMS[system], *FLAGS, "--scheduler", scheduler, *words)
+    code, said, err = run_forked("run", "--system", system, *flags, "--out", out, timeout=PATIENCE_S)
+    assert code == 0, err
+    return json.loads(said)["parameters_sha256"]

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.telemetry.events import StageAdvanced
 from millrace.storage.dataset_store import write_dataset
+from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 
 NODES, EDGES = 3000, 200_000
 FLAGS = ("--memory", "700MiB", "--workers", "2", "--set", "read.direction=undirected")
@@ -69,18 +68,18 @@ def test_workers_of_which_one_is_killed(tables, wanted, tmp_path):
 
 @pytest.mark.parametrize("stage", ["spill", "sort"])
 def test_a_driver_that_is_killed(tables, wanted, tmp_path, stage):
-    command = [sys.executable, "-m", "millrace", "convert", str(tables), "--out", str(tmp_path / "store"), *FLAGS]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = ["convert", tables, "--out", tmp_path / "store", *FLAGS]
+    process = ForkedCommand(*words)
     done, until = tmp_path / ".ingest-store" / "done", time.monotonic() + 240
     while not list(done.glob(f"{stage}-*.json")) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
     process.kill()
-    process.wait()
+    process.wait(240)
     assert not (tmp_path / "store").exists()
     kept = {f.name: f.stat().st_mtime_ns for f in done.glob(f"{stage}-*.json")}
     assert kept
-    again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert again.returncode == 0, again.stderr
-    assert "that was stopped" in again.stderr
+    code, _, err = run_forked(*words)
+    assert code == 0, err
+    assert "that was stopped" in err
     assert contents(tmp_path / "store") == wanted
     assert [p.name for p in tmp_path.iterdir()] == ["store"]

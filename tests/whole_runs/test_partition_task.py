@@ -1,8 +1,6 @@
 """Parts that Dask tasks write are the parts that this process writes."""
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,18 +16,13 @@ from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import RangeBook, write_book
+from millrace.tests.contracts.command import command
 
 SBM = "sbm:nodes=2000,classes=4,train=0.4"
 
 
-def millrace(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", "partition", SBM, "--parts", "3", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def partition(*arguments):
+    return command("partition", SBM, "--parts", 3, *arguments)
 
 
 def digests(folder):
@@ -38,8 +31,8 @@ def digests(folder):
 
 
 def test_parts_are_the_same_and_nothing_else_is_left(tmp_path):
-    here = millrace("--out", tmp_path / "here")
-    there = millrace(
+    here, _, _ = partition("--out", tmp_path / "here")
+    there, _, err = partition(
         "--out",
         tmp_path / "there",
         "--set",
@@ -49,17 +42,17 @@ def test_parts_are_the_same_and_nothing_else_is_left(tmp_path):
         "--set",
         "cluster.dashboard_port=0",
     )
-    assert (here.returncode, there.returncode) == (0, 0), there.stderr
-    assert "dashboard: http://127.0.0.1" in there.stderr
+    assert (here, there) == (0, 0), err
+    assert "dashboard: http://127.0.0.1" in err
     assert len(digests(tmp_path / "here")) > 10
     assert digests(tmp_path / "here") == digests(tmp_path / "there")
 
 
 @pytest.mark.parametrize("key", ["cluster.producers=0", "cluster.scheduler=tcp://10.9.9.9:1"])
 def test_what_cannot_be_is_refused(tmp_path, key):
-    done = millrace("--out", tmp_path / "out", "--set", "executor=dask", "--set", key)
-    assert done.returncode == 2
-    assert key.partition("=")[0] in done.stderr
+    code, _, err = partition("--out", tmp_path / "out", "--set", "executor=dask", "--set", key)
+    assert code == 2
+    assert key.partition("=")[0] in err
     assert not (tmp_path / "out").exists()
 
 

@@ -17,6 +17,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
+from millrace.tests.contracts.forked_command import ForkedCommand
 
 DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, TOLD_S, GONE_S = 6, 120.0, 120.0
@@ -137,11 +138,10 @@ class Command:
     def __init__(self, out, *flags):
         self.metrics, self.log = out / "metrics.jsonl", out.with_suffix(".log")
         self._seen = self.metrics.stat().st_size if self.metrics.exists() else 0
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "millrace.pipeline", "run", *FLAGS, "--out", str(out), "--json", *flags],
-                stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-            )  # fmt: skip
+        self.out = out.with_suffix(".json")
+        for file in (self.log, self.out):
+            file.write_text("")
+        self.process = ForkedCommand("run", *FLAGS, "--out", out, "--json", *flags, out=self.out, err=self.log)
 
     def reach(self, epoch):
         """Wait until a step of the epoch is done."""
@@ -157,8 +157,8 @@ class Command:
 
     def end(self):
         """(exit code, standard output, standard error)."""
-        out, _ = self.process.communicate(timeout=240)
-        return self.process.returncode, out, self.log.read_text()
+        code = self.process.wait(240)
+        return code, self.out.read_text(), self.log.read_text()
 
 
 def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp_path):

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +22,7 @@ from millrace.stages.partition.stage import open_part
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_command import run_forked
 from millrace.tests.contracts.phase_ranks import train_phases
 
 NODES, F, C, HIDDEN, EPOCHS = 200, 5, 3, 8, 4
@@ -145,14 +144,9 @@ def test_a_run_is_complete(digits):
 
 
 def test_a_fresh_process_evaluates_what_was_saved(digits):
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", "evaluate", str(digits.out), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    accuracy = json.loads(done.stdout)["accuracy"]
+    code, said, err = run_forked("evaluate", digits.out, "--json")
+    assert code == 0, err
+    accuracy = json.loads(said)["accuracy"]
     assert (accuracy["val"], accuracy["test"]) == (digits.record["val_accuracy"], digits.record["test_accuracy"])
     code, said, err = command("inspect", digits.out, "--json")
     assert (code, json.loads(said)["system"]) == (0, "retexo"), err

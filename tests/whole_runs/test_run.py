@@ -1,11 +1,7 @@
 """Whole runs: the result's contract, and that nothing but the job decides the parameters."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -26,6 +22,8 @@ from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.store.narrow import narrow, widen
+from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_command import ForkedCommand
 
 SMALL = {
     "epochs": 4,
@@ -189,27 +187,22 @@ def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
         "--hidden", "8", "--set", "threads=1", "--set", (f"queue.kind="
             f"{queue}"), "--set", "checkpoint.every_steps=7", "--json",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "millrace.pipeline", "run", *flags]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    whole = json.loads(
-        subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True, env=env).stdout
-    )
+    code, whole, err = command("run", *flags, "--out", tmp_path / "whole")
+    assert code == 0, err
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
-    )
+    process = ForkedCommand("run", *flags, "--out", out)
     metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + 240
     while not (metrics.exists() and '"epoch": 2, "step": 40' in metrics.read_text()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.wait(240)
     assert not (out / "result.json").exists()
-    resumed = subprocess.run([*command, "--out", str(out), "--resume"], check=True, capture_output=True, env=env)
-    assert b"resumed at epoch" in resumed.stderr
-    assert json.loads(resumed.stdout)["parameters_sha256"] == whole["parameters_sha256"]
+    code, resumed, err = command("run", *flags, "--out", out, "--resume")
+    assert code == 0 and "resumed at epoch" in err, err
+    assert json.loads(resumed)["parameters_sha256"] == json.loads(whole)["parameters_sha256"]
 
 
 def test_precomputed_samples_train_the_same_model(sbm, tmp_path):

@@ -33,7 +33,7 @@ RESUMED = {FEW[2], FEW[4], FEW[10]}
 
 @pytest.fixture(scope="module")
 def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, scheduler: str
 ) -> Iterator[dict[Cell, Future[Outcome]]]:
     """Two cells at a time: they mostly wait."""
     wanted = request.config.getoption("--signal-cells")
@@ -42,7 +42,11 @@ def outcomes(
         pytest.skip(f"no cell has {wanted} in its name")
     folder = tmp_path_factory.mktemp("signals")
     with ThreadPoolExecutor(2 if wanted == "few" else 1) as pool:
-        yield {c: pool.submit(run_cell, c, folder / str(c), wanted != "few" or c in RESUMED) for c in cells}
+        few = wanted == "few"
+        yield {
+            c: pool.submit(run_cell, c, folder / str(c), not few or c in RESUMED, scheduler if few else None)
+            for c in cells
+        }
 
 
 @pytest.mark.timeout(3600)

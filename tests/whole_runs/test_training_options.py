@@ -43,14 +43,14 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(name, sbm, tmp_path):
     assert plain.parameters_sha256 != whole.parameters_sha256
 
 
-@pytest.mark.slow
-def test_two_ranks_train_as_one_and_one_goes_on_for_two(sbm, tmp_path):
-    options = {**job_of("bulk"), "train": {**TRAIN, "minibatches_per_step": 2}, "cluster": {"dashboard_port": 0}}
+def test_two_ranks_train_as_one_and_one_goes_on_for_two(sbm, scheduler, tmp_path):
+    options = {**job_of("bulk"), "train": {**TRAIN, "minibatches_per_step": 2}}
+    ranks = {"ranks": 2, "scheduler": scheduler}
     one = mr.run(sbm, out=tmp_path / "one", **options)
-    two = mr.run(sbm, out=tmp_path / "two", ranks=2, **options)
+    two = mr.run(sbm, out=tmp_path / "two", **ranks, **options)
     asked = iter(range(1000))
     stopped = {"stop": lambda: next(asked) > 3, "checkpoint": {"every_steps": 1}}
-    assert mr.run(sbm, out=tmp_path / "changed", ranks=2, **options, **stopped).status == "stopped"
+    assert mr.run(sbm, out=tmp_path / "changed", **ranks, **options, **stopped).status == "stopped"
     changed = mr.run(sbm, out=tmp_path / "changed", ranks=1, executor="inline", resume=True, **options)
     a = model_of(tmp_path / "one")
     for result, out in ((two, "two"), (changed, "changed")):

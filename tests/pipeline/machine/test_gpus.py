@@ -352,16 +352,3 @@ def test_a_rank_without_its_gpu_says_so(let_through, tmp_path):
     ) as e:
         mr.run(DATASET, out=tmp_path / "run", epochs=1, **TWO)
     assert e.value.exit_code == 2
-
-
-def test_two_ranks_train_on_a_cluster_for_gpus(monkeypatch, tmp_path):
-    """In Triton's interpreter, where the host is the device."""
-    if not triton_rng.INTERPRETED:
-        pytest.skip("there is a GPU")
-    dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
-    small = {"epochs": 1, "fanout": [3, 2], "hidden": 4, "threads": 1}
-    result = mr.run(
-        DATASET, out=tmp_path / "run", device="cuda", ranks=2, cluster={"backend": "gloo", "dashboard_port": 0}, **small
-    )
-    assert (result.ranks, result.device) == (2, "cuda")
-    assert result.bytes["network"]["gradients"] > 0
