@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.systems.retexo import retexo
     from millrace.pipeline.systems.sar import sar
     from millrace.stages.evaluate.layerwise import infer
-    from millrace.stages.models import GAT, GCN, GIN, RGAT, RGCN, RSAGE
+    from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE
     from millrace.stages.models import SAGE as GraphSAGE
     from millrace.stages.models.pyg import PyGModel
     from millrace.stages.neighbourhood.base import destinations
@@ -114,6 +114,7 @@ _HOMES = {
     "GAT": "stages.models",
     "GCN": "stages.models",
     "GIN": "stages.models",
+    "GINE": "stages.models",
     "RGAT": "stages.models",
     "RGCN": "stages.models",
     "RSAGE": "stages.models",
@@ -149,6 +150,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GINE",
     "RGAT",
     "RGCN",
     "RSAGE",

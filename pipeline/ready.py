@@ -83,7 +83,7 @@ def ready_to_run(
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, job, prepared.fingerprint)
-    return Ready(job, folder, prepared, queue, module, in_memory, untold)
+    return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
 
 
 def _configured(

@@ -22,6 +22,8 @@ class Trial:
     config: dict[str, Any]
     weighted: bool = False
     """True if its graph has edge weights."""
+    edge_features: bool = False
+    """True if its edges have features."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,11 @@ def trials(dtype: str) -> list[Trial]:
     from .config.systems import SYSTEMS
 
     first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
-    found = [Trial(name, {"model": {"name": name}}) for name in MODELS if not MODELS[name].reads_relations]
+    found = [
+        Trial(name, {"model": {"name": name}}, edge_features=MODELS[name].reads_edges)
+        for name in MODELS
+        if not MODELS[name].reads_relations
+    ]
     found += [Trial(f"{name} sampling", {"sampler": {"name": name}}) for name in SAMPLERS if name != first]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
@@ -75,6 +81,7 @@ def run_trial(trial: Trial) -> Warmed:
     from numba.core import event
 
     from ..stages.kernels.runtime import precompile
+    from ..storage.features import MemoryFeatures
     from .datasets import open_dataset
     from .run import run
 
@@ -92,6 +99,9 @@ def run_trial(trial: Trial) -> Warmed:
     if trial.weighted:
         weight = np.ones(dataset.graph.num_edges, np.float32)
         dataset = replace(dataset, graph=replace(dataset.graph, edge_weight=weight))
+    if trial.edge_features:
+        rows = MemoryFeatures(np.ones((dataset.graph.num_edges, 2), np.float32))
+        dataset = replace(dataset, graph=replace(dataset.graph, edge_features=rows))
     with (
         tempfile.TemporaryDirectory(prefix="millrace-warm-") as folder,
         event.install_listener("numba:compile", compiled),

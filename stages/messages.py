@@ -55,6 +55,8 @@ class Placement:
     degree: Tensor
     """[V] in-degree in the whole graph (weighted: sum of weights), in the dtype of the run."""
     split: Split
+    edge_features: FeatureStore | None = field(default=None, kw_only=True)
+    """[E, D], row e is of the graph's edge at position e; None: there are none, or the model reads none."""
 
     @property
     def seeds(self) -> npt.NDArray[np.int64]:
@@ -81,6 +83,8 @@ class Part:
     """Local ids."""
     peers: "Peers | None" = None
     """The other parts, for policies that read them."""
+    edge_features: FeatureStore | None = None
+    """[e, D], row i is of the part's edge at position i; None: there are none, or the model reads none."""
 
 
 class Peers(Protocol):

@@ -99,6 +99,11 @@ class Dataset:
         return self.features.num_features
 
     @property
+    def num_edge_features(self) -> int:
+        """D, columns of the edges' features (`Graph.edge_features`); 0 without any."""
+        return self.graph.num_edge_features
+
+    @property
     def split_sizes(self) -> dict[str, int]:
         """Number of nodes in each set of the split."""
         return {name: len(getattr(self.split, name)) for name in SPLITS}
@@ -120,13 +125,15 @@ class Dataset:
     def __repr__(self) -> str:
         features, classes = counted(self.num_features, "feature"), counted_outputs(self.task, self.num_classes)
         edges = counted(self.graph.num_edges, "edge")
+        if self.num_edge_features:
+            edges += f" with {counted(self.num_edge_features, 'feature')}"
         return (
             f"Dataset({self.name!r}: {counted(self.num_nodes, 'node')}, {edges}, {features}, {classes}, {self.split})"
         )
 
     def to_pyg(self) -> Any:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
-        edge_weight if there is one. A graph with types is a `HeteroData`: see `from_pyg`.
+        edge_weight and edge_attr if there are any. A graph with types is a `HeteroData`: see `from_pyg`.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -164,6 +171,8 @@ class Dataset:
             target[f"{name}_mask"] = mask
         if graph.edge_weight is not None:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
+        if graph.edge_features is not None:
+            data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))
         return data
 
     def check(self) -> "Dataset":

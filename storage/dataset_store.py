@@ -34,6 +34,7 @@ from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
 from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
+from .stored.edge_features import OF_EDGES, open_edge_features
 from .stored.graph import StoredGraph, StoredRows
 from .typed.features import TypedFeatures
 from .typed.graph_types import GraphTypes, edges_of_types
@@ -127,8 +128,8 @@ def write_dataset(
     graph_format: FeaturesFormat = "zarr",
     feature_dtype: FeatureDtype | None = None,
 ) -> Store:
-    """Write a dataset as a committed store. Features, and the graph of another store, stream through from wherever they
-    lie: each row is read once.
+    """Write a dataset as a committed store. Features, of edges too, and the graph of another store, stream through from
+    wherever they lie: each row is read once.
 
     Args:
         path: the folder to make.
@@ -143,12 +144,7 @@ def write_dataset(
         InputError: the dataset's parts do not fit together, or a format is unknown.
         StoreError: `path` exists and `overwrite` is false, or the store that the dataset comes from is damaged.
     """
-    for name, chosen in (("features_format", features_format), ("graph_format", graph_format)):
-        if chosen not in ("zarr", "npy"):
-            raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
-    if feature_dtype is not None and feature_dtype not in FEATURE_DTYPES:
-        known = f"expected {', '.join(FEATURE_DTYPES)}{nearest(feature_dtype, FEATURE_DTYPES)}"
-        raise InputError(f"feature_dtype is '{feature_dtype}'; {known}")
+    _check_formats(features_format, graph_format, feature_dtype)
     require_dataset(dataset)
     dataset.check()
     typed = dataset.features.parts if isinstance(dataset.features, TypedFeatures) else None
@@ -179,6 +175,10 @@ def write_dataset(
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
+    of_edges = None if graph.edge_features is None else _DigestedRows(graph.edge_features, None)
+    if of_edges is not None:
+        arrays[OF_EDGES] = of_edges
+    flat = {*(of_graph if graph_format == "npy" else ()), *([OF_EDGES] if features_format == "npy" else [])}
     whole = {"": dataset.features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
     rows = {suffix: _DigestedRows(part, kind) for suffix, part in whole.items()}
     meta: dict[str, Any] = {
@@ -203,13 +203,15 @@ def write_dataset(
                     meta[f"features_bytes{suffix}"] = f.tell()
             else:
                 arrays[f"features{suffix}"] = each
-        entries = write_arrays(folder, arrays, npy=of_graph if graph_format == "npy" else ())
+        entries = write_arrays(folder, arrays, npy=flat)
         digested = {n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS}
         made = [each.digests() for each in rows.values()]
         if typed is not None:
             digest = typed_fingerprint([d["features"] for d in made])
             made = [{"features": digest, "feature_sample": features_digest(dataset.features)}]
         found = {**made[0], "graph": digest_record({**digested, **type_digests(graph)})}
+        if of_edges is not None:
+            found[OF_EDGES] = of_edges.digests()["features"]
         known = dict(dataset.known_digests)
         if kind not in (None, before):  # features may be rounded
             known = {"graph": known["graph"]} if "graph" in known else {}
@@ -219,6 +221,15 @@ def write_dataset(
         meta["digests"] = {name: digests[name] for name in MANIFEST_DIGESTS}
         write_manifest(folder, KIND, digests.fingerprint(), meta, entries)
     return open_store(path, KIND)
+
+
+def _check_formats(features_format: str, graph_format: str, feature_dtype: str | None) -> None:
+    for name, chosen in (("features_format", features_format), ("graph_format", graph_format)):
+        if chosen not in ("zarr", "npy"):
+            raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
+    if feature_dtype is not None and feature_dtype not in FEATURE_DTYPES:
+        known = f"expected {', '.join(FEATURE_DTYPES)}{nearest(feature_dtype, FEATURE_DTYPES)}"
+        raise InputError(f"feature_dtype is '{feature_dtype}'; {known}")
 
 
 def features_file(suffix: str = "") -> str:
@@ -362,6 +373,7 @@ class StoredDataset:
 
     graph: StoredGraph
     features: FeatureStore
+    edge_features: FeatureStore | None
     labels: StoredRows
     split: Mapping[str, StoredRows]
     """Node ids of each set, by its name."""
@@ -373,10 +385,11 @@ def open_stored(path: Path) -> StoredDataset:
     Raises:
         StoreError: the store is absent, incomplete or damaged.
     """
-    store = open_store(Path(path), KIND)
+    store, place = open_store(Path(path), KIND), features_place(path)
     return StoredDataset(
         StoredGraph(store),
-        open_features(store, features_place(path)),
+        open_features(store, place),
+        open_edge_features(store, place),
         StoredRows(store, "labels"),
         {name: StoredRows(store, name) for name in SPLITS},
     )
@@ -412,6 +425,7 @@ def open_dataset_store(
         part_offsets=offsets,
         types=open_types(store),
         edge_type=store.read("edge_type") if "edge_type" in store else None,
+        edge_features=open_edge_features(store, features),
     )
     if graph == "memory":
         check_loaded_graph(store, opened)

@@ -167,8 +167,10 @@ def features_digest(features: FeatureStore) -> str:
 class DatasetDigests:
     """Digests of the parts of a dataset, each made when first asked for unless it is known.
 
-    They are ``graph``, ``features``, ``feature_sample``, and of single arrays ``labels``, ``train``, ``val`` and
-    ``test``. A store's manifest has all of them, so that only those who write a dataset need read it all.
+    They are ``graph``, ``features``, ``feature_sample``, of a graph with features of edges ``edge_features`` and
+    ``edge_feature_sample``, and of single arrays ``labels``, ``train``, ``val`` and
+    ``test``. A store's manifest has all but ``edge_feature_sample``, so that only those who write a dataset need read
+    it all.
     """
 
     def __init__(self, dataset: Dataset, known: Mapping[str, str] | None = None) -> None:
@@ -196,6 +198,10 @@ class DatasetDigests:
             return features_fingerprint(dataset.features)
         if name == "feature_sample":
             return features_digest(dataset.features)
+        if name in ("edge_features", "edge_feature_sample"):
+            of_edges = dataset.graph.edge_features
+            assert of_edges is not None
+            return features_fingerprint(of_edges) if name == "edge_features" else features_digest(of_edges)
         return array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
 
     def fingerprint(self) -> dict[str, str]:
@@ -205,17 +211,23 @@ class DatasetDigests:
             "features": self["features"],
             "labels": self.of("labels"),
             "split": self.of(*SPLITS),
+            **({"edge_features": self["edge_features"]} if self._dataset.num_edge_features else {}),
         }
 
 
-def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[str, str]:
-    """Fingerprint of a dataset, by parts: ``graph``, ``features``, ``labels``, ``split``.
+def dataset_fingerprint(
+    dataset: Dataset, features: str | None = None, edge_features: str | None = None
+) -> dict[str, str]:
+    """Fingerprint of a dataset, by parts: ``graph``, ``features``, ``labels``, ``split``, and ``edge_features`` if
+    there are any.
 
     Args:
         dataset: the dataset.
         features: `features_fingerprint` of its features, if it is known already (it reads every row).
+        edge_features: that of its edges' features, likewise.
     """
-    return DatasetDigests(dataset, {} if features is None else {"features": features}).fingerprint()
+    known = {"features": features, "edge_features": edge_features}
+    return DatasetDigests(dataset, {k: v for k, v in known.items() if v is not None}).fingerprint()
 
 
 def minibatch_digest(minibatch: MiniBatch) -> str:

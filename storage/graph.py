@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
-from .plural import counted
+from .features import FeatureStore, MemoryFeatures
+from .plural import are, counted
 from .typed.graph_types import GraphTypes, check_edge_type
 
 IntArray = npt.NDArray[np.integer]
@@ -66,6 +67,8 @@ class Graph:
     """Types of nodes and edges; None: there is one of each. Edges of a row are then sorted by (relation, source)."""
     edge_type: npt.NDArray[Any] | None = None
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
+    edge_features: FeatureStore | None = None
+    """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none."""
 
     @property
     def num_nodes(self) -> int:
@@ -82,11 +85,18 @@ class Graph:
         """True if edges have weights."""
         return self.edge_weight is not None
 
+    @property
+    def num_edge_features(self) -> int:
+        """D, columns of the edges' features; 0 without any."""
+        return 0 if self.edge_features is None else self.edge_features.num_features
+
     def __repr__(self) -> str:
         weighted = ", weighted" if self.is_weighted else ""
         if self.types is not None:
             weighted += f", {counted(len(self.types.node_types), 'node type')}"
             weighted += f", {counted(self.types.num_relations, 'relation')}"
+        if self.num_edge_features:
+            weighted += f", {counted(self.num_edge_features, 'edge feature')}"
         return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
@@ -143,7 +153,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays, without features."""
         arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id, self.edge_type)
         return sum(a.nbytes for a in arrays if a is not None)
 
@@ -165,6 +175,10 @@ class Graph:
         if self.types is not None and self.edge_type is not None:
             self.types.check(self.num_nodes)
             check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
+        if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
+            raise InputError(
+                f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges"
+            )
         return self
 
 
@@ -239,6 +253,7 @@ def from_edges(
     num_nodes: int | None = None,
     *,
     edge_weight: npt.ArrayLike | None = None,
+    edge_features: npt.ArrayLike | None = None,
     keep_edge_id: bool = False,
 ) -> Graph:
     """Build in-neighbour lists from edges src -> dst, all kept as they are (multi-edges and self loops too).
@@ -248,13 +263,15 @@ def from_edges(
         dst: integers [E], to dst.
         num_nodes: V; by default one more than the largest id.
         edge_weight: [E], finite and non-negative.
+        edge_features: [E, D] finite numbers, a row for each edge, or [E].
         keep_edge_id: also keep each edge's position in the input.
 
     Returns:
         A `Graph` whose rows list their sources in ascending order (ties in input order).
 
     Raises:
-        InputError: lengths differ, ids are no integers, negative, or not below `num_nodes`.
+        InputError: lengths differ, ids are no integers, negative, or not below `num_nodes`; or `edge_features` are no
+            finite numbers.
     """
     src, dst = np.asarray(src), np.asarray(dst)
     if src.ndim != 1 or src.shape != dst.shape:
@@ -283,4 +300,41 @@ def from_edges(
         np.ascontiguousarray(src[order], dtype=index_dtype(num_nodes)),
         None if edge_weight is None else np.asarray(edge_weight, np.float32)[order],
         order.astype(np.int64) if keep_edge_id else None,
+        edge_features=None if edge_features is None else MemoryFeatures(edge_rows(edge_features, len(src))[order]),
     ).check()
+
+
+def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> npt.NDArray[np.floating]:
+    """Features of edges in the order of `values`: [E, D] or [E] finite numbers, as `dtype`; by default float64 if they
+    are, else float32.
+
+    Raises:
+        InputError: another shape, no numbers, or NaN and infinite values.
+    """
+    x = np.asarray(values)
+    if x.dtype.kind not in "biuf":
+        raise InputError(f"edge features are {x.dtype}; expected numbers: encode them before saving")
+    x = x[:, None] if x.ndim == 1 else x
+    if x.ndim != 2 or len(x) != num_edges or not x.shape[1]:
+        raise InputError(
+            f"edge features have shape {list(np.shape(values))}; expected [{num_edges}, D], a row for each edge"
+        )
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype or (np.float64 if x.dtype == np.float64 else np.float32))
+    check_edge_rows(*unusable_edge_rows(x))
+    return x
+
+
+def unusable_edge_rows(x: npt.NDArray[np.floating]) -> tuple[int, int]:
+    """Values that are NaN or infinite, and the row of the first."""
+    bad = ~np.isfinite(x)
+    return int(np.count_nonzero(bad)), int(np.argmax(bad.any(axis=1))) if len(x) else 0
+
+
+def check_edge_rows(count: int, row: int) -> None:
+    """Raise InputError if any edge features are unusable."""
+    if count:
+        raise InputError(
+            f"{counted(count, 'edge feature value')} {are(count)} NaN or infinite (first: edge {row} of the input); "
+            "correct them"
+        )

@@ -33,6 +33,7 @@ from .fingerprint import GRAPH_DIGESTS
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
+from .stored.edge_features import edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows
 from .typed.graph_types import check_edge_type
 
@@ -46,11 +47,16 @@ class LazyGraph(Graph):
     _num_nodes: int
     _num_edges: int
 
-    def __init__(self, store: Store, place: GraphPlace = "memory") -> None:
+    edges_place: FeaturesPlace
+    """Place of the features of its edges once they are used."""
+    _width: int
+
+    def __init__(self, store: Store, place: GraphPlace = "memory", edges_place: FeaturesPlace = "memory") -> None:
         check_graph_place(store, place)
         shape = StoredGraph(store)
         vars(self).update(_store=store, place=place, types=open_types(store))
         vars(self).update(_num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
+        vars(self).update(edges_place=edges_place, _width=edge_feature_width(store))
 
     @property
     def num_nodes(self) -> int:
@@ -68,8 +74,19 @@ class LazyGraph(Graph):
         return "edge_weight" in self._store
 
     @property
+    def num_edge_features(self) -> int:
+        """See `Graph.num_edge_features`."""
+        return self._width
+
+    @cached_property
+    def edge_features(self) -> FeatureStore | None:
+        """See `Graph.edge_features`."""
+        return open_edge_features(self._store, self.edges_place)
+
+    @property
     def on_disk(self) -> StoredGraph:
-        """The same graph, whose rows are read when asked for and not kept, without weights and ids of edges."""
+        """The same graph, whose rows are read when asked for and not kept, without weights, ids and features of
+        edges."""
         return StoredGraph(self._store, only_sources=True)
 
     @cached_property
@@ -161,7 +178,7 @@ class LazyDataset(Dataset):
                 features_place=features,
                 _names=names,
                 name=store.value("name", str) if name is None else name,
-                graph=LazyGraph(store, graph),
+                graph=LazyGraph(store, graph, features),
                 num_classes=store.value("num_classes", int),
                 task=cast(Task, store.value("task", str)),
                 notes=tuple(map(str, store.value("notes", list))),
@@ -201,7 +218,8 @@ class LazyDataset(Dataset):
     def known_digests(self) -> Mapping[str, str]:
         """See `Dataset.known_digests`."""
         store = self._store
-        found = {name: store.fingerprint[name] for name in ("graph", "features") if name in store.fingerprint}
+        known = ("graph", "features", "edge_features")
+        found = {name: store.fingerprint[name] for name in known if name in store.fingerprint}
         digests = store.value("digests", dict) if "digests" in store.meta else {}
         return found | {str(name): str(digest) for name, digest in digests.items()}
 
@@ -242,13 +260,15 @@ class LazyDataset(Dataset):
             super().check()
         return self
 
-    def as_read(self) -> Dataset:
-        """The same as a plain `Dataset`, which `dataclasses.replace` takes."""
+    def as_read(self, edge_features: bool = True) -> Dataset:
+        """The same as a plain `Dataset`, which `dataclasses.replace` takes; without the features of edges if they are
+        not wanted."""
         self.read()
         g = self.graph
+        edges = g.edge_features if edge_features else None
         return Dataset(
             self.name,
-            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets, g.types, g.edge_type),
+            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets, g.types, g.edge_type, edges),
             self.features,
             self.labels,
             self.split,

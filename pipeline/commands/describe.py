@@ -22,6 +22,7 @@ from ...storage.plural import counted
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import npy_bytes
 from ...storage.store.store import Store, open_store
+from ...storage.stored.edge_features import open_edge_features
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ...storage.urls import is_url
@@ -186,6 +187,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "in-degree": f"median {degree['median']}, largest {degree['largest']}",
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
+            **_edge_features(open_edge_features(store, features_place(store.path))),
             "graph on disk": _graph_on_disk(store),
             **_features(features),
             **_labels(store.value("task", str), store.value("num_classes", int)),
@@ -205,6 +207,10 @@ def _graph_on_disk(store: Store) -> str:
     entries = [store.entries[name] for name in GRAPH_DIGESTS if name in store]
     size = sum(npy_bytes(entry["dtype"], tuple(entry["shape"])) for entry in entries)
     return f'files of {size / 2**30:,.2f} GiB, which graph = "mapped" maps'
+
+
+def _edge_features(features: FeatureStore | None) -> dict[str, str]:
+    return {} if features is None else {"edge features": f"{features.num_features} of {features.dtype}"}
 
 
 def _features(features: FeatureStore) -> dict[str, str]:
@@ -256,6 +262,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
+        **_edge_features(dataset.graph.edge_features),
         **_features(dataset.features),
         **_labels(dataset.task, dataset.num_classes),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ...stages.models import MODELS
+from ...stages.models.base import reads_edges
 from ...stages.partition.registry import PARTITIONERS
 from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, closest
@@ -186,6 +187,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
             f"model.layers is {model_record.layers} but sampler.{key} {list(numbers)} has {len(numbers)} numbers; give "
             "one number per layer"
         )
+    if reads_edges(model_record) and "edge_ids" in known:
+        sampler["edge_ids"] = True
     sampler_record = build("sampler", SAMPLERS, sampler)
     return job.model_copy(
         update={

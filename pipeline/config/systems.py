@@ -75,6 +75,8 @@ class Registered:
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     compiles: ClassVar[bool] = True
     """True if its models can be trained through ``torch.compile``."""
+    reads_edges: ClassVar[bool] = True
+    """True if models may read features of edges."""
     exchanges: ClassVar[Literal["background", "within", "beside"]] = "background"
     """Time at which ranks exchange rows: in a thread, for which `fetch` waits; within forward and backward; or beside
     them."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
-from ...stages.models.base import check_initialised, layered
+from ...stages.models.base import check_initialised, layered, reads_edges
 from ...storage.dataset import Dataset, IdArray, check_one_type
 from ...storage.errors import InputError
 from ..config.load import Job, resolve
@@ -86,6 +86,11 @@ def outputs_by_tasks(
     """
     check_initialised(model)
     check_one_type(data, "prediction by several processes")
+    if reads_edges(model):
+        raise InputError(
+            "the model reads features of edges, which workers of a prediction do not get in this version; leave "
+            "workers and scheduler out"
+        )
     if scratch is None and workers.scheduler is not None:
         raise InputError(
             "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "

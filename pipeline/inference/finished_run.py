@@ -67,6 +67,11 @@ class TrainedRun:
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
             raise InputError(f"{message}; give a dataset with as many")
         check_same_types(self.result, data, self.folder)
+        width = self.config.model.get("edge_width", 0)
+        if width and data.num_edge_features != width:
+            seen = f"{data.name} has {data.num_edge_features} features of edges"
+            message = f"{seen}, but {self.result.model} of {self.folder} reads {width}"
+            raise InputError(f"{message}; give a dataset with as many")
         return self._with_learned(data) if learned.width else data
 
     def _with_learned(self, data: Dataset) -> Dataset:

@@ -13,6 +13,8 @@ EDGE_BATCH_BYTES, EDGE_SORT_BYTES = 160, 64
 """Bytes that cleaning takes for each edge of a batch, and sorting for each edge of a range; twice that with weights."""
 LEAST_EDGES = 1 << 12
 """Fewest edges of a batch or a range."""
+EDGE_ROW_COPIES = 6
+"""Copies of the features of an edge that cleaning and sorting hold at once."""
 TASKS_PER_SLOT = 4
 """Tasks of a stage for each that runs at once, so that all end at about the same time."""
 ROW_COPIES = 16
@@ -26,13 +28,15 @@ class Budget:
     task_bytes: int
     slots: int = 1
 
-    def edge_batch(self, weighted: bool) -> int:
-        """Edges that are cleaned at a time."""
-        return min(max(self.task_bytes // (EDGE_BATCH_BYTES * (1 + weighted)), LEAST_EDGES), 1 << 22)
+    def edge_batch(self, weighted: bool, row_bytes: int = 0) -> int:
+        """Edges that are cleaned at a time, with so many bytes of features each."""
+        edge = EDGE_BATCH_BYTES * (1 + weighted) + EDGE_ROW_COPIES * row_bytes
+        return min(max(self.task_bytes // edge, LEAST_EDGES), 1 << 22)
 
-    def edge_group(self, weighted: bool) -> int:
-        """Edges that are sorted at a time."""
-        return max(self.task_bytes // (EDGE_SORT_BYTES * (1 + weighted)), LEAST_EDGES)
+    def edge_group(self, weighted: bool, row_bytes: int = 0) -> int:
+        """Edges that are sorted at a time, with so many bytes of features each."""
+        edge = EDGE_SORT_BYTES * (1 + weighted) + EDGE_ROW_COPIES * row_bytes
+        return max(self.task_bytes // edge, LEAST_EDGES)
 
     def span(self, batch: int, rows: int) -> int:
         """Number of the `rows` that one task reads: up to four batches, fewer where workers would be idle."""

@@ -31,7 +31,7 @@ from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
 FORMATS = ("zarr", "npy")
-LAYOUT = 2
+LAYOUT = 3
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 

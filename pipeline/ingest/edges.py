@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...storage.graph import index_dtype
+from ...storage.errors import InputError
+from ...storage.graph import index_dtype, unusable_edge_rows
+from ...storage.stored.edge_features import OF_EDGES
 from ..datasets.cleaning.edges import (
+    OfEdges,
     WeightFaults,
     as_weights,
     edge_keys,
@@ -21,8 +24,9 @@ from ..datasets.cleaning.edges import (
 )
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import numbers_of
+from ..datasets.readers.parquet import feature_rows, numbers_of
 from .names import NodeMap
+from .scan import UnequalListsError
 from .source import Span, Table, batches
 from .spill import Field, RunWriter, cells_of, read_cells, shift_of
 
@@ -39,6 +43,10 @@ class EdgeWork:
     weighted: bool
     batch_rows: int
     """Edges handled at a time."""
+    columns: tuple[str, ...] = ()
+    """Columns of their features."""
+    width: int = 0
+    """D, columns of the features in the store; 0: none."""
 
     @property
     def both_ways(self) -> bool:
@@ -47,8 +55,9 @@ class EdgeWork:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Arrays of an edge that are spilled: its key, and its weight."""
-        return (Field("int64"), Field("float32")) if self.weighted else (Field("int64"),)
+        """Arrays of an edge that are spilled: its key, its weight, and its features."""
+        weight = (Field("float32"),) if self.weighted else ()
+        return (Field("int64"), *weight, *((Field("float32", (self.width,)),) if self.width else ()))
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -61,19 +70,19 @@ def spill_edges(work: EdgeWork, table: Table, number: int, span: Span) -> dict[s
     num_nodes = work.nodes.num_nodes
     cells, shift = cells_of(num_nodes), shift_of(num_nodes)
     seen = dict(_NOTHING)
-    columns = (*ENDS, "weight") if work.weighted else ENDS
+    columns = (*ENDS, *(("weight",) if work.weighted else ()), *work.columns)
     writers = [RunWriter(work.folder / way, number, work.fields, cells) for way in work.ways]
     try:
         for writer in writers:
             writer.__enter__()
         for batch in batches(table, span, columns, work.batch_rows):
-            edges = _cleaned(batch, work, seen)
+            edges = _cleaned(batch, work, seen, span.first)
             if edges is None:
                 continue
             src, dst, w = edges
             for writer, (a, b) in zip(writers, ((src, dst), (dst, src))):
                 keys = edge_keys(a, b, num_nodes)
-                writer.add((b >> shift).astype(np.int16), keys, *(() if w is None else (w,)))
+                writer.add((b >> shift).astype(np.int16), keys, *(x for x in (w.weight, w.rows) if x is not None))
     except BaseException as e:
         for writer in writers:
             writer.__exit__(type(e), e, None)
@@ -95,11 +104,14 @@ _NOTHING: dict[str, Any] = {
     "least_weight": 0.0,
     "loops": 0,
     "first_loop": 0,
+    "unusable": 0,
+    "first_unusable": 0,
 }
 
 
-def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any]) -> tuple[AnyArray, AnyArray, AnyArray | None] | None:
-    """Ends and weights of a batch; None if they have defects that no option mends."""
+def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any], first: int) -> tuple[AnyArray, AnyArray, OfEdges] | None:
+    """Ends and values of the edges of a batch; None if they have defects that no option mends."""
+    begin = first + seen["edges"]
     seen["edges"] += batch.num_rows
     nulls = tuple(batch[end].null_count for end in ENDS)
     seen["nulls"] = tuple(a + b for a, b in zip(seen["nulls"], nulls))
@@ -116,16 +128,34 @@ def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any]) -> tuple[AnyArray
         ends.append(numbers)
     if any(seen["unknown"]) or min(seen["least"]) < 0 or max(seen["largest"]) >= work.nodes.num_nodes:
         return None
-    w = None
+    w, rows = None, None
+    if work.width:
+        rows = _feature_rows(batch, work)
+        count, row = unusable_edge_rows(rows)
+        if count and not seen["unusable"]:
+            seen["first_unusable"] = begin + row
+        seen["unusable"] += count
     if work.weighted:
         w, faults = as_weights(numbers_of(batch["weight"], "edges.weight"))
         both = WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]) + faults
         seen["infinite"], seen["negative"], seen["least_weight"] = both.infinite, both.negative, both.least
-    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], w, work.options)
+    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows), work.options)
     if loops and not seen["loops"]:
         seen["first_loop"] = first_loop
     seen["loops"] += loops
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
+
+
+def _feature_rows(batch: Any, work: EdgeWork) -> AnyArray:
+    """float32 [n, D]. Raises UnequalListsError for lists that are null or of several lengths."""
+    try:
+        rows = feature_rows(batch, work.columns, "edges")
+    except InputError as e:
+        raise (UnequalListsError() if "lists" in str(e) or "nulls" in str(e) else e) from e
+    if rows is None or rows.shape[1] != work.width:
+        raise UnequalListsError
+    with np.errstate(over="ignore"):
+        return np.array(rows, np.float32, order="C")
 
 
 def _put(pair: tuple[Any, Any], i: int, value: Any) -> tuple[Any, Any]:
@@ -144,6 +174,9 @@ def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         total["least"] = tuple(map(min, total["least"], seen["least"]))
         total["largest"] = tuple(map(max, total["largest"], seen["largest"]))
         total["least_weight"] = min(total["least_weight"], seen["least_weight"])
+        if not total["unusable"]:
+            total["first_unusable"] = seen["first_unusable"]
+        total["unusable"] += seen["unusable"]
         if not total["loops"]:
             total["first_loop"] = seen["first_loop"]
         total["loops"] += seen["loops"]
@@ -186,8 +219,10 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     indptr, indices = rows_of_keys(keys, num_nodes, end - begin)
     indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
     indices.tofile(sorted_file(work.folder, "indices", number))
-    if w is not None:
-        w.tofile(sorted_file(work.folder, "edge_weight", number))
+    if w.weight is not None:
+        w.weight.tofile(sorted_file(work.folder, "edge_weight", number))
+    if w.rows is not None:
+        w.rows.tofile(sorted_file(work.folder, OF_EDGES, number))
     degrees, counts = np.unique(np.diff(indptr), return_counts=True)
     return record | {
         "rows": end - begin,
@@ -197,9 +232,10 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     }
 
 
-def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, AnyArray | None]:
-    keys, *w = read_cells(work.folder / way, tasks, work.fields, first, stop)
-    return sort_keys(keys, w[0] if w else None)
+def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, OfEdges]:
+    keys, *others = read_cells(work.folder / way, tasks, work.fields, first, stop)
+    rows = others.pop() if work.width else None
+    return sort_keys(keys, OfEdges(others[0] if others else None, rows))
 
 
 def edge_bytes(work: EdgeWork) -> tuple[int, int]:
@@ -207,4 +243,5 @@ def edge_bytes(work: EdgeWork) -> tuple[int, int]:
     record = sum(field.nbytes for field in work.fields)
     ways = len(work.ways)
     widest = 2 if work.options.direction == "undirected" else 1
-    return ways * record, widest * (index_dtype(work.nodes.num_nodes).itemsize + 4 * work.weighted)
+    placed = index_dtype(work.nodes.num_nodes).itemsize + 4 * work.weighted + 4 * work.width
+    return ways * record, widest * placed

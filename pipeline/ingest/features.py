@@ -42,7 +42,7 @@ def feature_width(table: Table, spans: list[Span], columns: tuple[str, ...]) -> 
     for batch in batches(table, spans[0], columns, 1):
         if any(batch[c].null_count for c in columns if is_list(batch[c].type)):
             raise UnequalListsError
-        rows = feature_rows(batch, columns)
+        rows = feature_rows(batch, columns, table.stem)
         return 0 if rows is None else rows.shape[1]
     raise AssertionError("a span has rows")
 
@@ -140,10 +140,10 @@ def explain_lists(table: Table, spans: list[Span], columns: list[str], rows: int
                         ragged = (first + row, len(length)) if len(length) != width else None
                 first += batch.num_rows
         if nulls:
-            return InputError(f"column nodes.{name} holds {nulls} nulls; expected a list in every row")
+            return InputError(f"column {table.stem}.{name} holds {nulls} nulls; expected a list in every row")
         if ragged is not None:
             return InputError(
-                f"column nodes.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); expected one "
-                "length"
+                f"column {table.stem}.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); "
+                "expected one length"
             )
     raise AssertionError("all lists have one length")

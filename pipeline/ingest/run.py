@@ -13,9 +13,10 @@ from ...storage.dataset import SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, NARROW
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
-from ...storage.graph import degree_summary, index_dtype
+from ...storage.graph import check_edge_rows, degree_summary, index_dtype
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow import FeatureDtype
+from ...storage.stored.edge_features import OF_EDGES
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.edges import (
     IGNORED,
@@ -34,11 +35,11 @@ from ..datasets.readers.csv_file import is_csv
 from ..datasets.readers.parquet import (
     chosen_features,
     column_of,
+    edge_columns,
     feature_rows,
     label_columns,
     labels_of,
     numbers_of,
-    tell_of_edge_columns,
 )
 from . import edges as edge_tasks
 from . import features as feature_tasks
@@ -136,7 +137,8 @@ class Ingest:
         labels_of(empty, self.label_columns)
         self.feature_columns = chosen_features(empty, path, options, self.notes)
         feature_rows(empty, self.feature_columns)
-        tell_of_edge_columns(self.edges.empty, self.notes)
+        self.edge_columns = edge_columns(self.edges.empty, path, options, self.notes)
+        feature_rows(self.edges.empty, self.edge_columns, "edges")
         self.ids_are_text = self._check_ids(flags)
         has_weight = "weight" in self.edges.empty.column_names
         if has_weight:
@@ -146,8 +148,10 @@ class Ingest:
         row = 4 * len(self.feature_columns) + 2 * self.nodes.row_bytes
         self.row_batch = self.budget.rows(row)
         self.node_spans = spans_of(self.nodes, max(self.budget.span(self.row_batch, self.nodes.rows), SPAN_ROWS))
-        self.edge_batch = self.budget.edge_batch(self.weighted)
+        row = 4 * len(self.edge_columns) + 2 * self.edges.row_bytes if self.edge_columns else 0
+        self.edge_batch = self.budget.edge_batch(self.weighted, row)
         self.edge_spans = spans_of(self.edges, self.budget.span(self.edge_batch, self.edges.rows))
+        self.edge_width = self._edge_feature_width()
 
     def _check_ids(self, flags: dict[str, list[dict[str, Any]]]) -> bool:
         """True if ids are text."""
@@ -188,6 +192,19 @@ class Ingest:
     def _explained(self) -> InputError:
         columns = [*self.label_columns, *self.feature_columns]
         return feature_tasks.explain_lists(self.nodes, self.node_spans, columns, self.row_batch)
+
+    def _edge_feature_width(self) -> int:
+        """D, from the first row."""
+        if not self.edge_columns or not self.edges.rows:
+            rows = feature_rows(self.edges.empty, self.edge_columns, "edges")
+            return 0 if rows is None else rows.shape[1]
+        try:
+            return feature_tasks.feature_width(self.edges, self.edge_spans, self.edge_columns)
+        except UnequalListsError as e:
+            raise self._explained_edges() from e
+
+    def _explained_edges(self) -> InputError:
+        return feature_tasks.explain_lists(self.edges, self.edge_spans, list(self.edge_columns), self.edge_batch)
 
     # -- nodes
 
@@ -254,12 +271,16 @@ class Ingest:
     # -- edges
 
     def _edge_work(self, nodes: NodeMap) -> edge_tasks.EdgeWork:
-        return edge_tasks.EdgeWork(self.folder, self.settings.options, nodes, self.weighted, self.edge_batch)
+        of_edges = self.edge_columns, self.edge_width
+        return edge_tasks.EdgeWork(self.folder, self.settings.options, nodes, self.weighted, self.edge_batch, *of_edges)
 
     def _spill_edges(self) -> dict[str, Any]:
         work = self._edge_work(self.map)
         items = [(work, self.edges, k, span) for k, span in enumerate(self.edge_spans)]
-        totals = edge_tasks.total_of(self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items))
+        try:
+            totals = edge_tasks.total_of(self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items))
+        except UnequalListsError as e:
+            raise self._explained_edges() from e
         kind = pa.string() if self.ids_are_text else pa.int64()
         for what, count in zip(edge_tasks.ENDS, totals["nulls"]):
             check_id_column(f"edges.{what}", kind, count, self.edges.from_csv)
@@ -275,6 +296,7 @@ class Ingest:
                 check_range(name, low, high, num_nodes)
         if self.ignored:
             notes.append(IGNORED)
+        check_edge_rows(totals["unusable"], totals["first_unusable"])
         check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
         tell_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
@@ -285,7 +307,7 @@ class Ingest:
         found = self.stages.run("sort", "sorting edges", edge_tasks.sort_edges, items)
         repeats = [r["repeats"] for r in found]
         first = next((key for count, key in repeats if count), 0)
-        tell_repeats((sum(c for c, _ in repeats), first), num_nodes, self.weighted, options, notes)
+        tell_repeats((sum(c for c, _ in repeats), first), num_nodes, self.weighted, self.edge_width > 0, options, notes)
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
         settled_direction(all(r["symmetric"] for r in found), before, options, None, notes)
         tell_reverses(before, after, notes)
@@ -308,6 +330,9 @@ class Ingest:
             Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
             for name, (dtype, parts) in outputs.items()
         ]
+        if self.edge_width:
+            rows, npy = tuple(pieces(OF_EDGES, "edges")), self.settings.features == "npy"
+            self.outputs.append(Output(OF_EDGES, "float32", rows, "float32", (self.edge_width,), npy))
         return found
 
     def _groups(self, work: edge_tasks.EdgeWork) -> list[tuple[int, int]]:
@@ -316,7 +341,7 @@ class Ingest:
 
         def measure() -> dict[str, Any]:
             sizes = sum(cell_sizes(folder / way, len(self.edge_spans), cells) for way in work.ways)
-            most = self.budget.edge_group(self.weighted)
+            most = self.budget.edge_group(self.weighted, 4 * self.edge_width)
             return {"groups": edge_tasks.groups_of(np.asarray(sizes), most)}
 
         found = self.stages.run_here("groups", measure)
@@ -387,6 +412,10 @@ class Ingest:
             "features": describe_features(*matrix.shape, np.float32, digest),
             **self.labels["fingerprint"],
         }
+        if self.edge_width:
+            shape = by_name[OF_EDGES].shape
+            digest = digest_of_leaves(np.float32, shape, leaves[OF_EDGES])
+            fingerprint[OF_EDGES] = describe_features(shape[0], shape[1], np.float32, digest)
         names = self.labels["class_names"]
         meta: dict[str, Any] = {
             "name": self.source.name,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...stages.models import MODELS
 from ...storage.dataset import Dataset, Task, check_one_type
 from ...storage.errors import InputError
 from ...storage.plural import counted
@@ -112,6 +113,11 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve({**common, "system": default})
+    if MODELS.find(sampled.model["name"]).reads_edges:
+        raise InputError(
+            f"model is '{sampled.model['name']}', which reads features of edges; plan does not predict that in this "
+            "version: use another model"
+        )
     found = {}
     for label, changes in variants().items():
         wanted, unused = {**common, **changes}, set[str]()

@@ -13,6 +13,7 @@ from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_place
+from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
 from ...storage.graph import degree_summary
 from ...storage.lazy_dataset import LazyDataset
@@ -69,6 +70,11 @@ def relabel(
         InputError: the disk is too small, or the partitioner refuses.
         RunError: a task failed; the same call goes on.
     """
+    if data.num_edge_features:
+        raise InputError(
+            f"{data.path} has features of edges, which a renumbering in pieces does not move in this version; use "
+            "mr.reorder, in memory"
+        )
     start, in_process = time.perf_counter(), job.executor != "dask"
     plan = {
         "layout": LAYOUT,

@@ -310,6 +310,25 @@ def check_learned(job: Job, system: System) -> None:
         raise InputError(f"{seen} start_from gives the parameters of a model and no learnt rows; leave it out")
 
 
+def check_edges(job: Job, system: System) -> None:
+    """Refuse a model that reads features of edges where they do not get to it.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    seen = "the model reads features of edges, but"
+    if not SYSTEMS.find(system.name).reads_edges:
+        able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
+        raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}")
+    if job.device != "cpu":
+        raise InputError(
+            f"{seen} device is '{job.device}', and they are gathered into the host's memory only in this version; use "
+            'device = "cpu"'
+        )
+    if job.train.compile:
+        raise InputError(f"{seen} train.compile is true, and layers that read them are not compiled; leave it out")
+
+
 def check_losses(job: Job, system: System) -> None:
     """Refuse ``cluster.on_rank_loss = "continue"`` if ranks cannot continue.
 

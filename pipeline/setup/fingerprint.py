@@ -20,7 +20,12 @@ LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor
 
 
 def fingerprint_of(
-    job: Job, dataset: Dataset, system: System, model: Mapping[str, Any], make: Callable[[], nn.Module]
+    job: Job,
+    dataset: Dataset,
+    system: System,
+    model: Mapping[str, Any],
+    make: Callable[[], nn.Module],
+    edges: bool = False,
 ) -> dict[str, str]:
     """Digests of everything that affects the parameters of a run, except the number of epochs.
 
@@ -30,6 +35,7 @@ def fingerprint_of(
         system: the training system.
         model: a description of the model, as plain values.
         make: builds the model with its initial parameters.
+        edges: the model reads the features of edges.
     """
     # Left out if unset, so that runs of versions without compilation can be resumed.
     left_out = {"patience", "matmul_precision", "metrics"} | (set() if job.train.compile else {"compile"})
@@ -50,6 +56,8 @@ def fingerprint_of(
         "model": digest_record(model),
         "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
+    if edges:
+        fingerprint["edge_features"] = digests["edge_feature_sample"]
     if job.seed_of("initial") != job.seed_of("minibatches"):
         fingerprint["initial"] = str(job.seed_of("initial"))
     if job.learned.width:

@@ -1,7 +1,7 @@
 """Construction of a run's model, and of its loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
-from ...stages.models.base import as_model
+from ...stages.models.base import as_model, reads_edges
 from ...stages.models.relational import TypedInput
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import Dataset, Task, outputs_of
 from ...storage.errors import InputError
+from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
 from ..config.load import Job, build
 from ..config.schema import LossOptions
@@ -79,6 +80,44 @@ def types_of(dataset: Dataset) -> dict[str, Any] | None:
         features.widths if isinstance(features, TypedFeatures) else (features.num_features,) * len(types.node_types)
     )
     return TypedInput(types, widths).record()
+
+
+def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[Job, System, Any]:
+    """Job, system and model as they read the features of the dataset's edges, if the model reads any: the sampler keeps
+    the edges' positions, and a record of a model has their number of columns. `model` as in `prepare`.
+
+    Raises:
+        InputError: edges have no features, or the sampler does not know their positions.
+    """
+    record = model if model is not None else build("model", MODELS, job.model)
+    if not reads_edges(record):
+        return job, system, model
+    name, width = getattr(record, "name", type(record).__name__), dataset.num_edge_features
+    if not width:
+        raise InputError(
+            f"the model {name} reads features of edges, but {dataset.name} has none; give edge_attr (PyG, .npz) or "
+            "columns of edges, or use another model"
+        )
+    if is_dataclass(record):
+        given: int = getattr(record, "edge_width", 0)
+        if given not in (0, width):
+            raise InputError(
+                f"model.edge_width is {given}, but edges of {dataset.name} have {counted(width, 'feature')}; leave it "
+                "out"
+            )
+        job = job.model_copy(update={"model": {**job.model, "edge_width": width}})
+        model = None if model is None else replace(model, edge_width=width)
+    sampler: Any = system.sample.sampler
+    if sampler is not None:
+        if "edge_ids" not in {f.name for f in fields(sampler)}:
+            raise InputError(
+                f"the model {name} reads features of edges, but the sampler {sampler.name} does not keep which edges "
+                "it drew; use another sampler"
+            )
+        sample: Any = system.sample
+        system = replace(system, sample=replace(sample, sampler=replace(sampler, edge_ids=True)))
+        job = job.model_copy(update={"sampler": {**job.sampler, "edge_ids": True}})
+    return job, system, model
 
 
 def model_of(

@@ -24,6 +24,8 @@ class Parts:
     """True if labels are a matrix, not class numbers."""
     num_classes: int | None = field(default=None, kw_only=True)
     """C, if labels are to be checked."""
+    edges: bool = field(default=False, kw_only=True)
+    """True if the features of edges are read."""
 
     def part(self, number: int) -> Part:
         """See `Peers.part`. Raises StoreError if the part is damaged."""
@@ -46,12 +48,20 @@ class Parts:
             labels.to(self.dtype) if self.matrix else labels,
             rows.split,
             self,
+            self._of_edges(rows.edge_features, shards.num_edges),
         )
 
     def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """See `Peers.rows`. Raises StoreError if the part is damaged."""
         features, degree = open_neighbours(self.folder, number)
         return self._converted(features), degree
+
+    def _of_edges(self, features: FeatureStore | None, num_edges: int) -> FeatureStore | None:
+        if not self.edges or features is None:
+            return None
+        with proving(self.folder):
+            require(features.num_rows == num_edges, f"{features.num_rows} rows of features of {num_edges} edges")
+        return self._converted(features)
 
     def _converted(self, features: FeatureStore) -> FeatureStore:
         name = str(self.dtype).removeprefix("torch.")

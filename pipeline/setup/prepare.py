@@ -15,6 +15,7 @@ from ...stages.feed.queue_feed import Sampled
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
 from ...stages.models import MODELS, RGCN
+from ...stages.models.base import reads_edges
 from ...stages.sample.base import check_kernel
 from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
@@ -25,6 +26,7 @@ from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
     check_available,
+    check_edges,
     check_learned,
     check_losses,
     check_metrics,
@@ -35,7 +37,7 @@ from .checks import (
     check_update,
 )
 from .fingerprint import fingerprint_of
-from .model import TORCH_DTYPES, Outline, loss_of, model_of
+from .model import TORCH_DTYPES, Outline, loss_of, model_of, with_edges
 from .parts import Parts
 
 
@@ -59,6 +61,8 @@ class Prepared:
     """The user's own code."""
     loss: Loss | None = None
     """The user's own loss, or the configuration's; None: the default of a multi-class or multi-label task."""
+    reads_edges: bool = False
+    """True if the model reads the features of edges."""
 
     @cached_property
     def data(self) -> Placement | Part:
@@ -108,6 +112,7 @@ def prepare(
     system = system or make_system(job)
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
+    job, system, model = with_edges(job, system, model, dataset)
     check_losses(job, system)
     check_learned(job, system)
     check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)
@@ -116,6 +121,9 @@ def prepare(
     make, description, name = model_of(job, outline, system, model)
     built = make()
     check_model(job, system, built)
+    edges = reads_edges(built)
+    if edges:
+        check_edges(job, system)
     check_update(job, system, outline, built)
     loss = loss_of(job.train.loss, outline, code)
     check_metrics(job.train, outline, code)
@@ -125,8 +133,20 @@ def prepare(
         check_kernel(system.sample.sampler, job.kernel)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
-    fingerprint = fingerprint_of(job, dataset, system, description, make) | dict(code.digests)
-    return Prepared(job, outline, system, make, lambda: _placed(job, dataset), fingerprint, name, dataset, code, loss)
+    fingerprint = fingerprint_of(job, dataset, system, description, make, edges) | dict(code.digests)
+    return Prepared(
+        job,
+        outline,
+        system,
+        make,
+        lambda: _placed(job, dataset, edges),
+        fingerprint,
+        name,
+        dataset,
+        code,
+        loss,
+        edges,
+    )
 
 
 def prepare_samples(job: Job, dataset: Dataset, *, system: System | None = None) -> Prepared:
@@ -143,7 +163,7 @@ def keeping_edges(system: System, dataset: Dataset) -> System:
     return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
 
 
-def _placed(job: Job, dataset: Dataset) -> Placement:
+def _placed(job: Job, dataset: Dataset, edges: bool) -> Placement:
     """The whole dataset, in the types of the job."""
     dtype = TORCH_DTYPES[job.dtype]
     features: FeatureStore = dataset.features
@@ -156,14 +176,18 @@ def _placed(job: Job, dataset: Dataset) -> Placement:
     if dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)
     degree = torch.from_numpy(dataset.graph.degree).to(dtype)
-    return Placement(dataset.graph, features, labels, degree, dataset.split)
+    of_edges = dataset.graph.edge_features if edges else None
+    if of_edges is not None and of_edges.dtype != np.dtype(job.dtype):
+        of_edges = ConvertedFeatures(of_edges, job.dtype)
+    return Placement(dataset.graph, features, labels, degree, dataset.split, edge_features=of_edges)
 
 
 def with_data_read(prepared: Prepared) -> Prepared:
     """The same job once the arrays of its lazy dataset are read, and checked. Raises StoreError if they are damaged."""
     assert isinstance(prepared.whole, LazyDataset)
-    whole = prepared.whole.as_read()
-    return replace(prepared, whole=whole, place_data=lambda: _placed(prepared.job, whole))
+    edges = prepared.reads_edges
+    whole = prepared.whole.as_read(edges)
+    return replace(prepared, whole=whole, place_data=lambda: _placed(prepared.job, whole, edges))
 
 
 def prepare_part(
@@ -192,8 +216,10 @@ def prepare_part(
     """
     system = make_system(without_partitioner(job))
     make, _, name = model_of(job, outline, system, model)
-    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task in MATRIX_TASKS, num_classes=outline.num_classes)
+    edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
+    classes = outline.num_classes
+    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task in MATRIX_TASKS, num_classes=classes, edges=edges)
     part = parts.part(system.parts_before(rank))
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)
-    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss)
+    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss, edges)

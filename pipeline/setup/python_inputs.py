@@ -24,12 +24,13 @@ from ...storage.dataset_store import (
     write_dataset,
 )
 from ...storage.errors import InputError, StoreError
-from ...storage.features import MappedFeatures, WidenedFeatures, ZarrFeatures
+from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
 from ...storage.store.store import Store, open_store
+from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.features import TypedFeatures
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
@@ -223,17 +224,21 @@ def _store_of(dataset: Dataset) -> Path | None:
     if isinstance(features, TypedFeatures):
         features, file = features.parts[0], features_file("_0")
     features = features.kept if isinstance(features, WidenedFeatures) else features
-    if isinstance(features, MappedFeatures) and features.path.name == file:
-        path = features.path.parent
-    elif isinstance(features, ZarrFeatures):
-        path = features.path
-    else:
+    path, of_edges = _folder_of(features, file), dataset.graph.edge_features
+    if path is None or (of_edges is not None and _folder_of(of_edges, f"{OF_EDGES}.npy") != path):
         return None
     try:
         store = open_store(path, KIND)
     except StoreError:
         return None
     return path.resolve() if _holds(store, dataset) else None
+
+
+def _folder_of(features: FeatureStore, file: str) -> Path | None:
+    """The store that features lie in, if any."""
+    if isinstance(features, MappedFeatures) and features.path.name == file:
+        return features.path.parent
+    return features.path if isinstance(features, ZarrFeatures) else None
 
 
 def _holds(store: Store, dataset: Dataset) -> bool:
@@ -248,7 +253,8 @@ def _holds(store: Store, dataset: Dataset) -> bool:
         kept = (("node_name_text", names.text), ("node_name_starts", names.starts))
         if not all(np.array_equal(store.read(name), array) for name, array in kept):
             return False
-    return dict(store.fingerprint) == dataset_fingerprint(dataset, store.fingerprint.get("features", ""))
+    known = (store.fingerprint.get("features", ""), store.fingerprint.get(OF_EDGES, ""))
+    return dict(store.fingerprint) == dataset_fingerprint(dataset, *known)
 
 
 def _write(path: Path, dataset: Dataset, graph: GraphPlace) -> None:
@@ -265,5 +271,6 @@ def _write(path: Path, dataset: Dataset, graph: GraphPlace) -> None:
 
 
 def _num_bytes(dataset: Dataset) -> int:
-    rows = dataset.features.num_rows * dataset.features.num_features * dataset.features.dtype.itemsize
+    stores = (dataset.features, dataset.graph.edge_features)
+    rows = sum(f.num_rows * f.num_features * f.dtype.itemsize for f in stores if f is not None)
     return dataset.graph.nbytes + rows + dataset.labels.nbytes

@@ -133,6 +133,7 @@ class _Retexo(Registered):
     samples = False
     devices = ("cpu",)
     compiles = False
+    reads_edges = False
     exchanges = "beside"
     epochs_decide = True
     needs_parts = True

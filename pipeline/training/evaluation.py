@@ -102,7 +102,10 @@ def _by_leaders(
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
     learned = isinstance(prepared.data.features, WithLearned)
     features = prepared.data.features if learned else dataset.features
-    counted = replace(dataset, features=CountedFeatures(features, job.ledger, "evaluation"))
+    graph, of_edges = dataset.graph, dataset.graph.edge_features if prepared.reads_edges else None
+    if of_edges is not None:
+        graph = replace(graph, edge_features=CountedFeatures(of_edges, job.ledger, "evaluation"))
+    counted = replace(dataset, graph=graph, features=CountedFeatures(features, job.ledger, "evaluation"))
 
     def score(module: nn.Module, split: str) -> Scored | None:
         said = time.monotonic()

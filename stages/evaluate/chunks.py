@@ -21,6 +21,9 @@ from ..memory.lazy_rows import LazyRows
 from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
 IdArray = npt.NDArray[np.int64]
+ROWS_PER_EDGE = 4
+"""Rows that a layer which reads features of edges keeps for an edge: its source's, its destination's, what is computed
+of its features, and the message."""
 MAX_BYTES = 256 << 20
 EDGE_BYTES = 48
 """Most memory for building a block, per edge: its position, its source and its coefficient, and copies of them."""
@@ -129,7 +132,13 @@ class Chunks:
     """Divides rows into chunks under the bound, and builds their blocks."""
 
     def __init__(
-        self, graph: Graph, degree: Tensor, max_bytes: int, device: torch.device, kernels: ModuleType | None = None
+        self,
+        graph: Graph,
+        degree: Tensor,
+        max_bytes: int,
+        device: torch.device,
+        kernels: ModuleType | None = None,
+        edges: FeatureStore | None = None,
     ) -> None:
         """
         Args:
@@ -138,7 +147,9 @@ class Chunks:
             max_bytes: see `layerwise.infer`.
             device: device of the model.
             kernels: see `BlockNeighbourhood`.
+            edges: features of edges, if the model reads them; its layers then keep rows for each edge.
         """
+        self._edges = edges
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
         self._device, self._kernels, self.on_host = device, kernels, kernels is None
         self._table = numbering_on_host().new_table(graph.num_nodes)
@@ -150,12 +161,15 @@ class Chunks:
         wide = max(width, widest)
         itemsize = max(self.degree.element_size(), source.itemsize)
         source_bytes, row_bytes = (width + 2 * wide) * itemsize, 2 * wide * itemsize
+        edge_bytes = EDGE_BYTES
+        if self._edges is not None:
+            edge_bytes += (2 * self._edges.num_features + ROWS_PER_EDGE * wide) * itemsize
         before = np.concatenate([[0], np.cumsum(self.graph.in_degree[rows])])
 
         def cost(end: int) -> int:
             edges = int(before[end] - before[start])
             sources = min(end - start + edges, source.count)
-            return edges * EDGE_BYTES + sources * source_bytes + (end - start) * row_bytes
+            return edges * edge_bytes + sources * source_bytes + (end - start) * row_bytes
 
         start, stop = 0, 0
         while not stop or start < len(rows):
@@ -173,9 +187,18 @@ class Chunks:
         weight = None if graph.edge_weight is None else graph.edge_weight[edges_of(graph, dst)]
         block = Block(len(dst), src, indptr, indices, weight)
         # Few layers read degrees.
+        rows = None if self._edges is None else lambda: self._edge_rows(dst)
         return BlockNeighbourhood(
             block,
             lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device),
             self._kernels,
             edge_types=None if graph.types is None else types_of_edges(graph, edges_of(graph, dst)),
+            edges=rows,
         )
+
+    def _edge_rows(self, dst: IdArray) -> Tensor:
+        """Features of the in-edges of `dst`, in the dtype of the degrees."""
+        assert self._edges is not None
+        edges = edges_of(self.graph, dst)
+        ids = np.arange(edges.start, edges.stop) if isinstance(edges, slice) else edges
+        return torch.from_numpy(self._edges.gather(ids)).to(self._device, self.degree.dtype)

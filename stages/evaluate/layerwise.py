@@ -20,9 +20,10 @@ from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
-from ..models.base import Stack, as_model, check_initialised, layered
+from ..models.base import Stack, as_model, check_initialised, layered, reads_edges
 from ..models.pyg import PyGModel, evaluating
 from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.checks import no_edge_features
 from ..nodes import node_ids
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
 from .cuda import Layers, Room, layers_for, rows_fit
@@ -55,7 +56,8 @@ def infer(
 
     Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's
     widest weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is
-    that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top.
+    that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top,
+    unless the model reads features of edges.
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
     `max_bytes` and than half of the free memory), and about (40 + L) V bytes of tables.
 
@@ -168,7 +170,10 @@ def outputs(
         logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None
-    if room is not None:
+    edges = graph.edge_features if reads_edges(model) else None
+    if reads_edges(model) and edges is None:
+        raise no_edge_features()
+    if room is not None and edges is None:
         layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
     with evaluating(model):
         if layers is not None:
@@ -181,7 +186,8 @@ def outputs(
             resident = room is not None and rows_fit(needed, max(features.num_features, widest) * dtype.itemsize, room)
             if room is not None and resident:
                 max_bytes = max(max_bytes, room.num_bytes // 4)
-            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, None if room is None else room.kernels)
+            kernels = None if room is None else room.kernels
+            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges)
             logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
     logits = logits.to(device)
     return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(device)]

@@ -32,7 +32,7 @@ from ..messages import Fetched, Phase, Placement, RankJob
 from ..placement.row_blocks import BlockRows, Grid
 from ..policies import Feed
 from .feature_cache import HotBy, choose
-from .gather import Gather
+from .gather import Gather, edge_lists, rows_of_blocks
 from .owned_rows import Collected, Owned, OwnedRows
 
 PREFETCH_BYTES = 512 << 20
@@ -59,7 +59,16 @@ class ExchangeFetch:
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
         features, first, book, group, degree = self.held(placement, job)
-        return Exchange(self, placement, job, OwnedRows(features, first, book, group, degree))
+        owned = OwnedRows(features, first, book, group, degree)
+        edges = placement.edge_features
+        if edges is None:
+            return Exchange(self, placement, job, owned)
+        edges = CountedFeatures(edges, job.ledger, "store")
+        if isinstance(placement, BlockRows):
+            return Exchange(self, placement, job, owned, OwnedRows(edges, 0, placement.edge_book, group, None))
+        books = RangeBook(edges.num_rows * np.arange(book.num_parts + 1, dtype=np.int64) // book.num_parts)
+        first = int(books.offsets[group.rank])
+        return Exchange(self, placement, job, owned, OwnedRows(edges, first, books, group, None))
 
     def held(
         self, placement: Placement, job: RankJob, same_thread: bool = False
@@ -85,10 +94,17 @@ class Exchange(Gather):
 
     _ahead: "Units[Any] | None" = None
 
-    def __init__(self, policy: ExchangeFetch, placement: Placement, job: RankJob, owned: Owned) -> None:
-        """See `ExchangeFetch.fetcher`."""
+    def __init__(
+        self,
+        policy: ExchangeFetch,
+        placement: Placement,
+        job: RankJob,
+        owned: Owned,
+        owned_edges: OwnedRows | None = None,
+    ) -> None:
+        """See `ExchangeFetch.fetcher`; `owned_edges` are the features of edges, if the model reads them."""
         super().__init__(placement, placement.features)
-        self._policy, self._job, self._owned = policy, job, owned
+        self._policy, self._job, self._owned, self._owned_edges = policy, job, owned, owned_edges
 
     def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> "Units[Any]":
         """See `FetchesAhead.ahead`."""
@@ -111,7 +127,7 @@ class Exchange(Gather):
 
     def _begun(self, feed: QueueFeed, plan: "Plan", prefetch_bytes: int) -> "Units[Any]":
         assert isinstance(self._owned, OwnedRows)
-        return RowsAhead(feed, self._owned, plan, prefetch_bytes)
+        return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges)
 
     @property
     def exchange_s(self) -> float:
@@ -130,6 +146,14 @@ class Exchange(Gather):
         assert isinstance(self._ahead, RowsAhead)
         rows, place, degree = self._ahead.rows(work)
         return self._fetched(work, LazyRows(rows, place), degree)
+
+    def _of_edges(self, work: MiniBatch) -> list[Callable[[], Tensor]] | None:
+        """See `Gather._of_edges`: rows that have arrived with the minibatch's others."""
+        if self._owned_edges is None:
+            return None
+        assert isinstance(self._ahead, RowsAhead)
+        lists = list(self._ahead.edge_rows(work))
+        return rows_of_blocks(work, lists.__getitem__)
 
     def idle(self) -> None:
         """See `Fetcher.idle`: the thread answers the requests of others."""
@@ -244,6 +268,8 @@ class _Unit(Unit):
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
         self.bytes = 0
+        self.edges: Collected | None = None
+        """Rows of the edges of all minibatches, in order."""
 
 
 class RowsAhead(Units[_Unit]):
@@ -255,16 +281,24 @@ class RowsAhead(Units[_Unit]):
 
     _unit = _Unit
 
-    def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, prefetch_bytes: int) -> None:
+    def __init__(
+        self,
+        feed: QueueFeed,
+        owned: OwnedRows,
+        plan: Plan,
+        prefetch_bytes: int,
+        owned_edges: OwnedRows | None = None,
+    ) -> None:
         """
         Args:
             feed: gives this rank's minibatches.
             owned: own rows, and access to the others.
             plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
+            owned_edges: rows of edges, if they are read too; of the same group.
         """
         super().__init__(feed, owned.group, plan, prefetch_bytes)
-        self._owned = owned
+        self._owned, self._owned_edges = owned, owned_edges
         self._changed = threading.Condition()
         self._step_bytes = 0
         """Bytes per step of a unit, the largest so far."""
@@ -296,9 +330,14 @@ class RowsAhead(Units[_Unit]):
         work = unit.minibatches
         start = time.perf_counter()
         got = self._owned.collect(self._united(unit, list(work.values())))
+        edges = None
+        if self._owned_edges is not None:
+            ids = [ids for m in work.values() for ids in edge_lists(m)]
+            edges = self._owned_edges.collect(np.concatenate([np.empty(0, np.int64), *ids]))
         self.exchange_s += time.perf_counter() - start
         with self._changed:
-            unit.got, unit.bytes = got, got.rows.nbytes
+            unit.got, unit.bytes, unit.edges = got, got.rows.nbytes, edges
+            unit.bytes += 0 if edges is None else edges.rows.nbytes
             self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
         if not self._together:
@@ -342,6 +381,17 @@ class RowsAhead(Units[_Unit]):
         unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
         assert unit.minibatches is not None
         return unit.minibatches[index]
+
+    def edge_rows(self, work: MiniBatch) -> Iterator[Tensor]:
+        """Rows of the edges of each list (see `gather.edge_lists`) of a minibatch from `get`."""
+        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
+        assert unit.edges is not None and unit.minibatches is not None
+        at = 0
+        for index, m in unit.minibatches.items():
+            for ids in edge_lists(m):
+                if index == work.index:
+                    yield torch.from_numpy(unit.edges.rows[unit.edges.place[at : at + len(ids)]])
+                at += len(ids)
 
     def rows(self, work: MiniBatch) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer], Tensor | None]:
         """Rows, position of each node's among them, and the nodes' degrees, for a minibatch from `get`."""

@@ -1,5 +1,6 @@
 """Fetches feature rows of minibatches: by name if they lie in memory, else gathered."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +23,12 @@ class GatherFetch:
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
         """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        return Gather(placement, CountedFeatures(placement.features, job.ledger, "store"))
+        edges = placement.edge_features
+        return Gather(
+            placement,
+            CountedFeatures(placement.features, job.ledger, "store"),
+            None if edges is None else CountedFeatures(edges, job.ledger, "store"),
+        )
 
 
 class Gather:
@@ -30,14 +36,16 @@ class Gather:
 
     exchange_s = 0.0
 
-    def __init__(self, placement: Placement, features: FeatureStore) -> None:
+    def __init__(self, placement: Placement, features: FeatureStore, edges: FeatureStore | None = None) -> None:
         """
         Args:
             placement: labels and degrees.
             features: source of the rows.
+            edges: source of the rows of edges, if the model reads them.
         """
         self._placement = placement
         self._features = features
+        self._edges = edges
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
@@ -50,11 +58,31 @@ class Gather:
         degree = cache(
             lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees
         )
+        of_edges = self._of_edges(work) or [None] * len(work.blocks)
         neighbourhoods = tuple(
-            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=types_of_edges(data.graph, b.edge_id))
-            for b in work.blocks
+            BlockNeighbourhood(
+                b,
+                lambda n=b.num_src: degree()[:n],
+                edge_types=types_of_edges(data.graph, b.edge_id),
+                edges=edges,
+            )
+            for b, edges in zip(work.blocks, of_edges)
         )
         return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
+
+    def _of_edges(self, work: MiniBatch) -> list[Callable[[], Tensor]] | None:
+        """For each block, a function that returns the features of its edges; None if the model reads none."""
+        edges = self._edges
+        if edges is None:
+            return None
+        lists = edge_lists(work)
+
+        def gather(i: int) -> Tensor:
+            rows = empty((len(lists[i]), edges.num_features), torch_dtype(edges.dtype))
+            edges.gather(lists[i], out=rows.numpy())
+            return rows
+
+        return rows_of_blocks(work, gather)
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         features = self._features
@@ -67,3 +95,21 @@ class Gather:
 
     def idle(self) -> None:
         """See `Fetcher.idle`: no effect, ranks gather by themselves."""
+
+
+def edge_lists(work: MiniBatch) -> list[npt.NDArray[np.integer]]:
+    """Positions of the edges of each list of a minibatch in the graph: one list if blocks are nested, else one for each
+    block."""
+    ids = [b.edge_id for b in (work.blocks[:1] if work.nested else work.blocks)]
+    # Work without seeds has no edges, and needs no positions.
+    assert all(i is not None or not b.num_edges for i, b in zip(ids, work.blocks)), "the sampler keeps edge_ids"
+    return [np.empty(0, np.int64) if i is None else i for i in ids]
+
+
+def rows_of_blocks(work: MiniBatch, gather: Callable[[int], Tensor]) -> list[Callable[[], Tensor]]:
+    """For each block, a function that returns the rows of its edges; `gather` gives those of a list of `edge_lists` by
+    its number, once if blocks are nested."""
+    if work.nested:
+        whole = cache(lambda: gather(0))
+        return [lambda n=b.num_edges: whole()[:n] for b in work.blocks]
+    return [lambda i=i: gather(i) for i in range(len(work.blocks))]

@@ -37,7 +37,7 @@ class CoverageFetcher(Gather):
             placement: of this rank.
             policy: how seeds are weighed.
         """
-        super().__init__(placement, placement.features)
+        super().__init__(placement, placement.features, placement.edge_features)
         with np.errstate(divide="ignore"):
             # Through logarithms, since earlier versions multiplied coverages: the weights keep their bits.
             coverage = np.exp(np.log(placement.coverage.numpy()))

@@ -37,7 +37,8 @@ class LearnedGather(Gather):
             features: their `given` is the source of the other rows.
             job: its `learned` is the table.
         """
-        super().__init__(placement, features)
+        edges = placement.edge_features
+        super().__init__(placement, features, None if edges is None else CountedFeatures(edges, job.ledger, "store"))
         assert isinstance(job.learned, LearnedTable)
         given = features.given
         self._given = None if given is None else CountedFeatures(given, job.ledger, "store")

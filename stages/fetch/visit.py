@@ -94,6 +94,7 @@ def plan(
     """
     chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
     room = (policy.memory_bytes or spare_bytes() // (2 * group.size)) - share.graph.nbytes - share.x.nbytes
+    room -= 0 if share.edge_rows is None else share.edge_rows.nbytes
 
     def steps(candidates: list[tuple[Mode, ...]]) -> list[list[int]]:
         """Bytes beyond the limit that each choice takes, on each rank."""
@@ -146,7 +147,13 @@ def _small_visits(
     share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, scale: int, batch: FullBatch, absent: Group
 ) -> Sequence[Neighbourhood]:
     """Neighbourhoods for a trial run."""
-    return Visits(replace(share, graph=batch), modes, prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
+    share = replace(share, graph=batch, edge_rows=_no_edge_rows(share.edge_rows, batch))
+    return Visits(share, modes, prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
+
+
+def _no_edge_rows(like: Tensor | None, batch: FullBatch) -> Tensor | None:
+    """Features of the edges of a batch for a trial run: zeros."""
+    return None if like is None else like.new_zeros(batch.whole.num_edges, like.shape[1])
 
 
 def spare_bytes() -> int:
@@ -192,10 +199,11 @@ class Visits:
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:
-            return SequentialNeighbourhood(batch, view, layer, ring, self._dtype, keep=mode == "keep")
+            keep, edges = mode == "keep", self._share.edge_rows
+            return SequentialNeighbourhood(batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges)
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            self._halos[id(view)] = Halo(batch, view, self._dtype)
+            self._halos[id(view)] = Halo(batch, view, self._dtype, self._share.edge_rows)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property

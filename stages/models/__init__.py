@@ -5,10 +5,11 @@ from .base import ModelConfig
 from .gat import GAT
 from .gcn import GCN
 from .gin import GIN
+from .gine import GINE
 from .rgat import RGAT
 from .rgcn import RGCN
 from .rsage import RSAGE
 from .sage import SAGE
 
-MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, RGCN, RSAGE, RGAT))
+MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, GINE, RGCN, RSAGE, RGAT))
 """The first is the default."""

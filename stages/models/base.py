@@ -31,6 +31,8 @@ class Model(nn.Module, ABC):
     """L."""
     reads_blocks: ClassVar[bool] = False
     """True if a layer needs all rows that it reads in one block, including those of other ranks."""
+    reads_edges: bool = False
+    """True if a layer reads `Neighbourhood.edge_features`."""
 
     @abstractmethod
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
@@ -86,6 +88,11 @@ def layered(module: nn.Module) -> Model:
 def reads_blocks(module: nn.Module) -> bool:
     """See `Model.reads_blocks`; False for user modules."""
     return getattr(module, "reads_blocks", False) is True
+
+
+def reads_edges(module: object) -> bool:
+    """See `Model.reads_edges`: of a model, a user module or a model's record; False where it does not say."""
+    return getattr(module, "reads_edges", False) is True
 
 
 def check_initialised(module: nn.Module) -> None:
@@ -153,6 +160,7 @@ class Stack(Model):
         self.num_layers = len(convs)
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(NORMS[norm](width) for width in widths)
+        self.reads_edges = any(map(reads_edges, convs))
         self.dropout = dropout
         self.activation = activation
 
@@ -230,6 +238,8 @@ class ModelConfig(ABC):
     name: ClassVar[str]
     reads_relations: ClassVar[bool] = False
     """True if the model is for graphs with several types of nodes or edges."""
+    reads_edges: ClassVar[bool] = False
+    """See `Model.reads_edges`. If true, a field `edge_width` has the number of columns."""
 
     hidden: int = 256
     """Width of every hidden layer."""

@@ -16,7 +16,8 @@ from ..memory.lazy_rows import head
 from ..nn.compile_boundary import untraced
 
 Message = Callable[..., Tensor]
-"""``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge."""
+"""``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge; with values
+of edges, ``message(h_src, h_dst, weight, edge [e, ...], *params)``."""
 Reduce = Literal["sum", "mean", "max"]
 
 
@@ -63,6 +64,16 @@ class Neighbourhood(EdgeCounts, Protocol):
     @property
     def names(self) -> npt.NDArray[np.int64] | None:
         """int64 [num_src]: name of each row of `h` in random streams, independent of its place; None: its position."""
+        ...
+
+    @property
+    def edge_features(self) -> Tensor:
+        """[num_edges, D], features of the edges that are present, in the order that `apply` takes. Gathered when they
+        are first read.
+
+        Raises:
+            InputError: the edges of the graph have no features.
+        """
         ...
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
@@ -140,8 +151,24 @@ class Neighbourhood(EdgeCounts, Protocol):
         """
         ...
 
-    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
-        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, D]."""
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+    ) -> Tensor:
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, D].
+
+        Args:
+            message: computes the messages of some edges.
+            h: the rows.
+            params: further arguments of `message`, differentiable.
+            reduce: how messages are reduced.
+            edge: [num_edges, ...], values of the edges, differentiable: `edge_features`, or what is computed of them.
+                `message` gets those of its edges after their weights.
+        """
         ...
 
 

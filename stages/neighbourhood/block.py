@@ -24,10 +24,12 @@ from .checks import (
     attention_rule,
     check_attention,
     check_both,
+    check_edge,
     check_reduce,
     check_scale,
     check_shared,
     full_precision,
+    no_edge_features,
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows
@@ -45,6 +47,7 @@ class ListNeighbourhood(ABC):
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
+        edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -53,7 +56,10 @@ class ListNeighbourhood(ABC):
             kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the lists.
+            edges: returns `edge_features`, called when a layer first needs them; None: there are none.
         """
+        self._edges = edges
+        self._edge_rows: Tensor | None = None
         self._degree = degree
         self._given = kernels
         self.names = names
@@ -93,6 +99,20 @@ class ListNeighbourhood(ABC):
         if not isinstance(self._degree, Tensor):
             self._degree = self._degree()
         return self._degree
+
+    @property
+    def has_edge_features(self) -> bool:
+        """True if `edge_features` can be read."""
+        return self._edges is not None
+
+    @property
+    def edge_features(self) -> Tensor:
+        """See `Neighbourhood.edge_features`. Kept."""
+        if self._edge_rows is None:
+            if self._edges is None:
+                raise no_edge_features()
+            self._edge_rows = self._edges()
+        return self._edge_rows
 
     @property
     def num_dst(self) -> int:
@@ -209,17 +229,25 @@ class ListNeighbourhood(ABC):
         )
         return out
 
-    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+    ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
         `message` gets each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
         its result.
         """
         check_reduce(reduce)
+        check_edge(edge, self.num_edges)
         as_matrix(h, self.num_src, "h")
         src, dst = self._ends(self.lists, h.device)
         weight = None if self.weight is None else self.weight.to(h.device, h.dtype)
-        messages = message(h[src], h[dst()], weight, *params)
+        messages = message(h[src], h[dst()], weight, *(() if edge is None else (edge,)), *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 
@@ -236,6 +264,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
         edge_types: EdgeTypes | None = None,
+        edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -246,6 +275,7 @@ class BlockNeighbourhood(ListNeighbourhood):
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the block.
             edge_types: of a graph with types.
+            edges: see `ListNeighbourhood`.
 
         Raises:
             InputError: degree has another shape.
@@ -255,7 +285,7 @@ class BlockNeighbourhood(ListNeighbourhood):
                 f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for "
                 "each"
             )
-        super().__init__(degree, kernels, names, numbers)
+        super().__init__(degree, kernels, names, numbers, edges)
         self.block = block
         self._edge_types = edge_types
 
@@ -337,8 +367,14 @@ def whole_graph(
     if graph.edge_weight is not None:
         rows = np.repeat(np.arange(graph.num_nodes), degree)
         degree = np.bincount(rows, graph.edge_weight.astype(np.float64), minlength=graph.num_nodes)
+    rows = graph.edge_features
+    edges = None if rows is None else lambda: torch.from_numpy(rows.gather(np.arange(graph.num_edges))).to(dtype)
     return BlockNeighbourhood(
-        block, torch.from_numpy(degree).to(dtype), kernels, edge_types=types_of_edges(graph, slice(None))
+        block,
+        torch.from_numpy(degree).to(dtype),
+        kernels,
+        edge_types=types_of_edges(graph, slice(None)),
+        edges=edges,
     )
 
 

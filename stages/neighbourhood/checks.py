@@ -32,6 +32,20 @@ def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
     return h if isinstance(h, LazyRows) else h.reshape(rows, h.shape[1:].numel()).contiguous()
 
 
+def no_edge_features() -> InputError:
+    """The error for a model that reads features of edges that have none."""
+    return InputError(
+        "the model reads features of edges, but there are none here; give edge_features= (mr.from_edges), edge_attr "
+        "(PyG, .npz) or columns of edges, and reads_edges = True in a module of your own"
+    )
+
+
+def check_edge(edge: Tensor | None, num_edges: int) -> None:
+    """Raise InputError unless the argument is None or has a row for each edge."""
+    if edge is not None and (edge.ndim < 1 or len(edge) != num_edges):
+        raise InputError(f"edge has shape {list(edge.shape)}; expected {num_edges} rows, one for each edge")
+
+
 def check_scale(values: Tensor | None, rows: int, name: str) -> None:
     """Raise InputError unless the argument is None or [rows]."""
     if values is not None and values.shape != (rows,):

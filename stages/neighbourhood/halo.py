@@ -29,12 +29,13 @@ class Halo:
     """Rows that a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made
     once for a run."""
 
-    def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype) -> None:
+    def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype, edge_rows: Tensor | None = None) -> None:
         """
         Args:
             batch: this rank's share of the graph.
             view: the part that the layer needs.
             dtype: of the features.
+            edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
         """
         self.batch, self.view = batch, view
         self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
@@ -48,7 +49,11 @@ class Halo:
         degree = torch.zeros(len(src), dtype=dtype)
         degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
-        self.neighbourhood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
+        self.edges = None if edge_rows is None else lambda: edge_rows[torch.from_numpy(whole.edge)]
+        """Returns the features of the edges."""
+        self.neighbourhood = BlockNeighbourhood(
+            block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
+        )
         self.exchanged_degree: Tensor | None = None
         """Degrees of all rows, including those of other ranks, once they have been needed."""
 
@@ -122,7 +127,9 @@ class HaloNeighbourhood:
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
         """The layer as one block over this rank's rows and those of the others that it reads, and h of these rows. All
         ranks call this at the same time, and use the block's degrees at the same time."""
-        return BlockNeighbourhood(self._halo.neighbourhood.block, self._all_degrees), self._all(h)
+        halo = self._halo
+        block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges)
+        return block, self._all(h)
 
     def _all_degrees(self) -> Tensor:
         halo = self._halo
@@ -131,6 +138,11 @@ class HaloNeighbourhood:
                 :, 0
             ].clone()
         return halo.neighbourhood.degree if halo.exchanged_degree is None else halo.exchanged_degree
+
+    @property
+    def edge_features(self) -> Tensor:
+        """See `Neighbourhood.edge_features`."""
+        return self._halo.neighbourhood.edge_features
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
@@ -170,9 +182,16 @@ class HaloNeighbourhood:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
         return self._halo.neighbourhood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
 
-    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+    ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
-        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce)
+        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce, edge)
 
 
 class _Exchange(torch.autograd.Function):

@@ -35,7 +35,10 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         weight = None if block.weight is None else block.weight[edges]
         rows = torch.from_numpy(src)
         piece = Block(count, src, (indptr[start : stop + 1] - indptr[start]).astype(np.int64), local, weight)
-        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree[rows]), rows
+        of_edges = None
+        if neighbourhood.has_edge_features:
+            of_edges = lambda edges=edges: neighbourhood.edge_features[edges]  # noqa: E731
+        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree[rows], edges=of_edges), rows
         start = stop
         if start >= neighbourhood.num_dst:
             return

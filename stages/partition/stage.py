@@ -22,6 +22,7 @@ from ...storage.dataset_store import open_stored
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
+from ...storage.graph import edges_of_rows
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.partition.book import KIND as BOOK_KIND
 from ...storage.partition.book import Book, PartitionBook, open_book, write_book
@@ -33,6 +34,7 @@ from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, committed_folder, remove_tree, sweep_leftovers
 from ...storage.store.manifest import MANIFEST, write_manifest
 from ...storage.store.store import Store, open_store, write_store
+from ...storage.stored.edge_features import OF_EDGES
 from .base import InPasses, Partitioner, check_parts, make_book, reads_rows
 from .quality import PartCounts, PartitionQuality, count_part
 
@@ -66,10 +68,12 @@ class PartRows:
     """int64 [N] or float32 [N, C]."""
     split: Split
     """Local ids."""
+    edge_features: FeatureStore | None = None
+    """[e, D], row i is of the part's edge at position i; read from the store as rows are gathered."""
 
 
 class _OwnedFeatures:
-    """Feature rows of some nodes, by slices, so that they are never all in memory."""
+    """Feature rows of some nodes, or edges, by slices, so that they are never all in memory."""
 
     def __init__(self, features: FeatureStore, owned: npt.NDArray[np.int64]) -> None:
         self.features, self.owned = features, owned
@@ -239,7 +243,10 @@ def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
         )
     )
     features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
-    return OwnRows(owned, graph.take(owned), graph.num_edges, features, dataset.labels[owned], split)
+    taken, edges = graph.take(owned), None
+    if graph.edge_features is not None:
+        edges = _OwnedFeatures(graph.edge_features, edges_of_rows(taken.first_edge, np.diff(taken.indptr))[1])
+    return OwnRows(owned, taken, graph.num_edges, features, dataset.labels[owned], split, edges)
 
 
 def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:
@@ -360,7 +367,7 @@ def _open_rows(folder: Path, whole: Store, num_owned: int) -> PartRows:
             (labels.dtype, labels.ndim) in ((np.int64, 1), (np.float32, 2)),
             f"labels are {labels.dtype}{list(labels.shape)}",
         )
-    return PartRows(features, labels, split)
+    return PartRows(features, labels, split, ZarrFeatures.inside(rows, OF_EDGES) if OF_EDGES in rows else None)
 
 
 def _layout(whole: Store) -> int:
@@ -388,6 +395,8 @@ def _write_rows(
     arrays = {"features": own.features, "labels": own.labels, **{name: getattr(own.split, name) for name in SPLITS}}
     if partition.edge_weight is not None:
         arrays[WEIGHTED] = _weighted_degree(partition)
+    if own.edge_features is not None:
+        arrays[OF_EDGES] = own.edge_features
     write_store(
         path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True
     )

@@ -44,6 +44,8 @@ class Chunk:
     weighted_degree: npt.NDArray[np.float64]
     """[N], sum of the weights of all in-edges."""
     split: Split
+    edge_features: FeatureStore | None = None
+    """See `Part.edge_features`."""
 
     @property
     def num_nodes(self) -> int:
@@ -99,6 +101,7 @@ class Chunks:
                 num_base=v,
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
+                edge_features=data.edge_features,
             )
         rank, t = job.group.rank, phase.number
         deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.reshuffle_fraction, self.rotation)
@@ -144,6 +147,9 @@ class Chunks:
         )
         nodes = visible + len(halo)
         graph, present, loops = _join_graph(chunks, starts, around, halo, visible)
+        edges = None
+        if chunks[base[0]].edge_features is not None:
+            edges = _join_edge_rows(chunks, starts, around, halo, visible, job.ledger)
         like = chunks[base[0]].features
         features = np.empty((nodes, like.num_features), like.dtype)
         for c, chunk in chunks.items():
@@ -168,6 +174,7 @@ class Chunks:
             coverage=torch.from_numpy(coverage),
             base=base,
             variable=variable,
+            edge_features=edges,
             kept={
                 c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
                 for c, chunk in chunks.items()
@@ -213,7 +220,7 @@ def load(part: Part, job: RankJob) -> Chunk:
             np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n
         ).astype(np.float64)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
-    return Chunk(shards, part.features, part.labels, degree, weighted, part.split)
+    return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features)
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
@@ -255,19 +262,9 @@ def _join_graph(
     nodes = visible + len(halo)
 
     def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
-        for c, chunk in chunks.items():
-            for s in range(chunk.shards.num_parts):
-                if s in chunks:
-                    place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
-                elif s in around[c]:
-                    names = (s << 40) + sources_of(chunk.shards, s)
-                    at = np.searchsorted(halo, names)
-                    there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
-                    place = np.where(there, visible + at, -1)
-                else:
-                    continue
-                rows, counts, indices, weight = lists_of(chunk.shards, s)
-                yield (rows, counts, indices, place, starts[c]), weight
+        for c, s, place in _places(chunks, starts, around, halo, visible):
+            rows, counts, indices, weight = lists_of(chunks[c].shards, s)
+            yield (rows, counts, indices, place, starts[c]), weight
 
     present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for shard, _ in shards():
@@ -280,6 +277,57 @@ def _join_graph(
     for shard, weight in shards():
         join.join_edges(*shard, weight, cursor, sources, weights, loops)
     return Graph(indptr, sources, weights if weighted else None), present, loops
+
+
+def _places(
+    chunks: dict[int, Chunk], starts: dict[int, int], around: dict[int, dict[int, IdArray]], halo: IdArray, visible: int
+) -> Iterator[tuple[int, int, IdArray]]:
+    """Shards that are present, each as its chunk, its number, and the node of each of its sources, or -1. Arguments of
+    `_join_graph`."""
+    for c, chunk in chunks.items():
+        for s in range(chunk.shards.num_parts):
+            if s in chunks:
+                place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
+            elif s in around[c]:
+                names = (s << 40) + sources_of(chunk.shards, s)
+                at = np.searchsorted(halo, names)
+                there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                place = np.where(there, visible + at, -1)
+            else:
+                continue
+            yield c, s, place
+
+
+def _join_edge_rows(
+    chunks: dict[int, Chunk],
+    starts: dict[int, int],
+    around: dict[int, dict[int, IdArray]],
+    halo: IdArray,
+    visible: int,
+    ledger: Ledger,
+) -> MemoryFeatures:
+    """Features of the edges of the graph that `_join_graph` makes of the same arguments, in its order."""
+    found: list[list[IdArray]] = [[], [], []]
+    for c, s, place in _places(chunks, starts, around, halo, visible):
+        shards = chunks[c].shards
+        rows, counts, indices, _ = lists_of(shards, s)
+        present = place[indices] >= 0
+        at = shards.edge[int(shards.edge_splits[s]) : int(shards.edge_splits[s + 1])].astype(np.int64)
+        row = starts[c] + np.repeat(rows.astype(np.int64), counts)
+        for into, values in zip(found, (row, at, np.full(len(at), c, np.int64))):
+            into.append(values[present])
+    row, at, chunk_of = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in found)
+    # Edges of a row come in the order of the shards.
+    order = np.argsort(row, kind="stable")
+    at, chunk_of = at[order], chunk_of[order]
+    stores = {c: chunk.edge_features for c, chunk in chunks.items() if chunk.edge_features is not None}
+    like = next(iter(stores.values()))
+    out = np.empty((len(at), like.num_features), like.dtype)
+    for c, store in stores.items():
+        mine = np.flatnonzero(chunk_of == c)
+        out[mine] = store.gather(at[mine])
+    ledger.add("store", "features", out.nbytes)
+    return MemoryFeatures(out)
 
 
 def _part(data: Part, number: int) -> Part:

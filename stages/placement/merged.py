@@ -68,6 +68,8 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
         total_edges=parts[0].shards.total_edges,
         edge_weight=None if weights[0] is None else np.concatenate(weights)[order],
     )
+    stores = [p.edge_features for p in parts if p.edge_features is not None]
+    of_edges = [s.gather(np.arange(s.num_rows)) for s in stores]
     split = {name: np.concatenate([getattr(p.split, name) + starts[p.shards.part] for p in parts]) for name in SPLITS}
     return replace(
         parts[0],
@@ -76,6 +78,7 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
         features=MemoryFeatures(np.concatenate([p.features.gather(np.arange(len(p.owned))) for p in parts])),
         labels=torch.cat([p.labels for p in parts]),
         split=Split(**split),
+        edge_features=MemoryFeatures(np.concatenate(of_edges)) if of_edges else None,
     )
 
 

@@ -22,7 +22,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
-from ...storage.partition.reorder import ascending
+from ...storage.partition.reorder import ReorderedFeatures, ascending
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
@@ -97,6 +97,8 @@ class BlockRows(Placement):
     """Ranks that hold all blocks between them, in their order."""
     row: Group | None = None
     """Ranks that hold this block, in the order of their columns; only for 1.5D products."""
+    edge_book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
+    """Maps edges of the whole graph to blocks."""
 
     @property
     def first(self) -> int:
@@ -140,10 +142,18 @@ class Blocks:
                 )
             whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree")}
             weight = data.graph.edge_weight
-            book = RangeBook(np.array([0, data.graph.num_nodes]))
+            book, edge_book = (RangeBook(np.array([0, n])) for n in (data.graph.num_nodes, data.graph.num_edges))
             heaviest = 1.0 if weight is None else float(weight.max(initial=0.0))
-            split = _only_train(data.split.train)
-            return BlockRows(**whole, split=split, book=book, heaviest=heaviest, column=column, row=row)
+            return BlockRows(
+                **whole,
+                split=_only_train(data.split.train),
+                book=book,
+                heaviest=heaviest,
+                column=column,
+                row=row,
+                edge_book=edge_book,
+                edge_features=data.edge_features,
+            )
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))
         sizes[:, column.rank] = (
@@ -158,7 +168,10 @@ class Blocks:
         # If every block's first node is where ranges of these sizes begin, blocks are ranges: no id below it has
         # another owner.
         ranges = bool((sizes[3] == book.offsets[:-1])[sizes[0] > 0].all())
-        graph = rows_of(shards, book, ranges)
+        edges = data.edge_features
+        graph, order = rows_of(shards, book, ranges, edges is not None)
+        if edges is not None and order is not None:
+            edges = ReorderedFeatures(edges, order)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
         message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
@@ -176,6 +189,8 @@ class Blocks:
             train_labels=torch.cat(labels),
             column=column,
             row=row,
+            edge_book=RangeBook(np.concatenate([[0], np.cumsum(sizes[1])]).astype(np.int64)),
+            edge_features=edges,
         )
 
 
@@ -184,14 +199,18 @@ def _only_train(ids: Any) -> Split:
     return Split(ids, none, none)
 
 
-def rows_of(shards: EdgeShards, book: RangeBook, ranges: bool = True) -> Graph:
-    """In-edges of a part, with sources as `book` numbers them.
+def rows_of(
+    shards: EdgeShards, book: RangeBook, ranges: bool = True, with_order: bool = False
+) -> tuple[Graph, npt.NDArray[np.int64] | None]:
+    """In-edges of a part, with sources as `book` numbers them; and the position of each in the part, if edges do not
+    keep their order and `with_order` asks for it.
 
     Args:
         shards: the part's edges.
         book: ranges of the new numbers.
         ranges: the parts were ranges before: edges keep their order. Otherwise they are sorted by source, as `reorder`
             sorts them.
+        with_order: see above.
     """
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
@@ -209,4 +228,7 @@ def rows_of(shards: EdgeShards, book: RangeBook, ranges: bool = True) -> Graph:
     if shards.edge_weight is not None:
         weight = np.empty_like(shards.edge_weight)
         weight[shards.edge] = shards.edge_weight
-    return Graph(indptr, indices, weight) if ranges else Graph(indptr, *ascending(indptr, indices, weight))
+    if ranges:
+        return Graph(indptr, indices, weight), None
+    indices, weight, order = ascending(indptr, indices, weight, np.arange(len(indices)) if with_order else None)
+    return Graph(indptr, indices, weight), order

@@ -30,6 +30,8 @@ class Share:
     """int64 [N] or floating [N, C]."""
     splits: dict[str, Tensor]
     """Rows of each split, int64."""
+    edge_rows: Tensor | None = field(default=None, kw_only=True)
+    """[e, D], features of the rank's edges in the order of its part; None: they have none, or the model reads none."""
 
     @property
     def x(self) -> Tensor:
@@ -60,7 +62,12 @@ class Sharded:
         batch = arrange(
             part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group
         )
-        return share(replace(part, features=CountedFeatures(part.features, job.ledger, "store")), batch)
+        rows, of_edges = (
+            None if store is None else CountedFeatures(store, job.ledger, "store")
+            for store in (part.features, part.edge_features)
+        )
+        assert rows is not None
+        return share(replace(part, features=rows, edge_features=of_edges), batch)
 
 
 def share(part: Part, batch: FullBatch) -> Share:
@@ -68,8 +75,13 @@ def share(part: Part, batch: FullBatch) -> Share:
     place = np.empty(len(batch.order), np.int64)
     place[batch.order] = np.arange(len(place))
     splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
+    edges = part.edge_features
     return Share(
-        batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits
+        batch,
+        MemoryFeatures(part.features.gather(batch.order)),
+        part.labels[torch.from_numpy(batch.order)],
+        splits,
+        edge_rows=None if edges is None else torch.from_numpy(edges.gather(np.arange(edges.num_rows))),
     )
 
 
@@ -80,4 +92,5 @@ def whole_part(data: Placement, job: RankJob) -> Part:
     book = RangeBook(np.array([0, data.graph.num_nodes]))
     partition = extract_partition(data.graph, book, 0)
     shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
-    return Part(shards, partition.owned, data.features, data.labels, data.split)
+    rows = data.features, data.labels, data.split
+    return Part(shards, partition.owned, *rows, edge_features=data.edge_features)

@@ -28,6 +28,11 @@ class Sampler(Protocol):
         """L, the number of blocks."""
         ...
 
+    @property
+    def edge_ids(self) -> bool:
+        """True if blocks keep the positions of their edges in the graph's edge arrays: a field, `Block.edge_id`."""
+        ...
+
     def record(self) -> dict[str, Any]:
         """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's
         fingerprint."""
@@ -84,11 +89,6 @@ class NodeWise(Sampler, Protocol):
     @property
     def expand(self) -> str:
         """``new``: only newly found nodes are rows of the next hop; ``all``: every node so far."""
-        ...
-
-    @property
-    def edge_ids(self) -> bool:
-        """True if edges keep their positions in the graph's edge arrays."""
         ...
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:

@@ -17,7 +17,9 @@ class LayerMinibatch:
     def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
         self.numbered = Numbering(seeds, dtype)
         self.ends = [len(seeds)]
-        self.blocks: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+        self.blocks: list[
+            tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64]]
+        ] = []
         self.in_degree, self.degree, self.mass = (np.empty(0, np.int64) for _ in range(3))
         self.sums = np.empty(0)
         self.importance = np.empty(0, np.int64)
@@ -37,9 +39,16 @@ class LayerMinibatch:
         self.ends.append(len(self.nodes))
         return new
 
-    def sample(self, weighted: bool) -> LayerSample:
-        indptr, indices, weight = zip(*self.blocks)
-        return LayerSample(self.nodes, tuple(self.ends), indptr, indices, weight if weighted else None)
+    def sample(self, weighted: bool, keep_positions: bool) -> LayerSample:
+        indptr, indices, weight, positions = zip(*self.blocks)
+        return LayerSample(
+            self.nodes,
+            tuple(self.ends),
+            indptr,
+            indices,
+            weight if weighted else None,
+            positions if keep_positions else None,
+        )
 
 
 class Throw:

@@ -50,6 +50,8 @@ class LaborSampler:
     in i iterations, so that fewer distinct nodes are found while each row's sum varies as much as before. Rows keep
     more than `fanout` edges. Each iteration reads the frontier's in-edges once more, at random. Only with the kernels
     ``cpu`` and ``reference`` and a graph that each rank has whole."""
+    edge_ids: bool = False
+    """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
@@ -77,15 +79,11 @@ class LaborSampler:
         """See `check_kernel`."""
         return self.iterations > 0
 
-    @property
-    def edge_ids(self) -> bool:
-        """See `NodeWise.edge_ids`."""
-        return False
-
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         # Options at their defaults are left out, so that older stores fit.
         options = {"expand": self.expand != "new", "weighted": self.weighted, "iterations": self.iterations}
+        options["edge_ids"] = self.edge_ids
         found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
         return found | {k: v for k, v in options.items() if v}
 
@@ -107,7 +105,7 @@ class LaborSampler:
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
-            keep_positions=self.sends_weights(graph) and not self.weighted,
+            keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
             iterations=self.iterations,
             workspace=workspace,
         )
@@ -122,7 +120,8 @@ class LaborSampler:
                     weight.append(edges.weight if a is None else a * edges.weight)
                     continue
                 weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
-            made.append(self.minibatch(request, i, s, weight, [None] * len(s.lists)))
+            ids = [e.positions if self.edge_ids else None for e in s.lists]
+            made.append(self.minibatch(request, i, s, weight, ids))
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -161,6 +160,7 @@ class LaborSampler:
             of_edge=graph.edge_weight is not None and not self.weighted,
             nested=self.expand == "new",
             bound=bound,
+            edge_ids=self.edge_ids,
         )
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:

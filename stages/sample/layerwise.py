@@ -21,6 +21,8 @@ class LayerwiseSampler:
     """Nodes drawn per hop and minibatch, nearest the seeds first; they join the nodes known before."""
     debias: str = "ratio"
     """ratio, bottom_k, with_replacement or none; see `LadiesSampler`."""
+    edge_ids: bool = False
+    """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -49,7 +51,8 @@ class LayerwiseSampler:
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        return {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
+        found = {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
+        return found | ({"edge_ids": True} if self.edge_ids else {})
 
     def check(self, graph: Graph) -> None:
         """See `Sampler.check`. Any graph is accepted."""
@@ -58,8 +61,9 @@ class LayerwiseSampler:
         """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
         samples = draw(
-            graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace
-        )
+            graph, request.seeds, request.keys(self.num_layers), self.sizes,
+            debias=self.debias, keep_positions=self.edge_ids, workspace=workspace,
+        )  # fmt: skip
         minibatches = (
             MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
         )
@@ -74,13 +78,14 @@ class LayerwiseSampler:
             graph, request.seeds, request.keys(self.num_layers), self.sizes,
             debias=self.debias, every_row=self.every_row, workspace=workspace,
         )  # fmt: skip
-        return layer_wise(request, pieces)
+        return layer_wise(request, pieces, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
         samples = draw_layer_wise(
-            owners, request.seeds, request.keys(self.num_layers), self.sizes, self.debias, self.every_row
-        )
+            owners, request.seeds, request.keys(self.num_layers), self.sizes,
+            debias=self.debias, every_row=self.every_row, keep_positions=self.edge_ids,
+        )  # fmt: skip
         minibatches = (
             MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
         )

@@ -47,10 +47,11 @@ def draw_layer_wise(
     sizes: Sequence[int],
     debias: str,
     every_row: bool,
+    keep_positions: bool = False,
 ) -> list[LayerSample]:
     """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks
     call this together."""
-    layers = _RemoteLayers(owners, debias, every_row)
+    layers = _RemoteLayers(owners, debias, every_row, keep_positions)
     minibatches = [LayerMinibatch(s, owners.dtype) for s in seeds]
     layers.learn(minibatches, [m.nodes for m in minibatches], as_rows=True)
     for h, s in enumerate(sizes):
@@ -61,17 +62,17 @@ def draw_layer_wise(
             layers.learn(minibatches, new, as_rows=not last)
         layers.extract(minibatches, drawn)
     weighted = debias != "none" or layers.weighted
-    return [m.sample(weighted) for m in minibatches]
+    return [m.sample(weighted, keep_positions) for m in minibatches]
 
 
 class _RemoteLayers:
     """Draws one bulk, hop by hop, together with the owners of the rows."""
 
-    def __init__(self, owners: Owners, debias: str, every_row: bool) -> None:
-        rows = owners.rows
+    def __init__(self, owners: Owners, debias: str, every_row: bool, keep: bool = False) -> None:
+        rows, self.keep = owners.rows, keep
         self.owners, self.debias, self.every_row = owners, debias, every_row
         self.weighted = rows.graph.edge_weight is not None
-        self.held = owners.held()
+        self.held = owners.held(starts=keep)
         self.thrown_to = owners.blocks if every_row else owners
         """Where darts go: to columns of P over all rows, or to rows."""
         self.one_bits = fraction_bits(rows.num_nodes)
@@ -253,6 +254,8 @@ class _RemoteLayers:
         values: list[list[npt.NDArray[Any]]] = [[a.take(e, np.int32) for a, e in zip(answers, edges)]]
         if self.weighted:
             values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
+        if self.keep:
+            values.append([a.take(e, np.int64) for a, e in zip(answers, edges)])
         ends, found = in_order(order, np.concatenate(kept), *(np.concatenate(v) for v in values))
 
         splits = splits_of(rows)
@@ -267,9 +270,8 @@ class _RemoteLayers:
                 )
             row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
             values = found[1][cut] if self.weighted else np.empty(1, np.float32)
-            minibatches[q].blocks.append(
-                self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)
-            )
+            weighed = self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)
+            minibatches[q].blocks.append((*weighed, found[-1][cut].copy() if self.keep else np.empty(0, np.int64)))
 
         parallel(block, [(q,) for q in range(len(minibatches))])
 
@@ -284,7 +286,7 @@ class _RemoteLayers:
         ]
 
     def _edges(self, letter: Letter, asker: int) -> list[npt.NDArray[Any]]:
-        """Answer to one rank: counts, positions and weights of the edges of rows that this rank answers for."""
+        """Answer to one rank: counts, places, weights and positions of the edges of rows that this rank answers for."""
         if not letter:
             return []
         owners, held, dtype = self.owners, self.held, self.owners.dtype
@@ -297,10 +299,14 @@ class _RemoteLayers:
             rows = nodes[:n][owners.answers(nodes[:n], asker)]
             # Ids as this rank was asked for them.
             rows = held.index((rows - owners.book.offsets[owners.group.rank]).astype(owners.local_dtype))
-            found[i] = extract(held.graph, nodes, rows)
+            counts, places, weights, positions = extract(held.graph, nodes, rows, self.keep)
+            first = held.first_edge
+            if self.keep:
+                positions = positions + (first if isinstance(first, int) else np.repeat(first[rows], counts))
+            found[i] = counts, places, weights, positions
 
         parallel(one, [(i,) for i in range(len(asked))])
-        return [np.concatenate([f[i] for f in found]) for i in range(3)]
+        return [np.concatenate([f[i] for f in found]) for i in range(4)]
 
     def _weighed(
         self,

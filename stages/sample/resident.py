@@ -165,12 +165,13 @@ def node_wise(
     return resident(request, made(), edge_ids)
 
 
-def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]]) -> Bulk:
+def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]], edge_ids: bool = False) -> Bulk:
     """A bulk of a layer-wise sampler.
 
     Args:
         request: the minibatches to sample.
         pieces: ranges of them, each with its samples.
+        edge_ids: see `ResidentMiniBatch`.
     """
     made = (
         (
@@ -179,7 +180,7 @@ def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]
         )
         for piece, d in pieces
     )
-    return resident(request, made)
+    return resident(request, made, edge_ids)
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:

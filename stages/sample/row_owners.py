@@ -52,9 +52,9 @@ class Book(Protocol):
 class Held:
     """The rows in which this rank answers for layer-wise samplers: those of its block, by local ids."""
 
-    def __init__(self, graph: Graph, rates: Rates, first: int | IdArray) -> None:
+    def __init__(self, graph: Graph, rates: Rates, first: int | IdArray, first_edge: int | IdArray) -> None:
         """See `RowsHere`; `rates` are of the same graph."""
-        self.graph, self.rates, self.first = graph, rates, first
+        self.graph, self.rates, self.first, self.first_edge = graph, rates, first, first_edge
 
     def add(self, ids: Ids) -> None:
         """Get ready to answer for these rows. All ranks call this together."""
@@ -103,11 +103,11 @@ class Owners:
         """
         yield self.rows, None, ids.astype(np.int64)
 
-    def held(self) -> Held:
-        """The rows to answer layer-wise samplers from, for one bulk."""
+    def held(self, *, starts: bool = False) -> Held:
+        """The rows to answer layer-wise samplers from, for one bulk; with `starts`, its `first_edge` is known."""
         if "rates" not in self.kept:
             self.kept["rates"] = Rates(self.rows.graph, self.rows.num_nodes, self.rows.heaviest)
-        return Held(self.rows.graph, self.kept["rates"], self.rows.first)
+        return Held(self.rows.graph, self.kept["rates"], self.rows.first, self.rows.first_edge)
 
     def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
         """True for those of these global ids for which rank `asker` asks this one."""

@@ -109,16 +109,16 @@ class StagedRows(Owners):
             begins = rows.start - rows.indptr[:-1] if starts else rows.start
             yield FetchedRows(_graph(rows), wanted[s] + first[s], begins), at[s], place[s]
 
-    def held(self) -> Held:
+    def held(self, *, starts: bool = False) -> Held:
         """See `Owners.held`: nothing at first."""
-        return _HeldRows(self)
+        return _HeldRows(self, starts)
 
 
 class _HeldRows(Held):
     """Rows fetched for one bulk of a layer-wise sampler, hop after hop."""
 
-    def __init__(self, staged: StagedRows) -> None:
-        self._staged = staged
+    def __init__(self, staged: StagedRows, starts: bool) -> None:
+        self._staged, self._starts = staged, starts
         self._rows = Rows(np.zeros(1, np.int64), np.empty(0, np.int64), tuple(v[:0] for v in staged._own.values))
         self._order = np.empty(0, np.int64)
         self.first = np.empty(0, np.int64)
@@ -131,12 +131,15 @@ class _HeldRows(Held):
         new = np.setdiff1d(ids.astype(np.int64), self.first)
         block = book.part(new)
         wanted = {s: new[block == s] - book.offsets[s] for s in (own, *staged.stages)}
-        fetch = staged.fetch({s: w for s, w in wanted.items() if s != own})
+        fetch = staged.fetch({s: w for s, w in wanted.items() if s != own}, starts=self._starts)
         parts = [(own, staged._own.take(wanted[own])), *fetch]
         lengths = [np.diff(self._rows.indptr), *(np.diff(rows.indptr) for _, rows in parts)]
         indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
         values = zip(self._rows.values, *(rows.values for _, rows in parts))
-        self._rows = Rows(indptr, self._rows.start, tuple(np.concatenate(v) for v in values))
+        start = self._rows.start
+        if self._starts:
+            start = np.concatenate([start, *(rows.start for _, rows in parts)])
+        self._rows = Rows(indptr, start, tuple(np.concatenate(v) for v in values))
         self.first = np.concatenate([self.first, *(wanted[s] + book.offsets[s] for s, _ in parts)])
         self._order = np.argsort(self.first)
         self._set()
@@ -148,6 +151,7 @@ class _HeldRows(Held):
     def _set(self) -> None:
         rows = self._staged.rows
         self.graph = _graph(self._rows)
+        self.first_edge = self._rows.start - self._rows.indptr[:-1] if self._starts else self._rows.start
         self.rates = Rates(self.graph, rows.num_nodes, rows.heaviest)
 
 

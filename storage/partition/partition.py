@@ -115,6 +115,8 @@ class OwnRows:
     """int64 [N] or float32 [N, C]."""
     split: Split
     """Local ids."""
+    edge_features: Rows | None = None
+    """[e, D], of their in-edges, not necessarily in memory."""
 
 
 def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
 from ..errors import InputError
 from ..features import FeatureStore, FloatArray
-from ..graph import Graph, index_dtype
+from ..graph import Graph, edges_of_rows, index_dtype
 from ..node_names import NodeNames
 from .book import PartitionBook
 
@@ -50,7 +50,7 @@ def ascending(
 def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) -> Dataset:
     """The dataset with its nodes renumbered. Their old names, or numbers, become the names of the nodes.
 
-    The graph, labels and split are copied; feature rows are read when they are gathered.
+    The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered.
 
     Args:
         dataset: V nodes.
@@ -73,11 +73,20 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) ->
     new = np.empty(n, index_dtype(n))
     new[old] = np.arange(n, dtype=new.dtype)
     rows = graph.take(old)
-    indices, weight, edge_id = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id)
+    edges = None if graph.edge_features is None else edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1]
+    indices, weight, edge_id, edges = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id, edges)
+    of_edges = None if graph.edge_features is None else ReorderedFeatures(graph.edge_features, edges)
     names = NodeNames.of_numbers(n) if dataset.node_names is None else NodeNames.of(dataset.node_names)
     return replace(
         dataset,
-        graph=Graph(rows.indptr, indices.astype(graph.indices.dtype, copy=False), weight, edge_id, offsets),
+        graph=Graph(
+            rows.indptr,
+            indices.astype(graph.indices.dtype, copy=False),
+            weight,
+            edge_id,
+            offsets,
+            edge_features=of_edges,
+        ),
         features=ReorderedFeatures(dataset.features, old),
         labels=dataset.labels[old],
         split=Split(*(np.sort(new[getattr(dataset.split, name)]).astype(np.int64) for name in SPLITS)),

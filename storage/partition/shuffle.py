@@ -25,6 +25,7 @@ from ..dataset_store import StoredDataset
 from ..errors import StoreError
 from ..graph import TakenRows, edges_of_rows
 from ..store.store import Store, open_store, write_store
+from ..stored.edge_features import OF_EDGES
 from .book import PartitionBook
 from .partition import OwnRows
 
@@ -63,14 +64,18 @@ def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: 
     Raises:
         StoreError: the dataset is damaged.
     """
-    graph, features, labels = dataset.graph, dataset.features, dataset.labels
+    graph, features, labels, of_edges = dataset.graph, dataset.features, dataset.labels, dataset.edge_features
     columns = (
         *(Column(name, False, "int64", ()) for name in ("nodes", "first_edge", "degree")),
         Column("set", False, "uint8", ()),
         Column("labels", False, labels.dtype.name, labels.shape[1:]),
         *(Column(name, True, dtype.name, ()) for name, dtype in graph.of_edges.items()),
+        *(
+            () if of_edges is None
+            else (Column(OF_EDGES, True, of_edges.dtype.name, (of_edges.num_features,)),)
+        ),
         Column("features", False, features.dtype.name, (features.num_features,)),
-    )
+    )  # fmt: skip
     bounds = _ranges(dataset, columns, num_parts)
     offsets = np.zeros((len(SPLITS), len(bounds)), np.int64)
     for before, name in zip(offsets, SPLITS):
@@ -130,6 +135,9 @@ def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> N
         "features": dataset.features.gather(first + order),
         **{name: getattr(rows, name)[edges] for name in dataset.graph.of_edges},
     }
+    if dataset.edge_features is not None:
+        begin = int(rows.first_edge[0]) if len(rows.first_edge) else 0
+        found[OF_EDGES] = dataset.edge_features.gather(begin + edges)
     columns, index = _columns(plan), np.zeros((book.num_parts + 1, 3), np.int64)
     np.cumsum(np.bincount(owner[order], minlength=book.num_parts), out=index[1:, 1])
     index[:, 2] = indptr[index[:, 1]]
@@ -163,13 +171,14 @@ class ShuffledStore:
         self._num_ranges = self._plan.array("bounds").shape[0] - 1
 
     def part(self, part: int) -> OwnRows:
-        """Rows of a part, in memory except for features.
+        """Rows of a part, in memory except for features, of nodes and of edges.
 
         Raises:
             StoreError: a file is incomplete.
         """
         stretches = [s for k in range(self._num_ranges) if (s := self._stretch(k, part)).rows]
         *columns, of_features = _columns(self._plan)
+        of_edges = columns.pop() if columns[-1].name == OF_EDGES else None
         rows, edges = sum(s.rows for s in stretches), sum(s.edges for s in stretches)
         found = {c.name: np.empty((edges if c.of_edges else rows, *c.shape), c.dtype) for c in columns}
         row = edge = 0
@@ -192,8 +201,13 @@ class ShuffledStore:
         )
         before = _bytes(columns, of_edges=False), _bytes(columns, of_edges=True)
         beyond = [s._replace(begin=s.begin + s.rows * before[0] + s.edges * before[1]) for s in stretches]
-        features = DealtFeatures(of_features, beyond)
-        return OwnRows(found["nodes"], graph, self._plan.meta["total_edges"], features, found["labels"], split)
+        rows_of_edges = None
+        if of_edges is not None:
+            # Edges take the place of rows.
+            rows_of_edges = DealtFeatures(of_edges, [s._replace(rows=s.edges) for s in beyond])
+            beyond = [s._replace(begin=s.begin + s.edges * of_edges.nbytes) for s in beyond]
+        features, total = DealtFeatures(of_features, beyond), self._plan.meta["total_edges"]
+        return OwnRows(found["nodes"], graph, total, features, found["labels"], split, rows_of_edges)
 
     def _stretch(self, k: int, part: int) -> Stretch:
         path, index = _file(self._folder, k), np.empty((2, 3), np.int64)
@@ -211,7 +225,7 @@ class ShuffledStore:
 
 
 class DealtFeatures:
-    """Feature rows of a part, read when asked for. See `storage.store.arrays.Rows`."""
+    """Feature rows of a part, of its nodes or its edges, read when asked for. See `storage.store.arrays.Rows`."""
 
     def __init__(self, column: Column, stretches: Sequence[Stretch]) -> None:
         self._column, self._stretches = column, stretches

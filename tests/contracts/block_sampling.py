@@ -117,9 +117,9 @@ def few_samplers(weighted: bool) -> list[Any]:
     """One of each kind, for graphs that are odd in themselves."""
     found: list[Any] = [
         NeighborSampler((-1, 2), expand="all", edge_ids=True),
-        LaborSampler((3, -1), poisson=True),
+        LaborSampler((3, -1), poisson=True, edge_ids=True),
         LaborSampler((3, 2), poisson=True, expand="all"),
-        LadiesSampler((3, 9), "bottom_k"),
+        LadiesSampler((3, 9), "bottom_k", edge_ids=True),
         FastGCNSampler((9, 3), "ratio"),
     ]
     return [*found, NeighborSampler((3, 2), weighted=True, replace=True, edge_ids=True)] if weighted else found
@@ -132,7 +132,7 @@ def all_samplers(weighted: bool) -> list[Any]:
         NeighborSampler((5, 70), replace=True),
         NeighborSampler((100, 65)),
         LaborSampler((4, -1)),
-        LaborSampler((4, 3), expand="all"),
+        LaborSampler((4, 3), expand="all", edge_ids=True),
         LaborSampler((70, 2), poisson=True),
         *(kind((8, 20), "none") for kind in LAYERED),
         *(kind((8, 60), "bottom_k") for kind in LAYERED),
@@ -182,7 +182,7 @@ def random_sampler(rng: np.random.Generator, weighted: bool) -> Any:
     kind = int(rng.integers(4))
     if kind > 1:
         sizes = tuple(int(s) for s in rng.choice([1, 2, 7, 30, 300], layers))
-        return LAYERED[kind - 2](sizes, str(rng.choice(layerwise.DEBIAS)))
+        return LAYERED[kind - 2](sizes, str(rng.choice(layerwise.DEBIAS)), bool(rng.integers(2)))
     fanout = tuple(int(s) for s in rng.choice([-1, 1, 2, 3, 7, 64, 65, 255, 256], layers))
     if kind == 1:
         return LaborSampler(fanout, bool(rng.integers(2)))

@@ -15,7 +15,7 @@ from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.placement.sharded import Sharded, Share
 from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures
-from millrace.storage.graph import Graph, from_edges
+from millrace.storage.graph import Graph, edges_of_rows, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import TableBook
 from millrace.storage.partition.edge_shards import shard_edges
@@ -61,9 +61,12 @@ class Case:
         shards = shard_edges(partition, self.book, self.graph.indptr[partition.owned], self.graph.num_edges)
         owned = partition.owned
         of = {name: np.flatnonzero(np.isin(owned, ids)) for name, ids in vars(self.split).items()}
-        return Part(
-            shards.check(), owned, MemoryFeatures(self.x[owned]), self.labels[torch.from_numpy(owned)], Split(**of)
-        )
+        rows, edges = self.graph.edge_features, None
+        if rows is not None:
+            at = edges_of_rows(self.graph.indptr[owned], self.graph.in_degree[owned])[1]
+            edges = MemoryFeatures(rows.gather(at))
+        labels = self.labels[torch.from_numpy(owned)]
+        return Part(shards.check(), owned, MemoryFeatures(self.x[owned]), labels, Split(**of), edge_features=edges)
 
     def share(self, group: Group, layers: int, prune: bool, needs_all_rows: bool = False) -> Share:
         """The share that the rank trains on; all ranks call this at the same time."""

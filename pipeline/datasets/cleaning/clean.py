@@ -44,7 +44,14 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         graph = clean_ordered(raw.ordered, len(labels), options, raw.hint, notes)
     else:
         graph = clean_edges(
-            np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes
+            np.asarray(raw.src),
+            np.asarray(raw.dst),
+            raw.edge_weight,
+            len(labels),
+            options,
+            raw.hint,
+            notes,
+            raw.edge_features,
         )
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)

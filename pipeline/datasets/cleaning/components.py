@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import scipy.sparse as sp
 
+from ....storage.features import MemoryFeatures
 from ....storage.graph import Graph, index_dtype
 from .raw import AnyArray
 
@@ -31,6 +32,9 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
         number[graph.indices[edges]].astype(index_dtype(kept)),
         None if graph.edge_weight is None else graph.edge_weight[edges],
         None if graph.edge_id is None else graph.edge_id[edges],
+        edge_features=None
+        if graph.edge_features is None
+        else MemoryFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
     )
 
 

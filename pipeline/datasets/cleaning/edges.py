@@ -3,19 +3,45 @@
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ....storage.errors import InputError
-from ....storage.graph import Graph, index_dtype
+from ....storage.features import MemoryFeatures
+from ....storage.graph import Graph, edge_rows, index_dtype
 from ....storage.plural import are, counted, were
 from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, Ordered
 
 Keys = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class OfEdges:
+    """Values that go with edges through every change of their order."""
+
+    weight: Weights = None
+    """float32 [E], summed where duplicates are merged, the larger one where an edge meets a stored reverse."""
+    rows: AnyArray | None = None
+    """[E, ...], features or the numbers of their rows: the first one's where duplicates are merged; those of the edge
+    for a reverse that is not stored itself."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if edges have neither."""
+        return self.weight is None and self.rows is None
+
+    def __getitem__(self, index: AnyArray) -> "OfEdges":
+        weight, rows = self.weight, self.rows
+        return OfEdges(None if weight is None else weight[index], None if rows is None else rows[index])
+
+
+NOTHING = OfEdges()
+
+
 IGNORED = "Edge weights were ignored (edge_weights=ignore)."
 REVERSED = "Every edge was reversed (direction=reverse)."
 
@@ -28,6 +54,7 @@ def clean_edges(
     options: ReadOptions,
     hint: Hint | None,
     notes: list[str],
+    features: AnyArray | None = None,
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
@@ -39,19 +66,26 @@ def clean_edges(
         options: treatment of loops, duplicates, weights and direction.
         hint: decides the direction if the options do not and the edges are not symmetric.
         notes: appended to.
+        features: [E, D] or [E] numbers, or None.
 
     Raises:
         InputError: names the defect and the option that resolves it.
     """
     src, dst = _checked_ids(src, dst, num_nodes)
-    w = _checked_weight(weight, len(src), options, notes)
+    absent = features is None or (features.ndim == 2 and not features.shape[1])
+    rows = None if absent else edge_rows(features, len(src), np.float32)
+    w = OfEdges(_checked_weight(weight, len(src), options, notes), None if rows is None else np.arange(len(src)))
     src, dst, w, loops = without_loops(src, dst, w, options)
     tell_loops(*loops, options, notes)
     if options.direction == "reverse":
         src, dst = dst, src
         notes.append(REVERSED)
     keys, w = sort_keys(edge_keys(src, dst, num_nodes), w)
-    return _of_sorted(keys, w, num_nodes, options, hint, notes)
+    keys, w = _of_sorted(keys, w, num_nodes, options, hint, notes)
+    graph = graph_of_keys(keys, num_nodes, w.weight)
+    if rows is None or w.rows is None:
+        return graph
+    return replace(graph, edge_features=MemoryFeatures(rows[w.rows]))
 
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
@@ -71,14 +105,15 @@ def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: 
         np.cumsum(ordered.in_degree, out=indptr[1:])
         return Graph(indptr, ordered.src, ordered.weight)
     keys = edge_keys(ordered.src, np.repeat(np.arange(num_nodes), ordered.in_degree), num_nodes)
-    return _of_sorted(keys, ordered.weight, num_nodes, options, hint, notes)
+    keys, w = _of_sorted(keys, OfEdges(ordered.weight), num_nodes, options, hint, notes)
+    return graph_of_keys(keys, num_nodes, w.weight)
 
 
 def _of_sorted(
-    keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
-) -> Graph:
+    keys: Keys, w: OfEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
+) -> tuple[Keys, OfEdges]:
     keys, w, repeats = merge(keys, w, options)
-    tell_repeats(repeats, num_nodes, w is not None, options, notes)
+    tell_repeats(repeats, num_nodes, w.weight is not None, w.rows is not None, options, notes)
     symmetric = options.direction is None and is_symmetric(keys, w, *_back(keys, w, num_nodes))
     direction = settled_direction(symmetric, len(keys), options, hint, notes)
     if direction == "reverse":
@@ -87,7 +122,7 @@ def _of_sorted(
         before = len(keys)
         keys, w = with_reverses(keys, w, *_back(keys, w, num_nodes))
         tell_reverses(before, len(keys), notes)
-    return graph_of_keys(keys, num_nodes, w)
+    return keys, w
 
 
 def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
@@ -113,19 +148,19 @@ def edge_keys(src: AnyArray, dst: AnyArray, num_nodes: int) -> Keys:
     return keys
 
 
-def _back(keys: Keys, w: Weights, num_nodes: int) -> tuple[Keys, Weights]:
+def _back(keys: Keys, w: OfEdges, num_nodes: int) -> tuple[Keys, OfEdges]:
     """The reverses of the edges, sorted."""
     dst, src = np.divmod(keys, max(num_nodes, 1))
     return sort_keys(edge_keys(dst, src, num_nodes), w)
 
 
-def sort_keys(keys: Keys, weight: Weights) -> tuple[Keys, Weights]:
-    """Ascending keys and their weights, equal keys in their order; without weights in place."""
-    if weight is None:
+def sort_keys(keys: Keys, w: OfEdges) -> tuple[Keys, OfEdges]:
+    """Ascending keys and their values, equal keys in their order; without values in place."""
+    if w.is_empty:
         keys.sort()
-        return keys, None
+        return keys, w
     order = np.argsort(keys, kind="stable")
-    return keys[order], weight[order]
+    return keys[order], w[order]
 
 
 def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
@@ -221,15 +256,15 @@ def check_weights(faults: WeightFaults) -> None:
 
 
 def without_loops(
-    src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions
-) -> tuple[AnyArray, AnyArray, Weights, tuple[int, int]]:
+    src: AnyArray, dst: AnyArray, w: OfEdges, options: ReadOptions
+) -> tuple[AnyArray, AnyArray, OfEdges, tuple[int, int]]:
     """The edges that `self_loops` leaves; the number of loops, and the node of the first."""
     loops = src == dst
     count = int(loops.sum())
     found = (count, int(src[np.argmax(loops)]) if count else 0)
     if not count or options.self_loops == "keep":
         return src, dst, w, found
-    return src[~loops], dst[~loops], None if w is None else w[~loops], found
+    return src[~loops], dst[~loops], w[~loops], found
 
 
 def tell_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -> None:
@@ -249,21 +284,22 @@ def _loop_notes(count: int, options: ReadOptions) -> str:
     )
 
 
-def merge(keys: Keys, w: Weights, options: ReadOptions) -> tuple[Keys, Weights, tuple[int, int]]:
+def merge(keys: Keys, w: OfEdges, options: ReadOptions) -> tuple[Keys, OfEdges, tuple[int, int]]:
     """Ascending keys with each edge once, unless duplicates are kept; the number of duplicates, and the first's key."""
     first = _starts(keys)
     count = len(keys) - int(np.count_nonzero(first))
     found = (count, int(keys[np.argmin(first)]) if count else 0)
     if not count or options.duplicates != "merge":
         return keys, w, found
-    if w is not None:
+    weight = w.weight
+    if weight is not None:
         with np.errstate(over="ignore"):
-            w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
-    return keys[first], w, found
+            weight = np.add.reduceat(weight.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
+    return keys[first], OfEdges(weight, None if w.rows is None else w.rows[first]), found
 
 
 def tell_repeats(
-    repeats: tuple[int, int], num_nodes: int, weighted: bool, options: ReadOptions, notes: list[str]
+    repeats: tuple[int, int], num_nodes: int, weighted: bool, featured: bool, options: ReadOptions, notes: list[str]
 ) -> None:
     """Note the duplicates, of which `merge` has told. Raises InputError if there are any and they are an error."""
     count, key = repeats
@@ -278,9 +314,9 @@ def tell_repeats(
     if options.duplicates == "keep":
         notes.append(f"{counted(count, 'duplicate edge')} {were(count)} kept.")
         return
-    notes.append(
-        f"{counted(count, 'duplicate edge')} {were(count)} merged{', their weights summed' if weighted else ''}."
-    )
+    how = ", their weights summed" if weighted else ""
+    how += ", the first one's features kept" if featured else ""
+    notes.append(f"{counted(count, 'duplicate edge')} {were(count)} merged{how}.")
 
 
 def settled_direction(
@@ -315,8 +351,9 @@ def tell_reverses(before: int, after: int, notes: list[str]) -> None:
         notes.append(f"The edges were made symmetric: {before} stored, {after} with their reverses.")
 
 
-def is_symmetric(keys: Keys, w: Weights, back: Keys, back_w: Weights) -> bool:
-    """True if the edges and their reverses are the same. Both are sorted."""
+def is_symmetric(keys: Keys, of_edges: OfEdges, back: Keys, of_back: OfEdges) -> bool:
+    """True if the edges and their reverses are the same, with their weights. Both are sorted."""
+    w, back_w = of_edges.weight, of_back.weight
     if w is None or back_w is None:
         return np.array_equal(keys, back)
     here, there = np.lexsort((w, keys)), np.lexsort((back_w, back))
@@ -324,20 +361,24 @@ def is_symmetric(keys: Keys, w: Weights, back: Keys, back_w: Weights) -> bool:
     return np.array_equal(keys[here], back[there]) and np.allclose(w[here], back_w[there], rtol=1e-5, atol=0)
 
 
-def with_reverses(keys: Keys, w: Weights, back: Keys, back_w: Weights) -> tuple[Keys, Weights]:
+def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[Keys, OfEdges]:
     """The union of the edges and their reverses, both sorted: the i-th copy of an edge pairs with the i-th copy of its
     reverse."""
     both = np.concatenate([keys, back])
-    if w is None and _starts(keys).all() and _starts(back).all():
+    if w.is_empty and _starts(keys).all() and _starts(back).all():
         both.sort()
-        return both[_starts(both)], None
+        return both[_starts(both)], w
     copies = np.concatenate([_copy_numbers(keys), _copy_numbers(back)])
     order = np.lexsort((copies, both))
     both, copies = both[order], copies[order]
     kept = np.flatnonzero(_starts(both, copies))
-    if w is not None and back_w is not None:
-        w = np.maximum.reduceat(np.concatenate([w, back_w])[order], kept) if len(kept) else w
-    return both[kept], w
+    weight, rows = w.weight, w.rows
+    if weight is not None and back_w.weight is not None and len(kept):
+        weight = np.maximum.reduceat(np.concatenate([weight, back_w.weight])[order], kept)
+    if rows is not None and back_w.rows is not None:
+        # Sorting kept equal ones in their order: what is stored comes before a reverse.
+        rows = np.concatenate([rows, back_w.rows])[order[kept]]
+    return both[kept], OfEdges(weight, rows)
 
 
 def _copy_numbers(keys: Keys) -> Keys:

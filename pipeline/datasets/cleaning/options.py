@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
-FREE = ("nodes_file", "feature_columns", "label_columns", "ignored_labels")
+FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -21,10 +21,12 @@ class ReadOptions:
 
     direction: Direction | None = None
     """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways (the union of the edges
-    and their reverses; where both are stored, the larger weight). None: symmetric input is used as it is, otherwise a
+    and their reverses; where both are stored, each has its own features, and the larger weight; else a reverse has
+    those of its edge). None: symmetric input is used as it is, otherwise a
     hint of the file decides, and without a hint it is an error."""
     duplicates: Literal["error", "merge", "keep"] = "merge"
-    """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
+    """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted), with the
+    first one's features."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
     """Edges from a node to itself."""
     edges_on: Literal["cpu", "gpu"] = "cpu"
@@ -42,6 +44,8 @@ class ReadOptions:
     feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as features, in this order: names, or a text such as "age,income"; "*": all
     numeric columns. None: features, x, or feature_0, feature_1, ..."""
+    edge_feature_columns: str | tuple[str, ...] | None = None
+    """Columns of a table of edges to use as features of edges, in this order, as `feature_columns`."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"
@@ -73,6 +77,11 @@ class ReadOptions:
         return _names(self.feature_columns)
 
     @property
+    def named_edge_features(self) -> tuple[str, ...] | None:
+        """The names in `edge_feature_columns`."""
+        return _names(self.edge_feature_columns)
+
+    @property
     def named_labels(self) -> tuple[str, ...] | None:
         """The names in `label_columns`."""
         return _names(self.label_columns)
@@ -84,10 +93,10 @@ class ReadOptions:
         return () if given is None else (given,) if isinstance(given, int) else given
 
     def __post_init__(self) -> None:
-        for key in ("feature_columns", "label_columns", "ignored_labels"):
+        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
-        for key in ("feature_columns", "label_columns"):
+        for key in ("feature_columns", "edge_feature_columns", "label_columns"):
             given = getattr(self, key)
             if not (given is None or isinstance(given, str | tuple)) or not all(
                 isinstance(c, str) and c for c in _names(given) or ()

@@ -56,6 +56,8 @@ class Raw:
     """[V, F] numbers, dense or a SciPy sparse matrix, or None."""
     edge_weight: AnyArray | None = None
     """[E] or None."""
+    edge_features: AnyArray | None = None
+    """[E, D] or [E] numbers, or None."""
     split: Mapping[str, AnyArray] = field(default_factory=dict)
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None

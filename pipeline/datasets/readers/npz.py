@@ -10,6 +10,7 @@ x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indice
                        (V, F); or absent
 train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]
 edge_weight            optional [E]
+edge_attr              optional [E, D] or [E], features of the edges
 meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under
                        ``edges``, of which "symmetrise before use", "stored once" and "add reverse" read as
                        undirected and a leading "directed" as directed. Either decides only where the edges are
@@ -31,7 +32,7 @@ from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
 from .npz_members import load_members
 
-KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "meta")
+KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")
 SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
@@ -55,6 +56,7 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
         labels=labels,
         features=_features(arrays, path, held),
         edge_weight=arrays.get("edge_weight"),
+        edge_features=arrays.get("edge_attr"),
         split=_split(arrays, path),
         hint=hint,
         notes=notes,

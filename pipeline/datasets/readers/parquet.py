@@ -2,7 +2,7 @@
 
 =========  ==========================================================================================================
 edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional
-           ``weight``
+           ``weight``; features of edges as `edge_feature_columns` names them, or in columns named as those of nodes
 nodes      ``label`` class number or text (null, empty or -1: unlabelled), a list of 0 and 1, or targets (one number or
            a list, null is not known), or ``label_0, label_1, ...``, or columns that `label_columns` names; optional
            ``id``, integers or text (without it, row number); optional ``split``: "train", "val", "test" or null;
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
@@ -33,7 +34,7 @@ from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Raw
 from .csv_file import is_csv
 from .parquet_rapids import ordered_edges
-from .tables import files_of, is_label, nodes_beside, read_table
+from .tables import files_of, is_label, nodes_beside, read_table, reading, renamed
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 _LABEL = re.compile(r"label_(\d+)")
@@ -69,6 +70,10 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
     edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
     notes: list[str] = []
+    if edges is None and edge_columns(_empty(edge_files[0]), source, options, []):
+        raise InputError(
+            f"{source}: edges_on is gpu, but edges have features, which are read on the CPU; leave edges_on out"
+        )
     columns_of_labels = label_columns(nodes, source, options)
     labels, class_names, nulls = labels_of(nodes, columns_of_labels)
     given = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
@@ -83,7 +88,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
-    tell_of_edge_columns(edges, notes)
+    of_edges = feature_rows(edges, edge_columns(edges, source, options, notes), "edges")
     columns: Columns = {f"edges.{key}": column_of(edges, key, "edges", source) for key in ("src", "dst")}
     from_csv = set(columns) if is_csv(edge_files[0]) else set()
     if "id" in nodes.column_names:
@@ -105,8 +110,14 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             if sorted_ids is not None:
                 names, ends = numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
     weight = numbers_of(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
-    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split, **given)
+    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, of_edges, split, **given)
     return _finished(raw, order, names, class_names, notes)
+
+
+def _empty(path: Path) -> pa.Table:
+    """No rows of a Parquet file of edges, with Millrace's names."""
+    with reading([path], "edges"):
+        return renamed(pq.read_schema(path).empty_table(), "edges")
 
 
 def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray | None, AnyArray]:
@@ -134,10 +145,23 @@ def _finished(
     return replace(raw, node_names=names, class_names=classes, notes=tuple(notes))
 
 
-def tell_of_edge_columns(edges: pa.Table, notes: list[str]) -> None:
-    """Note the columns of edges that are not read; the table may be empty."""
-    if others := [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]:
-        notes.append(f"Columns of edges were not read: {_listed(others)}.")
+def edge_columns(edges: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
+    """Names of the columns of edges that become features, in order; the table may be empty. Columns that are not read
+    are noted."""
+    others = [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]
+    wanted = options.named_edge_features
+    if wanted == ("*",):
+        wanted = tuple(c for c in others if _is_feature(edges[c].type))
+    for key in wanted or ():
+        _ = column_of(edges, key, "edges", source)
+    if wanted is None:
+        wanted = _customary(edges, source, "edges")
+    if left := [c for c in others if c not in wanted]:
+        takable = [*wanted, *(c for c in left if _is_feature(edges[c].type))]
+        value = ",".join(takable) if len(takable) <= SHOWN_COLUMNS else "*"
+        how = f" (edge_feature_columns={value} takes them as features)" if len(takable) > len(wanted) else ""
+        notes.append(f"Columns of edges were not read: {_listed(left)}{how}.")
+    return wanted
 
 
 def _listed(columns: Sequence[str]) -> str:
@@ -239,7 +263,7 @@ def chosen_features(nodes: pa.Table, source: Path | str, options: ReadOptions, n
     for key in wanted or ():
         _ = column_of(nodes, key, "nodes", source)
     if wanted is None:
-        wanted = _customary(nodes, source)
+        wanted = _customary(nodes, source, "nodes")
         takable = [c for c in others if c not in wanted and _is_feature(nodes[c].type)]
         if takable:
             both = [*wanted, *takable]
@@ -252,14 +276,15 @@ def chosen_features(nodes: pa.Table, source: Path | str, options: ReadOptions, n
     return wanted
 
 
-def feature_rows(nodes: pa.Table, wanted: Sequence[str]) -> AnyArray | None:
-    """[V, F] numbers from the columns `wanted`; None without any."""
+def feature_rows(table: pa.Table, wanted: Sequence[str], stem: str = "nodes") -> AnyArray | None:
+    """[V, F] numbers from the columns `wanted` of nodes, or of edges; None without any."""
     if not wanted:
         return None
-    if len(wanted) == 1 and is_list(nodes[wanted[0]].type):
-        return matrix_of(nodes[wanted[0]], f"nodes.{wanted[0]}")
+    if len(wanted) == 1 and is_list(table[wanted[0]].type):
+        return matrix_of(table[wanted[0]], f"{stem}.{wanted[0]}")
     parts = [
-        (matrix_of if is_list(nodes[c].type) else numbers_of)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted
+        (matrix_of if is_list(table[c].type) else numbers_of)(table[c], f"{stem}.{c}").astype(np.float32)
+        for c in wanted
     ]
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
 
@@ -269,16 +294,16 @@ def _is_feature(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _customary(nodes: pa.Table, source: Path | str) -> tuple[str, ...]:
+def _customary(table: pa.Table, source: Path | str, stem: str) -> tuple[str, ...]:
     """Columns that are features by their names: one of lists, or numbered ones."""
     for key in ("features", "x"):
-        if key in nodes.column_names:
-            if not is_list(nodes[key].type):
+        if key in table.column_names:
+            if not is_list(table[key].type):
                 raise InputError(
-                    f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row"
+                    f"{source}: column {stem}.{key} is {table[key].type}; expected a list of numbers in every row"
                 )
             return (key,)
-    of_number = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
+    of_number = {int(m[1]): key for key in table.column_names if (m := _FEATURE.fullmatch(key))}
     return _by_value(of_number)
 
 

@@ -250,8 +250,8 @@ def from_pyg(
 
     A `Data` has ``edge_index``, ``y`` (classes, or targets if it is
     floating-point), and optionally ``x``, ``edge_weight``,
-    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, with a
-    note. In a `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
+    ``edge_attr`` (features of edges), ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host. In a
+    `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
 
     Args:
         data: a `Data` or `HeteroData`.
@@ -282,7 +282,7 @@ def from_pyg(
         raise InputError(
             f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node"
         )
-    x, weight = getattr(data, "x", None), getattr(data, "edge_weight", None)
+    x, weight, attr = (getattr(data, name, None) for name in ("x", "edge_weight", "edge_attr"))
     masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
     raw = Raw(
         name=name,
@@ -291,18 +291,8 @@ def from_pyg(
         labels=host(y),
         features=None if x is None else host(x),
         edge_weight=None if weight is None else host(weight),
+        edge_features=None if attr is None else host(attr),
         split={part: host(mask) for part, mask in masks.items() if mask is not None},
-        notes=_left_out(data),
         task="regression" if has_targets(y) else None,
     )
     return clean(raw, options, split, seed)
-
-
-def _left_out(data: Any) -> tuple[str, ...]:
-    """A note that edge features are not read, if there are any."""
-    attr = getattr(data, "edge_attr", None)
-    if attr is None:
-        return ()
-    message = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
-    scalar = attr.ndim == 1 or (attr.ndim == 2 and attr.shape[1] == 1)
-    return (f"{message} (if these are weights, set data.edge_weight)." if scalar else f"{message}.",)

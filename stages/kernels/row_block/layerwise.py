@@ -40,7 +40,7 @@ def _names(first: int | IdArray, rows: IdArray) -> IdArray:
 
 
 @njit(**JIT)
-def _extract(indptr, sources, weight, table, shift, rows, counts, out, values):
+def _extract(indptr, sources, weight, table, shift, rows, counts, out, values, places):
     e = 0
     for i in range(len(rows)):
         v, begin = rows[i], e
@@ -51,30 +51,34 @@ def _extract(indptr, sources, weight, table, shift, rows, counts, out, values):
                 out[e] = table[at + 1]
                 if weight is not None:
                     values[e] = weight[edge]
+                if places is not None:
+                    places[e] = edge
                 e += 1
         counts[i] = e - begin
     return e
 
 
 def extract(
-    graph: Graph, nodes: npt.NDArray[np.integer], rows: IdArray
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    graph: Graph, nodes: npt.NDArray[np.integer], rows: IdArray, keep_positions: bool = False
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], IdArray]:
     """In-edges of `rows` whose source is among `nodes`.
 
     Args:
         graph: some rows, with global sources.
         nodes: distinct global ids.
         rows: int64, rows of the graph.
+        keep_positions: also return the positions of the edges.
 
     Returns: int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an
-        unweighted graph.
+        unweighted graph; int64 [e], positions in the edge arrays of `graph`, or nothing.
     """
     table, shift = _table(nodes, len(nodes))
     room = int(graph.in_degree[rows].sum())
     counts, out = np.empty(len(rows), np.int32), np.empty(room, np.int32)
     values = np.empty(0 if graph.edge_weight is None else room, np.float32)
-    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, counts, out, values)
-    return counts, out[:e], values[:e]
+    places = np.empty(room, np.int64) if keep_positions else None
+    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, counts, out, values, places)
+    return counts, out[:e], values[:e], np.empty(0, np.int64) if places is None else places[:e]
 
 
 @njit(**JIT)

@@ -36,6 +36,8 @@ class LayerSample:
     """L vectors: int32 [e_h], positions in `nodes`, rows in the graph's own order."""
     weight: tuple[npt.NDArray[np.float32], ...] | None
     """L vectors float32 [e_h], see `Block.weight`, or None."""
+    positions: tuple[npt.NDArray[np.int64], ...] | None = None
+    """L vectors int64 [e_h], positions in the graph's edge arrays, if requested."""
 
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, outermost first."""
@@ -46,6 +48,7 @@ class LayerSample:
                 self.indptr[h],
                 self.indices[h],
                 None if self.weight is None else self.weight[h],
+                None if self.positions is None else self.positions[h],
             )
             for h in reversed(range(len(self.indptr)))
         )

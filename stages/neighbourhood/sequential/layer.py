@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels import aggregation_on
 from ...kernels.aggregation.attention_args import EdgeNumbers
 from ...memory.arena import empty
+from ..checks import no_edge_features
 from ..full_batch import FullBatch, Shard, View
 from ..ring import Push, Ring
 
@@ -18,7 +19,14 @@ class SequentialLayer:
     """One layer of a full batch: this rank's shards, and the ring on which rows of other ranks travel."""
 
     def __init__(
-        self, batch: FullBatch, view: View, layer: int, ring: Ring, dtype: torch.dtype, keep: bool = False
+        self,
+        batch: FullBatch,
+        view: View,
+        layer: int,
+        ring: Ring,
+        dtype: torch.dtype,
+        keep: bool = False,
+        edge_rows: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -28,7 +36,9 @@ class SequentialLayer:
             ring: the exchanges of this pass.
             dtype: of the features.
             keep: keep rows for the backward pass rather than fetching them again.
+            edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
         """
+        self._edge_rows = edge_rows
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
         self._dtype = dtype
         self.kernels = aggregation_on(batch.degree.device)
@@ -57,6 +67,13 @@ class SequentialLayer:
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
         return self.batch.degree[: self.num_src].to(self._dtype)
+
+    @property
+    def edge_features(self) -> Tensor:
+        """See `Neighbourhood.edge_features`: shard after shard; made anew each time, so that nothing is kept."""
+        if self._edge_rows is None:
+            raise no_edge_features()
+        return self._edge_rows[torch.from_numpy(np.concatenate([s.edge for s in self.view.shards]))]
 
     @property
     def names(self) -> npt.NDArray[np.int64]:

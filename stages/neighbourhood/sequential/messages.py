@@ -26,12 +26,13 @@ MESSAGE_BYTES = 64 << 20
 
 
 class Apply(torch.autograd.Function):
-    """``apply(h, hood, message, scale, reduce, key, num_params, *params, *held)``."""
+    """``apply(h, edge, neighbourhood, message, scale, reduce, key, num_params, *params, *held)``."""
 
     @staticmethod
     def forward(
         ctx: Any,
         h: Tensor,
+        edge: Tensor | None,
         neighbourhood: SequentialLayer,
         message: Message,
         scale: Tensor | None,
@@ -45,7 +46,7 @@ class Apply(torch.autograd.Function):
         params = inputs[:num_params]
         dst = h[: neighbourhood.num_dst]
         out, arg, shape = None, None, None
-        kept = {}
+        kept, of_edges = {}, _EdgeValues(neighbourhood, edge)
 
         def visit(q: int, rows: Tensor) -> None:
             nonlocal out, arg, shape
@@ -55,7 +56,7 @@ class Apply(torch.autograd.Function):
                 coef = None if shard.weight is None else shard.weight[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with _seeded(key, batch.rank, q, a):
-                    x = message(rows[src.indices], dst[there], weight, *params)
+                    x = message(rows[src.indices], dst[there], weight, *of_edges.of(q, src), *params)
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
                 if out is None:
@@ -76,7 +77,7 @@ class Apply(torch.autograd.Function):
             del rows
         assert out is not None
         ctx.rest = neighbourhood, message, scale, reduce, key, num_params, call, kept
-        ctx.save_for_backward(h, arg, *inputs)
+        ctx.save_for_backward(h, edge, arg, *inputs)
         return out.reshape(neighbourhood.num_dst, *(shape or ()))
 
     @staticmethod
@@ -84,7 +85,7 @@ class Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
         kernels, batch = neighbourhood.kernels, neighbourhood.batch
-        h, arg, *inputs = ctx.saved_tensors
+        h, edge, arg, *inputs = ctx.saved_tensors
         grad = grads[0].reshape(neighbourhood.num_dst, grads[0].shape[1:].numel()).contiguous()
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
@@ -93,6 +94,8 @@ class Apply(torch.autograd.Function):
         # Gradients of parameters that the function captures are with respect to those very tensors.
         given = [_cut(t) for t in inputs[:num_params]] + inputs[num_params:]
         dh = torch.zeros_like(h)
+        of_edges = _EdgeValues(neighbourhood, None if edge is None else edge.detach())
+        d_edge = torch.zeros_like(edge) if edge is not None and ctx.needs_input_grad[1] else None
 
         def of(q: int, rows: Tensor) -> Tensor:
             shard = neighbourhood.view.shards[q]
@@ -106,7 +109,8 @@ class Apply(torch.autograd.Function):
                         rows[src.indices].requires_grad_(),
                         h[: neighbourhood.num_dst][there].requires_grad_(),
                     )
-                    x = message(x_src, x_dst, weight, *given[:num_params])
+                    own = [t.requires_grad_(d_edge is not None) for t in of_edges.of(q, src)]
+                    x = message(x_src, x_dst, weight, *own, *given[:num_params])
                 of_rows = _rows_of(shard, a, b)
                 width = grad.shape[1]
                 if reduce == "max":
@@ -115,9 +119,10 @@ class Apply(torch.autograd.Function):
                     dx = kernels.spmm_from(lists, of_rows, grad, width, coef, scale)
                 if not x.requires_grad:
                     continue
-                found = torch.autograd.grad(
-                    x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True
-                )
+                asked = [x_src, x_dst, *(given[i] for i in wanted), *(own if d_edge is not None else ())]
+                found = torch.autograd.grad(x, asked, dx.reshape(x.shape), allow_unused=True)
+                if d_edge is not None and found[-1] is not None:
+                    d_edge[of_edges.at(q, src)] = found[-1]
                 if found[0] is not None:
                     d_rows.index_add_(0, src.indices, found[0])
                 if found[1] is not None:
@@ -129,7 +134,8 @@ class Apply(torch.autograd.Function):
 
         dh.add_(of(batch.rank, h))
         rebuild(neighbourhood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
-        return dh if ctx.needs_input_grad[0] else None, *[None] * 6, *(d_inputs.get(i) for i in range(len(inputs)))
+        of_inputs = (d_inputs.get(i) for i in range(len(inputs)))
+        return dh if ctx.needs_input_grad[0] else None, d_edge, *[None] * 6, *of_inputs
 
 
 def _cut(param: Tensor) -> Tensor:
@@ -143,6 +149,22 @@ class _Edges:
     def __init__(self, start: int, stop: int, indices: npt.NDArray[np.integer]) -> None:
         self.start, self.stop = start, stop
         self.indices = torch.from_numpy(indices)
+
+
+class _EdgeValues:
+    """Values of the edges of a layer, shard after shard."""
+
+    def __init__(self, neighbourhood: SequentialLayer, values: Tensor | None) -> None:
+        self._values = values
+        self._first = np.cumsum([0, *(s.lists.num_edges for s in neighbourhood.view.shards)]).tolist()
+
+    def at(self, q: int, edges: _Edges) -> slice:
+        """Positions of edges of shard q."""
+        return slice(self._first[q] + edges.start, self._first[q] + edges.stop)
+
+    def of(self, q: int, edges: _Edges) -> tuple[Tensor, ...]:
+        """Their values, if there are any."""
+        return () if self._values is None else (self._values[self.at(q, edges)],)
 
 
 def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
@@ -189,19 +211,22 @@ def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
         generator.set_state(before)
 
 
-def parameters_used(message: Message, h: Tensor, weight: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
+def parameters_used(
+    message: Message, h: Tensor, weight: Tensor | None, params: Sequence[Tensor], edge: Tensor | None = None
+) -> list[Tensor]:
     """Parameters that a message function uses without getting them as arguments, found by calling it for no edge."""
     if not torch.is_grad_enabled():
         return []
     known = {id(p) for p in params}
     inputs = [h[:0].detach().requires_grad_() for _ in range(2)]
+    of_edges = [] if edge is None else [edge[:0].detach().requires_grad_(edge.requires_grad)]
     given = [_cut(p) for p in params]
-    known |= {id(p) for p in given} | {id(i) for i in inputs}
+    known |= {id(p) for p in given} | {id(i) for i in (*inputs, *of_edges)}
     marker = torch.zeros((), requires_grad=True) * 1
     assert marker.grad_fn is not None
     first = marker.grad_fn._sequence_nr()
     state = torch.default_generator.get_state()
-    x = message(*inputs, None if weight is None else weight[:0].to(h.dtype), *given)
+    x = message(*inputs, None if weight is None else weight[:0].to(h.dtype), *of_edges, *given)
     torch.default_generator.set_state(state)
     found: dict[int, Tensor] = {}
     if isinstance(message, nn.Module):

@@ -26,6 +26,7 @@ from ..checks import (
     attention_rule,
     check_attention,
     check_both,
+    check_edge,
     check_reduce,
     check_scale,
     check_shared,
@@ -98,7 +99,14 @@ class SequentialNeighbourhood(SequentialLayer):
         rule = attention_rule(slope, dropout)
         return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)
 
-    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+    ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
         Messages are computed for some edges at a time, and again in the backward pass, so a function may be called any
@@ -110,12 +118,13 @@ class SequentialNeighbourhood(SequentialLayer):
             InputError: it uses a tensor that was computed with gradients outside of it; pass that in `params`.
         """
         check_reduce(reduce)
+        check_edge(edge, self.num_edges)
         as_matrix(h, self.num_src, "h")
         h = h.contiguous()
-        held = parameters_used(message, h, self.own.weight, params)
+        held = parameters_used(message, h, self.own.weight, params, edge)
         scale = self.mean_scale(h.dtype) if reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        return Apply.apply(h, self, message, scale, reduce, key, len(params), *params, *held)
+        return Apply.apply(h, edge, self, message, scale, reduce, key, len(params), *params, *held)

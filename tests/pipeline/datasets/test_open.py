@@ -282,16 +282,19 @@ def test_pyg():
     assert_is_the_graph(open_dataset(data, options=DIRECTED))
 
 
-def test_pyg_edge_features_are_left_out_with_a_note():
-    def notes(edge_attr):
+def test_pyg_edge_features():
+    def opened(edge_attr):
         data = Data(edge_index=torch.tensor(np.stack([SRC, DST])), y=torch.tensor(Y), edge_attr=edge_attr)
-        return " ".join(open_dataset(data, options=DIRECTED).notes)
+        return open_dataset(data, options=DIRECTED)
 
     n = len(SRC)
-    assert "edge features" not in notes(None)
-    assert f"edge_attr [{n}, 8] was left out: graphs hold no edge features." in notes(torch.ones(n, 8))
-    for scalar in (torch.ones(n), torch.ones(n, 1)):
-        assert "if these are weights, set data.edge_weight" in notes(scalar)
+    assert opened(None).num_edge_features == 0
+    for attr in (torch.arange(n), torch.arange(n)[:, None], torch.arange(3 * n).view(n, 3)):
+        graph = opened(attr).graph
+        want = attr.view(n, -1).numpy()[np.lexsort((SRC, DST))]
+        np.testing.assert_array_equal(graph.edge_features.gather(np.arange(n)), want)
+    with pytest.raises(InputError, match=r"edge features have shape \[2, 3\]; expected \[\d+, D\]"):
+        opened(torch.ones(2, 3))
 
 
 def test_store_and_dataset_are_taken_as_they_are(tmp_path):

@@ -126,7 +126,7 @@ def rows_of(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, F))
 
 
-ALL = [*(name for name, config in MODELS.items() if not config.reads_relations), "user"]
+ALL = [*(n for n, config in MODELS.items() if not (config.reads_relations or config.reads_edges)), "user"]
 
 
 @pytest.mark.parametrize("name", ALL)

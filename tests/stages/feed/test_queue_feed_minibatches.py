@@ -41,12 +41,12 @@ SAMPLERS: dict[str, Sampler] = {
     "neighbor, weighted, replace": NeighborSampler((4, 3), weighted=True, replace=True),
     "neighbor, expand all": NeighborSampler((4, 3), expand="all", edge_ids=True),
     "neighbor, expand all, weighted": NeighborSampler((4, 3), expand="all", weighted=True),
-    "ladies": LadiesSampler((5, 4)),
+    "ladies": LadiesSampler((5, 4), edge_ids=True),
     "ladies, bottom_k": LadiesSampler((5, 4), "bottom_k"),
     "ladies, with_replacement": LadiesSampler((5, 4), "with_replacement"),
     "fastgcn": FastGCNSampler((5, 4)),
     "fastgcn, none": FastGCNSampler((5, 4), "none"),
-    "labor": LaborSampler((4, 3)),
+    "labor": LaborSampler((4, 3), edge_ids=True),
     "labor, poisson": LaborSampler((4, 3), poisson=True),
 }
 

@@ -262,6 +262,7 @@ def test_the_registry_has_the_names_of_the_command_line() -> None:
         "gcn": "GCN",
         "gat": "GAT",
         "gin": "GIN",
+        "gine": "GINE",
         "rgcn": "RGCN",
         "rsage": "RSAGE",
         "rgat": "RGAT",

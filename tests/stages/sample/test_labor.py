@@ -63,12 +63,13 @@ def digests(graph, plan, sampler, kernel, workspace=None):
     seed=st.integers(0, 2**40),
     expand=st.sampled_from(["new", "all"]),
     weighted=st.booleans(),
+    edge_ids=st.booleans(),
 )
 def test_same_minibatches_for_any_kernel_threads_and_bulk_size(
-    poisson, graph, fanout, batch_size, seed, expand, weighted
+    poisson, graph, fanout, batch_size, seed, expand, weighted, edge_ids
 ):
     weighted = weighted and not poisson and graph.edge_weight is not None
-    sampler = LaborSampler(fanout, poisson, expand, weighted)
+    sampler = LaborSampler(fanout, poisson, expand, weighted, edge_ids=edge_ids)
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
     for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 8)):

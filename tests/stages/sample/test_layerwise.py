@@ -80,9 +80,16 @@ def dense(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @BOTH
 @settings(max_examples=25, deadline=None)
-@given(graph=graphs(), sizes=sizes, debias=debias, batch_size=st.integers(1, 9), seed=st.integers(0, 2**40))
-def test_same_minibatches_for_any_kernel_threads_and_bulk_size(kind, graph, sizes, debias, batch_size, seed):
-    sampler = kind(sizes, debias)
+@given(
+    graph=graphs(),
+    sizes=sizes,
+    debias=debias,
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    edge_ids=st.booleans(),
+)
+def test_same_minibatches_for_any_kernel_threads_and_bulk_size(kind, graph, sizes, debias, batch_size, seed, edge_ids):
+    sampler = kind(sizes, debias, edge_ids)
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
     for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 1), (reference, 1, 8)):

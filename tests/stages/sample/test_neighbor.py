@@ -1,6 +1,7 @@
 """Node-wise sampling: its invariants, its law, and that nothing but (seed, epoch, minibatch, hop, node) decides it."""
 
 import json
+from dataclasses import replace
 from itertools import combinations, permutations
 from math import comb
 
@@ -14,6 +15,7 @@ from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -340,14 +342,20 @@ def test_whole_frontier_is_drawn_again_at_each_hop():
     assert seeds[0] != seeds[1]
 
 
-def test_edge_ids_name_the_edges_of_the_graph():
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_edge_ids_name_the_edges_of_the_graph_and_change_nothing_else(name):
     rng = np.random.default_rng(4)
-    graph = from_edges(rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50)
-    for expand in ("new", "all"):
+    graph = from_edges(rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50, edge_weight=rng.random(700))
+    options = [{"expand": "new"}, {"expand": "all"}] if name in ("neighbor", "labor") else [{}]
+    for option in options:
         request = BulkRequest(0, 0, 0, 0, (np.arange(20),))
-        for block in (
-            NeighborSampler((3, 2), expand=expand, edge_ids=True).sample(graph, request, cpu).minibatches[0].blocks
-        ):
+        plain, sampler = SAMPLERS.find(name)((3, 2), **option), SAMPLERS.find(name)((3, 2), edge_ids=True, **option)
+        assert sampler.record() == {**plain.record(), "edge_ids": True}
+        found = sampler.sample(graph, request, cpu).minibatches[0]
+        without = replace(found, blocks=tuple(replace(b, edge_id=None) for b in found.blocks))
+        assert minibatch_digest(plain.sample(graph, request, cpu).minibatches[0]) == minibatch_digest(without)
+        for block in found.blocks:
+            assert block.edge_id is not None and block.edge_id.dtype == np.int64
             row = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
             v = block.src[row]
             assert np.array_equal(graph.indices[block.edge_id], block.src[block.indices])

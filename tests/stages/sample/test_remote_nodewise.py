@@ -639,13 +639,17 @@ def test_edges_between_nodes_are_extracted_in_the_order_of_rows(
     graph, block, first, _ = cut
     nodes = data.draw(st.lists(st.integers(0, graph.num_nodes - 1), unique=True))
     rows = data.draw(st.lists(st.integers(first, first + block.num_nodes - 1), unique=True))
-    counts, places, values = extract(block, np.array(nodes, dtype), np.array(rows, np.int64) - first)
+    keep = data.draw(st.booleans())
+    counts, places, values, positions = extract(
+        block, np.array(nodes, dtype), np.array(rows, np.int64) - first, keep_positions=keep
+    )
     wanted = [[e for e in range(*graph.indptr[v : v + 2].tolist()) if int(graph.indices[e]) in nodes] for v in rows]
     assert (counts.dtype, places.dtype, values.dtype) == (np.int32, np.int32, np.float32)
     assert counts.tolist() == [len(w) for w in wanted]
     edges = [e for w in wanted for e in w]
     assert places.tolist() == [nodes.index(u) for u in graph.indices[edges].tolist()]
     assert values.tolist() == ([] if graph.edge_weight is None else graph.edge_weight[edges].tolist())
+    assert positions.tolist() == ([e - int(graph.indptr[first]) for e in edges] if keep else [])
 
 
 def terms_of(graph: Graph, row: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,8 +24,8 @@ SAMPLERS = [
     NeighborSampler((-1, 3)),
     LaborSampler((3, 2)),
     LaborSampler((3, 2), poisson=True, expand="all"),
-    LaborSampler((3, -1), poisson=True),
-    LadiesSampler((5, 6)),
+    LaborSampler((3, -1), poisson=True, edge_ids=True),
+    LadiesSampler((5, 6), edge_ids=True),
     FastGCNSampler((5, 6), debias="bottom_k"),
 ]
 

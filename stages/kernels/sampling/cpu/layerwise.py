@@ -39,8 +39,9 @@ def _unite(nodes, n, drawn, seen, local):
 
 
 @njit(**JIT)
-def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, values, e):
-    """Append the in-edges of rows nodes[first:n] whose source is in `seen`. Stops before a row that might not fit."""
+def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, values, places, e):
+    """Append the in-edges of rows nodes[first:n] whose source is in `seen`, with their positions if `places` is not
+    None. Stops before a row that might not fit."""
     for i in range(first, n):
         v = nodes[i]
         lo, hi = indptr[v], indptr[v + 1]
@@ -58,6 +59,8 @@ def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, va
             edges[e] = u
             if weight is not None:
                 values[e] = weight[at]
+            if places is not None:
+                places[e] = at
             e += np.int64(has(seen, u))
         row_ends[i + 1] = e
     return n, e
@@ -120,8 +123,11 @@ class _Scratch:
 class _Layers:
     """Draws minibatches of one graph, one after the other, in the buffers of one thread."""
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], debias: str, every_row: bool, scratch: _Scratch) -> None:
+    def __init__(
+        self, graph: Graph, sizes: Sequence[int], debias: str, every_row: bool, keep: bool, scratch: _Scratch
+    ) -> None:
         self.graph, self.sizes, self.debias, self.every_row, self.scratch = graph, sizes, debias, every_row, scratch
+        self.keep = keep
         self.rates = rates(graph)
 
     def sample(self, seeds: npt.NDArray[np.integer], keys: npt.NDArray[np.uint64]) -> LayerSample:
@@ -145,6 +151,7 @@ class _Layers:
             tuple(b[0] for b in blocks),
             tuple(b[1] for b in blocks),
             tuple(b[2] for b in blocks) if weighted else None,
+            tuple(b[3] for b in blocks) if self.keep else None,
         )
 
     def _draw(self, nodes: npt.NDArray[Any], n: int, key: int, s: int) -> tuple[Drawn, int]:
@@ -183,8 +190,8 @@ class _Layers:
 
     def _block(
         self, nodes: npt.NDArray[Any], n: int, m: int, drawn: Drawn, total: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Extract and debias: indptr, indices, weight (empty where no weight is needed)."""
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64] | None]:
+        """Extract and debias: indptr, indices, weight (empty where no weight is needed), positions if kept."""
         graph, scratch = self.graph, self.scratch
         indptr, sources, weight, degree, scale, one = self.rates.common
         row_ends = np.zeros(n + 1, np.int32)
@@ -194,14 +201,16 @@ class _Layers:
             values = scratch.take(
                 "values", size if weight is not None else 1, np.float32, keep=e if weight is not None else 0
             )
-            row, e = _extract(indptr, sources, weight, nodes, row, n, scratch.seen, row_ends, edges, values, e)
+            places = scratch.take("places", size, np.int64, keep=e) if self.keep else None
+            row, e = _extract(indptr, sources, weight, nodes, row, n, scratch.seen, row_ends, edges, values, places, e)
             if row == n:
                 break
             size = doubled(len(edges), e + int(graph.in_degree[nodes[row]]))
         indices = np.empty(e, np.int32)
         _renumber(edges, scratch.local, indices)
+        positions = None if places is None else places[:e].copy()
         if self.debias == "none" and weight is None:
-            return row_ends, indices, np.empty(0, np.float32)
+            return row_ends, indices, np.empty(0, np.float32), positions
         mass = np.empty(m, np.int64)
         if self.every_row:
             mass = self.rates.everywhere[0][nodes[:m]]
@@ -223,7 +232,7 @@ class _Layers:
             same_scale(self.debias),
             out,
         )
-        return row_ends, indices, out
+        return row_ends, indices, out, positions
 
 
 @njit(**JIT)
@@ -240,6 +249,7 @@ def _bulk(
     debias: str,
     workspace: Workspace | None,
     every_row: bool,
+    keep_positions: bool,
 ) -> list[LayerSample]:
     k = len(seeds)
     space = workspace if workspace is not None else Workspace()
@@ -251,7 +261,7 @@ def _bulk(
         _ = rates(graph).everywhere
 
     def span(t: int) -> None:
-        layers = _Layers(graph, sizes, debias, every_row, _Scratch(space, t, graph))
+        layers = _Layers(graph, sizes, debias, every_row, keep_positions, _Scratch(space, t, graph))
         for q in range(bounds[t], bounds[t + 1]):
             samples[q] = layers.sample(np.asarray(seeds[q], np.int64), keys[q])
 
@@ -266,10 +276,11 @@ def ladies(
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
+    keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[LayerSample]:
     """See `reference.layerwise.ladies`: the same arguments, the same bits."""
-    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=False)
+    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=False, keep_positions=keep_positions)
 
 
 def fastgcn(
@@ -279,7 +290,8 @@ def fastgcn(
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
+    keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[LayerSample]:
     """See `reference.layerwise.fastgcn`: the same arguments, the same bits."""
-    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=True)
+    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=True, keep_positions=keep_positions)

@@ -170,12 +170,13 @@ def labor(
     return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
 
 
-def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
+def _layers(made: layerwise_cuda.DeviceLayers, keep_positions: bool) -> list[LayerSample]:
     nodes = _cut(made.rows.nodes, made.node_ends[-1])
     ends = np.stack(made.node_ends, axis=1).tolist()
     indptr = [_cut(x.indptr, x.rows + 1) for x in made.lists]
     indices = [_cut(x.indices, x.edges) for x in made.lists]
     weight = None if made.weight is None else [_cut(w, x.edges) for w, x in zip(made.weight, made.lists)]
+    positions = [_cut(x.positions, x.edges) for x in made.lists] if keep_positions else None
     return [
         LayerSample(
             nodes[q],
@@ -183,6 +184,7 @@ def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
             tuple(x[q] for x in indptr),
             tuple(x[q] for x in indices),
             None if weight is None else tuple(x[q] for x in weight),
+            None if positions is None else tuple(x[q] for x in positions),
         )
         for q in range(len(nodes))
     ]
@@ -215,10 +217,13 @@ def ladies(
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     sizes: Sequence[int],
+    *,
+    keep_positions: bool = False,
     **options: Any,
 ) -> list[LayerSample]:
     """See `reference.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=False, **options) for s in _layers(made)]
+    pieces = layer_pieces(graph, seeds, keys, sizes, every_row=False, **options)
+    return [s for _, made in pieces for s in _layers(made, keep_positions)]
 
 
 def fastgcn(
@@ -226,7 +231,10 @@ def fastgcn(
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     sizes: Sequence[int],
+    *,
+    keep_positions: bool = False,
     **options: Any,
 ) -> list[LayerSample]:
     """See `reference.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=True, **options) for s in _layers(made)]
+    pieces = layer_pieces(graph, seeds, keys, sizes, every_row=True, **options)
+    return [s for _, made in pieces for s in _layers(made, keep_positions)]

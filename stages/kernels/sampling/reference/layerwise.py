@@ -6,6 +6,7 @@ LADIES: Zou et al., NeurIPS 2019, algorithm 1. FastGCN: Chen, Ma, Xiao, ICLR 201
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,7 @@ def ladies(
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
+    keep_positions: bool = False,
     workspace: object = None,
 ) -> list[LayerSample]:
     """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
@@ -71,12 +73,13 @@ def ladies(
         keys: uint64 [k, L], the stream of each minibatch and hop.
         sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
         debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
+        keep_positions: also return the positions of edges in the graph's edge arrays.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
         k samples.
     """
-    return _layers(graph, seeds, keys, sizes, debias, every_row=False)
+    return _layers(graph, seeds, keys, sizes, debias, every_row=False, keep_positions=keep_positions)
 
 
 def fastgcn(
@@ -86,11 +89,12 @@ def fastgcn(
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
+    keep_positions: bool = False,
     workspace: object = None,
 ) -> list[LayerSample]:
     """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the
     minibatch."""
-    return _layers(graph, seeds, keys, sizes, debias, every_row=True)
+    return _layers(graph, seeds, keys, sizes, debias, every_row=True, keep_positions=keep_positions)
 
 
 def _layers(
@@ -101,14 +105,13 @@ def _layers(
     debias: str,
     *,
     every_row: bool,
+    keep_positions: bool,
 ) -> list[LayerSample]:
     V, k = graph.num_nodes, len(seeds)
     A, squared = edges_of(graph), SquaredWeights.of(graph)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     ends = [[len(s)] for s in nodes]
-    blocks: list[list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32] | None]]] = [
-        [] for _ in range(k)
-    ]
+    blocks: list[list[tuple[Any, ...]]] = [[] for _ in range(k)]
     for h, s in enumerate(sizes):
         rows = [np.arange(V)] * k if every_row else nodes
         Q = select(rows, V)
@@ -123,7 +126,7 @@ def _layers(
             ends[q].append(len(nodes[q]))
             indptr, indices, positions = extract(graph, A, dst, nodes[q])
             weight = _debias(graph, debias, dst, nodes[q], indptr, indices, positions, p[[q]].toarray().ravel(), drawn)
-            blocks[q].append((indptr, indices, weight))
+            blocks[q].append((indptr, indices, weight, positions))
     return [
         LayerSample(
             nodes[q].astype(graph.indices.dtype),
@@ -133,6 +136,7 @@ def _layers(
             None
             if debias == "none" and graph.edge_weight is None
             else tuple(b[2] for b in blocks[q] if b[2] is not None),
+            tuple(b[3] for b in blocks[q]) if keep_positions else None,
         )
         for q in range(k)
     ]

@@ -75,7 +75,7 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     assert d.name == "g"
     assert any(f"nodes were read from {folder}" in n for n in d.notes) == one_file
     assert "1 node is unlabelled (-1)." in d.notes
-    assert "Columns of edges were not read: since." in d.notes
+    assert "Columns of edges were not read: since (edge_feature_columns=since takes them as features)." in d.notes
     assert "Columns of nodes that are not numeric were not read: city." in d.notes
     write_dataset(tmp_path / "store", d)
     again = open_dataset(tmp_path / "store")

@@ -3,6 +3,7 @@ bytes."""
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from millrace.stages.neighbourhood.sequential import messages
 from millrace.stages.neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregations import CALLS
 from millrace.tests.contracts.full_batch import Case, make_case
@@ -314,6 +316,59 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
 def neighbourhood() -> SequentialNeighbourhood:
     batch = make_case(8, 1).share(Solo(), 1, False).graph
     return SequentialNeighbourhood(batch, batch.whole, 0, Ring(Solo(), 0), F64)
+
+
+def of_edge(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, edge: Tensor, w: Tensor) -> Tensor:
+    own = torch.tanh(h_src + 0.5 * h_dst + edge[:, :5] @ w)
+    return own if weight is None else own * weight[:, None]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("seed", range(8, 14))
+def test_values_of_edges_lie_with_their_shards(
+    monkeypatch: pytest.MonkeyPatch, seed: int, learnt: bool, mode: str
+) -> None:
+    """Features of edges, or what a layer learns of them, against dense autograd in float64."""
+    monkeypatch.setattr(messages, "MESSAGE_BYTES", 200)
+    parts = 1 + seed % 4
+    case = make_case(seed, parts)
+    rng = np.random.default_rng(seed)
+    rows = MemoryFeatures(rng.normal(size=(case.graph.num_edges, 5)))
+    case = replace(case, graph=replace(case.graph, edge_features=rows))
+    reduce = ("sum", "mean", "max")[seed % 3]
+    w, v = (torch.from_numpy(rng.normal(size=(5, 5))) for _ in range(2))
+    grad = torch.from_numpy(rng.normal(size=(case.graph.num_nodes, 5)))
+
+    def result(neighbourhood: Neighbourhood, h: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        edge = neighbourhood.edge_features
+        return neighbourhood.apply(of_edge, h, (w,), reduce, edge=edge @ v if learnt else edge)  # pyright: ignore
+
+    def rank(group: ThreadGroup) -> tuple[np.ndarray, list[Tensor]]:
+        share = case.share(group, 1, prune=False)
+        batch, ring = share.graph, Ring(group, 64)
+        leaves = [t.clone().requires_grad_() for t in (torch.from_numpy(case.x[batch.names]), w, v)]
+        if mode == "halo":
+            hood: Any = HaloNeighbourhood(Halo(batch, batch.whole, F64, share.edge_rows), ring)
+        else:
+            keep = mode == "keep"
+            hood = SequentialNeighbourhood(batch, batch.whole, 0, ring, F64, keep=keep, edge_rows=share.edge_rows)
+        out = result(hood, *leaves)
+        found = torch.autograd.grad((out * grad[batch.names]).sum(), leaves, allow_unused=True)
+        return batch.names, [out.detach(), *(torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves))]
+
+    leaves = [t.clone().requires_grad_() for t in (torch.from_numpy(case.x), w, v)]
+    want = result(whole_graph(case.graph, F64), *leaves)
+    grads = torch.autograd.grad((want * grad).sum(), leaves, allow_unused=True)
+    ranks = run_threads(rank, parts)
+    order = np.argsort(np.concatenate([names for names, _ in ranks]))
+    for i, expected in enumerate([want, grads[0]]):
+        got = torch.cat([found[i] for _, found in ranks])[order]
+        assert (got - expected).abs().max() <= 1e-10 if expected is not None and expected.numel() else True
+    for i in (1, 2):
+        got, expected = sum(found[1 + i] for _, found in ranks), grads[i]
+        assert expected is None or (got - expected).abs().max() <= 1e-10
+    assert (grads[2] is not None) == learnt
 
 
 def test_a_message_may_not_use_what_was_computed_outside_of_it() -> None:

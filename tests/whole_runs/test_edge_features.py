@@ -1,0 +1,184 @@
+"""Models that read features of edges in whole runs: what only these say is learnt by every system, on one rank and
+several, after a stop too; and refusals."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.stages.partition.stage import book_of
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
+
+V, E, CLASSES = 300, 3000, 3
+JOB: dict[str, Any] = {
+    "model": {"name": "gine", "hidden": 16, "layers": 2, "dropout": 0.0},
+    "epochs": 3, "seed": 1, "threads": 1, "dtype": "float64", "train": {"lr": 0.02},
+}  # fmt: skip
+SAMPLED = {"sampler": {"fanout": [6, 3]}, "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Dataset:
+    """A random graph whose edges say, with noise, the class of the node that they lead to; nothing else does."""
+    rng = np.random.default_rng(0)
+    src, dst, y = rng.integers(0, V, E), rng.integers(0, V, E), rng.integers(0, CLASSES, V)
+    rows = np.eye(CLASSES)[y[dst]] + 0.5 * rng.normal(size=(E, CLASSES))
+    graph = mr.from_edges(src, dst, V, edge_features=rows.astype(np.float32))
+    x = MemoryFeatures(rng.normal(size=(V, 4)).astype(np.float32))
+    parts = np.split(rng.permutation(V), [160, 220])
+    return Dataset("pairs", graph, x, y, Split(*map(np.sort, parts)), CLASSES).check()
+
+
+@pytest.fixture(scope="module")
+def store(pairs: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "store"
+    mr.write_dataset(path, pairs, features_format="npy")
+    return path
+
+
+def trained(data: Any, out: Path, **options: Any) -> tuple[mr.Result, list[torch.Tensor]]:
+    result = mr.run(data, out=out, verbose=False, **{**JOB, **options})
+    return result, list(torch.load(out / "model.pt", weights_only=True).values())
+
+
+def assert_alike(found: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    assert max(float((a - b).abs().max()) for a, b in zip(found, want, strict=True)) <= 1e-9
+
+
+def test_only_edges_say_the_class(pairs: Dataset, tmp_path: Path) -> None:
+    edges, _ = trained(pairs, tmp_path / "edges", **SAMPLED)
+    nodes, _ = trained(pairs, tmp_path / "nodes", **{**SAMPLED, "model": {**JOB["model"], "name": "gin"}})
+    assert edges.test_accuracy is not None and edges.test_accuracy > 0.9
+    assert nodes.test_accuracy is not None and nodes.test_accuracy < 0.5
+    assert "edge_features" in edges.fingerprint and "edge_features" not in nodes.fingerprint
+    rows = edges.bytes["store"]["features"] - nodes.bytes["store"]["features"]
+    assert rows == edges.sampled_edges * CLASSES * 8, "features of sampled edges only, and each once"
+    # The folder of a run is enough to predict and evaluate.
+    run = mr.load(edges)
+    assert run.config.model["edge_width"] == CLASSES and run.config.sampler["edge_ids"]
+    predicted = mr.predict(edges)
+    assert (predicted.classes[pairs.split.test] == pairs.labels[pairs.split.test]).mean() == edges.test_accuracy
+
+
+@pytest.mark.parametrize("name", ["labor", "ladies"])
+def test_other_samplers_and_queues_on_disk(pairs: Dataset, tmp_path: Path, name: str) -> None:
+    sampler = {"name": name, **({"fanout": [6, 3]} if name == "labor" else {"sizes": [80, 80]})}
+    options = {"sampler": sampler, "batch_size": 16}
+    memory, want = trained(pairs, tmp_path / "memory", **options)
+    assert memory.test_accuracy is not None and memory.test_accuracy > 0.8
+    _, found = trained(pairs, tmp_path / "disk", **options, queue={"kind": "zarr"})
+    assert all(map(torch.equal, found, want))
+
+
+def test_ranks_share_the_work(pairs: Dataset, store: Path, tmp_path: Path, scheduler: str) -> None:
+    """Replicated, with owned rows, and in blocks of rows by ranges and by another cut."""
+    many = {**SAMPLED, "cluster": {"scheduler": scheduler}, "train": {"lr": 0.02, "minibatches_per_step": 4}}
+    _, want = trained(store, tmp_path / "one", **{**many, "executor": "inline"})
+    blocks = {"bulk": {"topology": "partitioned"}}
+    ways = {
+        "two": {"ranks": 2, "features": "mapped"},
+        "owned": {"ranks": 2, "features": "owned"},
+        "blocks": {"ranks": 2, **blocks},
+        "grid": {"ranks": 4, "bulk": {"topology": "partitioned", "replication": 2}},
+    }
+    for name, options in ways.items():
+        result, found = trained(store, tmp_path / name, **many, **options)
+        assert_alike(found, want)
+        moved = result.bytes["network"]["features"]
+        assert (moved > 0) == (name != "two"), "rows of edges lie with their owners"
+    # Another cut trains what the graph that is renumbered by it trains.
+    order = book_of(pairs, mr.partitioner("hash"), 2, JOB["seed"])
+    _, want = trained(mr.reorder(pairs, order), tmp_path / "renumbered", **{**many, "executor": "inline"})
+    _, found = trained(store, tmp_path / "hash", **many, ranks=2, **blocks, partition={"method": "hash"})
+    assert_alike(found, want)
+
+
+def test_full_batches_and_isolated_ranks(store: Path, tmp_path: Path, scheduler: str) -> None:
+    full = {"system": "sar", "epochs": 30}
+    alone, want = trained(store, tmp_path / "sar", **full)
+    assert alone.test_accuracy is not None and alone.test_accuracy > 0.9
+    cluster = {"ranks": 2, "cluster": {"scheduler": scheduler}}
+    for mode in ("halo", "rematerialize"):
+        _, found = trained(store, tmp_path / f"sar-{mode}", **full, **cluster, sar={"mode": mode})
+        assert_alike(found, want)
+    result, _ = trained(store, tmp_path / "grappa", system="grappa", **SAMPLED, **cluster)
+    assert result.test_accuracy is not None and result.test_accuracy > 0.9
+    moved = result.bytes["network"]
+    assert moved["gradients"] and not (moved["features"] or moved["activations"] or moved["graph"])
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(pairs: Dataset, tmp_path: Path) -> None:
+    _, want = trained(pairs, tmp_path / "whole", **SAMPLED)
+    steps = iter(range(100))
+    stopped, _ = mr.run(
+        pairs, out=tmp_path / "r", verbose=False, stop=lambda: next(steps) > 13, **JOB, **SAMPLED
+    ), None  # fmt: skip
+    assert stopped.status == "stopped"
+    mr.run(pairs, out=tmp_path / "r", resume=True, verbose=False)
+    found = list(torch.load(tmp_path / "r" / "model.pt", weights_only=True).values())
+    assert all(map(torch.equal, found, want))
+
+
+class Own(torch.nn.Module):
+    """A user's module: the mean of what edges say."""
+
+    num_layers = 1
+    reads_edges = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(CLASSES, CLASSES)
+
+    def layer(self, i: int, neighbourhood: Any, h: torch.Tensor) -> torch.Tensor:
+        said = self.linear(neighbourhood.edge_features)
+        return neighbourhood.apply(lambda a, b, weight, edge: edge, h, reduce="mean", edge=said)
+
+
+def test_a_module_of_ones_own(pairs: Dataset, tmp_path: Path) -> None:
+    options = {k: v for k, v in JOB.items() if k != "model"}
+    out = tmp_path / "own"
+    result = mr.run(pairs, model=Own(), out=out, verbose=False, **options, sampler={"fanout": [5]}, batch_size=16)
+    assert result.test_accuracy is not None and result.test_accuracy > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"system": "retexo"}, "system 'retexo' gives its layers rows of nodes only; use bulk or grappa or sar"),
+        ({"train": {"compile": True}, **SAMPLED}, "train.compile is true, and layers that read them are not compiled"),
+        ({"model": {**JOB["model"], "edge_width": 2}}, "model.edge_width is 2, but edges of pairs have 3 features"),
+    ],
+    ids=["retexo", "compile", "width"],
+)
+def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, options: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        mr.run(pairs, out=tmp_path / "r", verbose=False, **{**JOB, **options})
+    assert not (tmp_path / "r").exists()
+
+
+def test_no_plan_and_no_edges(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"sbm:nodes=60 has none; give edge_attr"):
+        mr.run("sbm:nodes=60", out=tmp_path / "r", verbose=False, **JOB)
+    with pytest.raises(InputError, match="model is 'gine', which reads features of edges; plan does not predict"):
+        mr.plan("sbm:nodes=60", verbose=False, model="gine")
+
+
+def test_a_bad_file_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
+    attr = np.ones((4, 2))
+    attr[2, 1] = np.nan
+    np.savez(tmp_path / "bad.npz", edge_index=[[0, 1, 2, 3], [1, 2, 3, 0]], y=[0, 1, 0, 1], edge_attr=attr)
+    found = subprocess.run(
+        [sys.executable, "-m", "millrace", "run", "--dataset", tmp_path / "bad.npz", "--model", "gine",
+         "--set", "read.direction=directed", "--out", tmp_path / "r"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "1 edge feature value is NaN or infinite (first: edge 2 of the input); correct them" in found.stderr
+    assert "Traceback" not in found.stderr
