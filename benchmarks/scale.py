@@ -1,24 +1,29 @@
 """Stages at scale: a generated graph as Parquet, and the time, memory and traffic of each stage on it.
 
-    python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --out graph/
-    python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1
+    python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --train 2e5 --out graph/
+    python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1 --graph npy --feature-dtype float16
     python benchmarks/scale.py edges graph/ --out store/ --memory 1GiB
     python benchmarks/scale.py cut store/ --out parts/ --parts 2 --set partition.owners=owners.npy
     python benchmarks/scale.py relabel store/ --out by-part/ --parts 2 --method hash --memory 1GiB
     python benchmarks/scale.py sample store/ --out samples/ --epochs 1 --fanout 10,5
     python benchmarks/scale.py train store/ --out run/ --ranks 2 --system sar --set partition.method=hash --epochs 1
+    python benchmarks/scale.py evaluate store/ --run run/ --nodes 1e5 --fanout 15,10,5
 
 ``generate``  writes ``edges-*.parquet`` (``src``, ``dst``) and ``nodes-*.parquet`` (``label``, ``features``), slice by
               slice. ``--kind rmat``: a Kronecker graph (Chakrabarti, Zhan and Faloutsos, SDM 2004; quarters 0.57,
               0.19, 0.19, 0.05) with scrambled ids, and labels that say nothing. ``--kind community``: nodes in classes,
               four of five edges inside one, and features of which each is its class's mean plus noise. ``--ids
-              sparse`` gives the nodes an ``id`` column of integers with gaps, ``--ids uuid`` one of text.
+              sparse`` gives the nodes an ``id`` column of integers with gaps, ``--ids uuid`` one of text. ``--train``:
+              so many nodes are in the train split, spread evenly, and the others in none.
 ``ingest``    runs ``millrace convert`` and prints seconds, processor seconds, the peak of anonymous plus shared memory,
-              and the bytes read and written, each summed over all processes that the command starts.
+              and the bytes read and written, each summed over all processes that the command starts; and the peak in
+              each stage that the command tells of. Further words of the command line are those of ``convert``.
 ``edges``     the same without features: what the edges alone take.
 ``cut``, ``relabel``, ``sample``, ``train``
               run ``millrace partition --out``, ``partition --into``, ``sample`` and ``run`` on a store, with the
               further words of the command line, and print the same; the driver is the command's own process.
+``evaluate``  the accuracy of a finished run for nodes spread evenly over the graph, by neighbourhoods sampled with the
+              fanout given, graph and features mapped, in one process. It is an estimate: `millrace evaluate` is exact.
 
 Shared memory is ``RssShmem``: shmem, memfd and tmpfs. Pages of files that are mapped belong to the page cache and are
 not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside those that reached the disk.
@@ -26,12 +31,14 @@ not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside thos
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +90,11 @@ def community(rng: np.random.Generator, count: int, nodes: int, classes: int) ->
     return src, np.where(inside & (same < nodes), same, dst)
 
 
+def spread(ids: np.ndarray, wanted: int, nodes: int) -> np.ndarray:
+    """True for so many of all nodes, spread evenly."""
+    return (ids * wanted) // nodes != ((ids - 1) * wanted) // nodes
+
+
 def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
     """Row groups of the edges or of the nodes."""
     kind = np.int32 if args.nodes < 2**31 else np.int64
@@ -106,6 +118,8 @@ def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
         flat = pa.array(x.astype(args.dtype).reshape(-1))
         columns: dict[str, Any] = {} if args.ids == "none" else {"id": rename(ids)}
         columns["label"] = labels.astype(np.int16)
+        if args.train:
+            columns["split"] = pa.array(np.where(spread(ids, args.train, args.nodes), "train", None), pa.string())
         if args.features:
             columns["features"] = pa.FixedSizeListArray.from_arrays(flat, args.features)
         yield pa.table(columns)
@@ -157,8 +171,17 @@ def measured(command: list[str]) -> dict[str, Any]:
     import resource
 
     peak, alone, io, stop = 0, {"driver": 0, "worker": 0}, dict.fromkeys(COUNTERS, 0), threading.Event()
+    stages, told = dict[str, int](), ["start"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def listen() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.write(text := line.decode(errors="replace"))
+            # Tasks of a stage are counted once they are done: the stage before the first of them is told with it.
+            if (found := re.match(r"(\w+): (\d+) of \d+", text)) is not None:
+                told[0] = found[1]
 
     def watch() -> None:
         nonlocal peak
@@ -174,20 +197,25 @@ def measured(command: list[str]) -> dict[str, Any]:
                     if key in now:
                         now[key] += value
             peak = max(peak, held)
+            stages[told[0]] = max(stages.get(told[0], 0), held)
             # A process has the counts of its children that have ended.
             io.update({key: max(io[key], value) for key, value in now.items()})
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    out, _ = process.communicate()
+    threads = [threading.Thread(target=work) for work in (watch, listen)]
+    for thread in threads:
+        thread.start()
+    assert process.stdout is not None
+    out = process.stdout.read()
+    process.wait()
     stop.set()
-    watcher.join()
+    for thread in threads:
+        thread.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     traffic = {name: io[key] for key, name in COUNTERS.items()}
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     seconds = {"seconds": time.perf_counter() - start, "processor_seconds": cpu}
     peaks = {"peak_bytes": peak, **{f"{role}_bytes": size for role, size in alone.items()}}
-    return {"code": process.returncode, **seconds, **peaks, **traffic, "result": out.decode()}
+    return {"code": process.returncode, **seconds, **peaks, "stages": stages, **traffic, "result": out.decode()}
 
 
 def shown(stage: str, found: dict[str, Any], count: int) -> None:
@@ -202,12 +230,16 @@ def shown(stage: str, found: dict[str, Any], count: int) -> None:
         f"read {gb['read']} GB, written {gb['written']} GB (disk {gb['from_disk']} and {gb['to_disk']})",
         flush=True,
     )
+    if len(found["stages"]) > 1:
+        print(
+            "  by stage: " + ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in found["stages"].items()) + " MiB"
+        )
 
 
-def ingest(args: argparse.Namespace, source: Path) -> None:
+def ingest(args: argparse.Namespace, source: Path, more: list[str]) -> None:
     """Run ``millrace convert`` on a folder of Parquet."""
     words = [sys.executable, "-m", "millrace", "convert", str(source), "--out", str(args.out), "--json"]
-    words += ["--features", args.format]
+    words += ["--features", args.format, *more]
     for name in ("memory", "workers", "scheduler"):
         if getattr(args, name) is not None:
             words += [f"--{name}", str(getattr(args, name))]
@@ -220,7 +252,7 @@ def ingest(args: argparse.Namespace, source: Path) -> None:
         args.json.write_text(json.dumps(found, indent=1))
 
 
-def edges_alone(args: argparse.Namespace) -> None:
+def edges_alone(args: argparse.Namespace, more: list[str]) -> None:
     """``ingest`` of the same edges and labels without features."""
     with tempfile.TemporaryDirectory(dir=args.source.resolve().parent) as folder:
         for file in args.source.resolve().glob("edges*.parquet"):
@@ -228,7 +260,7 @@ def edges_alone(args: argparse.Namespace) -> None:
         for file in sorted(args.source.glob("nodes*.parquet")):
             bare = pq.read_table(file, columns=[c for c in pq.read_schema(file).names if c != "features"])
             pq.write_table(bare, Path(folder) / file.name)
-        ingest(args, Path(folder))
+        ingest(args, Path(folder), more)
 
 
 def stage(args: argparse.Namespace, words: list[str]) -> None:
@@ -241,6 +273,39 @@ def stage(args: argparse.Namespace, words: list[str]) -> None:
         args.json.write_text(json.dumps(found, indent=1))
 
 
+def evaluate(args: argparse.Namespace) -> None:
+    """Measure `sampled_accuracy` in a process of its own."""
+    words = [str(args.source), "--run", str(args.run), "--nodes", str(args.nodes), "--fanout", args.fanout]
+    found = measured([sys.executable, __file__, "evaluate", *words, "--here"])
+    shown("evaluate", found, json.loads((args.source / "manifest.json").read_text())["arrays"]["indices"]["shape"][0])
+    print("  " + found["result"].strip(), flush=True)
+
+
+def sampled_accuracy(args: argparse.Namespace) -> None:
+    """Print a run's accuracy for nodes of a store by sampled neighbourhoods."""
+    import torch
+
+    import millrace as mr
+
+    start, trained = time.perf_counter(), mr.load(args.run)
+    data = mr.open_dataset(args.source, features="mapped", graph="mapped")
+    ids = np.arange(data.num_nodes)
+    nodes, none = ids[spread(ids, args.nodes, data.num_nodes)], ids[:0]
+    del ids
+    fanout = [int(n) for n in args.fanout.split(",")]
+    asked = replace(data, split=mr.Split(nodes, none, none))
+    right, batches = 0, mr.minibatches(asked, fanout=fanout, batch_size=1024, epochs=1, seed=1)
+    opened = time.perf_counter()
+    with torch.no_grad():
+        for batch in batches:
+            right += int((trained.model(batch.neighbourhoods, batch.h).argmax(1) == batch.y).sum())
+    seconds = time.perf_counter() - opened
+    print(
+        f"accuracy {right / len(nodes):.4f} of {len(nodes):,} nodes by neighbourhoods of {args.fanout}, "
+        f"{seconds:.1f} s after {opened - start:.1f} s of opening"
+    )
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,8 +314,9 @@ def main() -> None:
     make.add_argument("--kind", choices=["rmat", "community"], default="rmat")
     make.add_argument("--ids", choices=["none", "sparse", "uuid"], default="none")
     make.add_argument("--dtype", choices=["float16", "float32"], default="float32")
-    for name, default in {"nodes": 4e6, "edges": 6e7, "features": 64, "classes": 16, "seed": 0}.items():
-        make.add_argument(f"--{name}", type=lambda text: int(float(text)), default=int(default))
+    whole = {"type": lambda text: int(float(text))}
+    for name, default in {"nodes": 4e6, "edges": 6e7, "features": 64, "classes": 16, "seed": 0, "train": 0}.items():
+        make.add_argument(f"--{name}", default=int(default), **whole)
     make.add_argument("--out", type=Path, required=True)
     for name in ("ingest", "edges"):
         run = commands.add_parser(name)
@@ -266,15 +332,23 @@ def main() -> None:
         run.add_argument("source", type=Path)
         run.add_argument("--out", type=Path, required=True)
         run.add_argument("--json", type=Path)
+    score = commands.add_parser("evaluate")
+    score.add_argument("source", type=Path)
+    score.add_argument("--run", type=Path, required=True)
+    score.add_argument("--nodes", default=100_000, **whole)
+    score.add_argument("--fanout", default="15,10,5")
+    score.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args, words = parser.parse_known_args()
-    if words and args.command not in STAGES:
+    if words and args.command in ("generate", "evaluate"):
         parser.error(f"unrecognized arguments: {' '.join(words)}")
     if args.command == "generate":
         generate(args)
+    elif args.command == "evaluate":
+        (sampled_accuracy if args.here else evaluate)(args)
     elif args.command in STAGES:
         stage(args, words)
     else:
-        (ingest if args.command == "ingest" else lambda a, _: edges_alone(a))(args, args.source)
+        (ingest if args.command == "ingest" else lambda a, _, more: edges_alone(a, more))(args, args.source, words)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,15 @@ class LazyGraph(Graph):
             return None
         return self._checked("edge_type", lambda a: check_edge_type(types, a, self.indptr, self.indices))
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """Files of the arrays that lie in ``.npy`` files and are mapped; values are checked first. Raises StoreError if
+        they are damaged."""
+        if self.place == "memory":
+            return {}
+        self.check()
+        return {name: self._store.path.resolve() / f"{name}.npy" for name in GRAPH_DIGESTS if name in self._store}
+
     def pieces(self, name: str, num_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """The array `name`, about so many bytes at a time, which are not kept.
 

@@ -54,7 +54,7 @@ def lay_out(
 
     Args:
         folder: seen by all processes.
-        graph: V nodes; that of a store is copied piece by piece.
+        graph: V nodes; that of a store is copied piece by piece, and a mapped one stays where it is.
         features: [V, F].
         wanted: ascending nodes whose outputs are asked for.
         layers: L.
@@ -64,8 +64,12 @@ def lay_out(
         RunError: the disk is full.
     """
     weighted, num_nodes = graph.is_weighted, graph.num_nodes
+    standing = graph.files if isinstance(graph, LazyGraph) else {}
     shapes = {"indptr": (num_nodes + 1, "int64"), "indices": (graph.num_edges, index_dtype(num_nodes))}
     for name, (length, kind) in (shapes | ({"edge_weight": (graph.num_edges, "float32")} if weighted else {})).items():
+        if name in standing:
+            (folder / f"{name}.npy").symlink_to(standing[name])
+            continue
         pieces: Iterable[npt.NDArray[Any]] = [] if isinstance(graph, LazyGraph) else [getattr(graph, name)]
         if isinstance(graph, LazyGraph):
             pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.indptr]

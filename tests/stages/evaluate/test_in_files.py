@@ -102,6 +102,22 @@ def test_a_store_is_copied_piece_by_piece_and_mapped_features_are_left(place, tm
     assert isinstance(stored.features, MappedFeatures) == (not (tmp_path / "features.npy").exists())
 
 
+def test_a_mapped_graph_stays_where_it_is(tmp_path):
+    graph, x = hub_graph(True), rows_of(40, 5).astype(np.float32)
+    none = np.empty(0, np.int64)
+    whole = Dataset("d", graph, MemoryFeatures(x), np.zeros(40, np.int64), Split(none, none, none), 3)
+    write_dataset(tmp_path / "store", whole, graph_format="npy", feature_dtype="float16")
+    stored, model = open_lazily(tmp_path / "store", "zarr", graph="mapped"), build("gcn", 5)
+    got, driver = computed(tmp_path, model, stored.graph, stored.features, np.arange(40))
+    for name in ("indptr", "indices", "edge_weight"):
+        assert (tmp_path / f"{name}.npy").resolve() == (tmp_path / "store" / f"{name}.npy").resolve()
+    assert torch.equal(got, infer(model, graph, stored.features.gather(np.arange(40))))
+    assert np.array_equal(driver.degree.numpy(), graph.degree)
+    np.load(tmp_path / "store" / "indices.npy", mmap_mode="r+")[-1] = 40
+    with pytest.raises(StoreError, match="indices lie in"):
+        lay_out(tmp_path, open_lazily(tmp_path / "store", graph="mapped").graph, MemoryFeatures(x), none, 1, torch.half)
+
+
 def test_a_damaged_store_is_an_error(tmp_path):
     none = np.empty(0, np.int64)
     whole = Dataset(
