@@ -135,22 +135,28 @@ def predict(folder: Path, args: argparse.Namespace) -> None:
         train={"evaluate_every": 0},
     )  # fmt: skip
     for name in (["evaluate"], ["predict", "--out", str(folder / "p.parquet")],
-                 ["predict", "--embeddings", "--out", str(folder / "e.npy")]):  # fmt: skip
+                 ["predict", "--embeddings", "--out", str(folder / "e.npy")],
+                 ["predict", "--workers", "2", "--out", str(folder / "q.parquet")]):  # fmt: skip
         code = (
             "import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
             "try:\n    runpy.run_module('millrace', run_name='__main__')\n"
             "except SystemExit:\n    pass\n"
-            "u = resource.getrusage(resource.RUSAGE_SELF)\n"
-            "print('USED', u.ru_utime + u.ru_stime, u.ru_maxrss / 2**20, file=sys.stderr)"
+            "u, w = (resource.getrusage(r) for r in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))\n"
+            "print('USED', u.ru_utime + u.ru_stime + w.ru_utime + w.ru_stime, u.ru_maxrss / 2**20,\n"
+            "    w.ru_maxrss / 2**20, file=sys.stderr)"
         )
         command = [sys.executable, "-c", code, "millrace", name[0], str(folder / "run"), *name[1:], "--json"]
         start = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, gib = done.stderr.split("USED")[1].split()
+        seconds, gib, of_worker = done.stderr.split("USED")[1].split()
         wall = time.perf_counter() - start
         said = json.loads(done.stdout)["seconds"]
         text = f"{float(seconds):.1f} s of processor, {wall:.1f} s, {said:.1f} s of work, {float(gib):.2f} GiB at most"
+        if "--workers" in name:
+            text += f", {float(of_worker):.2f} GiB in a worker"
         print(f"{' '.join(name[:2])}: {text}", flush=True)
+    same = (folder / "p.parquet").read_bytes() == (folder / "q.parquet").read_bytes()
+    print("the same file" if same else "OTHER ROWS", flush=True)
 
 
 def sweep(folder: Path, args: argparse.Namespace) -> None:

@@ -74,16 +74,19 @@ def agree(data, out, rel, **options):
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"),
+    ("model", "options"),
     [
-        ({"name": "sage", "hidden": 6, "norm": "layer"}, "float32"),
-        ({"name": "gat", "hidden": 6, "heads": 2, "attention_dropout": 0.4}, "float64"),
+        ({"name": "sage", "hidden": 6, "norm": "layer"}, {"learned": 3}),
+        ({"name": "gat", "hidden": 6, "heads": 2, "attention_dropout": 0.4}, {"dtype": "float64"}),
     ],
-    ids=["sage", "gat"],
+    ids=["sage, learnt rows", "gat"],
 )
-def test_models(sbm, tmp_path, model, dtype):
-    """Dropout drops the same, of activations and of attention."""
-    agree(sbm, tmp_path, 1e-9 if dtype == "float64" else 1e-4, model=model, dtype=dtype)
+def test_models(sbm, tmp_path, model, options):
+    """Dropout drops the same, of activations and of attention; learnt rows learn the same."""
+    agree(sbm, tmp_path, 1e-9 if "dtype" in options else 1e-4, model=model, **options)
+    if "learned" in options:
+        plain, compiled = (np.load(tmp_path / name / "learned.npy") for name in ("plain", "compiled"))
+        np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_a_module_of_ones_own(sbm, tmp_path):
