@@ -74,9 +74,14 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
         (("--batch", "1"), "at least 2"),
     ],
 )
-def test_arguments_are_refused(arguments, said):
-    done = benchmark(*arguments)
-    assert done.returncode == 2 and said in done.stderr
+def test_arguments_are_refused(arguments, said, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu
+
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        gpu.arguments()
+    assert left.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_layers_of_other_convolutions_are_those_that_were_drawn(monkeypatch):
