@@ -50,7 +50,17 @@ def parquet(folder: Path, stem: str, table: pa.Table, cuts=(0.3, 0.3, 0.8), grou
 
 
 def graph(
-    folder: Path, seed=0, *, nodes=60, edges=400, ids="rows", weighted=True, labels="int", features="list", split=False
+    folder: Path,
+    seed=0,
+    *,
+    nodes=60,
+    edges=400,
+    ids="rows",
+    weighted=True,
+    labels="int",
+    features="list",
+    split=False,
+    of_edges="none",
 ):
     rng = np.random.default_rng(seed)
     rows = np.arange(nodes)
@@ -66,6 +76,11 @@ def graph(
     table = {"src": pa.array(ends[0], kind), "dst": pa.array(ends[1], kind)}
     if weighted:
         table["weight"] = pa.array(np.exp(rng.normal(0, 6, edges)))
+    said = rng.normal(size=(edges, 3)).astype("f4")
+    if of_edges == "list":
+        table["x"] = pa.array(said.tolist(), pa.list_(pa.float64()))
+    elif of_edges == "columns":
+        table |= {f"feature_{i}": pa.array(said[:, i] * 1000) for i in range(3)} | {"since": pa.array(range(edges))}
     parquet(folder, "edges", pa.table(table))
     y = rng.integers(-1, 3, nodes)
     of = {
@@ -147,6 +162,24 @@ def test_any_size(tmp_path, nodes, edges, seed):
         direction=DIRECTIONS[rng.integers(3)], duplicates=DUPLICATES[rng.integers(2)], missing_ids="compact"
     )
     same(folder, tmp_path, options, ["zarr", "npy"][seed % 2], split="fraction:0.5,0.2")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_features_of_edges_go_with_them(tmp_path, direction):
+    for n, (duplicates, loops) in enumerate(product(DUPLICATES, LOOPS)):
+        folder = graph(
+            tmp_path / f"g{n}", n, ids=["rows", "wild", "text", "shuffled"][n], weighted=n < 2,
+            of_edges=["list", "columns"][n % 2], edges=400 if n else 0,
+        )  # fmt: skip
+        options = ReadOptions(
+            direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact",
+            edge_feature_columns=[None, "since,feature_1", "*"][n % 3] if n % 2 else None,
+        )  # fmt: skip
+        data = same(folder, tmp_path, options, ["zarr", "npy"][n % 2], seed=n)
+        assert data.num_edge_features == (0, 2, 3, 3)[n]
+        if n == 1:
+            merged = any("merged, their weights summed, the first one's features kept" in note for note in data.notes)
+            assert merged == (duplicates == "merge")
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -241,6 +274,12 @@ BAD = {
     "no label column": (GOOD, NODES, {"label_columns": "age"}, "nodes has no column 'age'"),
     "text targets": (GOOD, {"a": ["x", "y", "z"], "b": [1, 2, 3]}, {"label_columns": "a,b"}, "nodes.a is string"),
     "split": (GOOD, {**NODES, "split": ["train", "tran", None]}, {}, "nodes.split holds 'tran'.*did you mean 'train'"),
+    "nan of an edge": ({**GOOD, "x": [[1.0], [2.0], [np.nan]]}, {}, {}, r"1 edge feature.*\(first: edge 2"),
+    "null of an edge": ({**GOOD, "feature_0": [1.0, None, 2.0]}, {}, {}, r"is NaN or infinite \(first: edge 1"),
+    "ragged edges": ({**GOOD, "x": [[1.0], [1.0, 2.0], [1.0]]}, {}, {}, r"edges.x has lists of 1 and of 2 values"),
+    "null list of an edge": ({**GOOD, "x": [[1.0], None, [1.0]]}, {}, {}, "edges.x holds 1 nulls"),
+    "text of edges": ({**GOOD, "a": ["x", "y", "z"]}, {}, {"edge_feature_columns": "a"}, "edges.a is string"),
+    "no such column": (GOOD, {}, {"edge_feature_columns": "since"}, "edges has no column 'since'"),
     "no nodes": (GOOD, {"label": pa.array([], pa.int64())}, {}, "there are no nodes"),
     "text feature": (GOOD, {"label": [0, 1, 0], "age": ["a", "b", "c"]}, {"feature_columns": "age"}, "age is string"),
 }  # fmt: skip
@@ -285,7 +324,7 @@ STAGES = ["scan", "number", "name", "labels", "spill", "sort", "features", "gath
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_killed_ingest_goes_on(tmp_path, monkeypatch, stage, before):
     """Killed in a task of each stage, after its files are written but not recorded, or after its record."""
-    folder = graph(tmp_path / "g", nodes=500, ids="wild", split=True)
+    folder = graph(tmp_path / "g", nodes=500, ids="wild", split=True, of_edges="list")
     options = ReadOptions(direction="undirected", missing_ids="compact", unlabelled_in_split="drop")
     write_dataset(tmp_path / "want", open_dataset(folder, options=options))
 
