@@ -21,7 +21,7 @@ NEED_EDGE_FEATURES = {
     "CGConv": "GATConv",
 }
 """Convolutions that need edge features, and similar ones that do not."""
-NO_EDGE_FEATURES = "but Millrace's graphs hold no edge features (edge weights at most)"
+NO_EDGE_FEATURES = "but a PyG model gets no edge features here (the model gine reads them)"
 
 
 def forward_parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
