@@ -17,19 +17,22 @@ if TYPE_CHECKING:
         from_pyg,
         from_relations,
         from_scipy,
+        link_dataset,
         open_dataset,
     )
     from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.finished_run import TrainedRun, load
+    from millrace.pipeline.inference.links import LinkScores, predict_links
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
     from millrace.pipeline.inference.program import export_program
     from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
+    from millrace.pipeline.interop.pyg_link_loader import LinkNeighborLoader
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
-    from millrace.pipeline.interop.pyg_other_loaders import HGTLoader, LinkNeighborLoader
+    from millrace.pipeline.interop.pyg_other_loaders import HGTLoader
     from millrace.pipeline.minibatches import Batch, Minibatches, minibatches
     from millrace.pipeline.planning.inputs import Cluster, Numbers
     from millrace.pipeline.planning.network import Link
@@ -73,6 +76,7 @@ _HOMES = {
     "from_relations": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
+    "link_dataset": "pipeline.datasets",
     "convert": "pipeline.ingest.convert",
     "conv_weights": "pipeline.interop.conv_weights",
     "set_conv_weights": "pipeline.interop.conv_weights",
@@ -83,7 +87,7 @@ _HOMES = {
     "to_pyg": "pipeline.interop.export",
     "NeighborLoader": "pipeline.interop.pyg_loader",
     "HGTLoader": "pipeline.interop.pyg_other_loaders",
-    "LinkNeighborLoader": "pipeline.interop.pyg_other_loaders",
+    "LinkNeighborLoader": "pipeline.interop.pyg_link_loader",
     "plan": "pipeline.planning.planner",
     "Cluster": "pipeline.planning.inputs",
     "Numbers": "pipeline.planning.inputs",
@@ -91,6 +95,8 @@ _HOMES = {
     "Callback": "pipeline.custom.callback",
     "RunView": "pipeline.custom.callback",
     "predict": "pipeline.inference.predict",
+    "LinkScores": "pipeline.inference.links",
+    "predict_links": "pipeline.inference.links",
     "Predictions": "pipeline.inference.predictions",
     "export_program": "pipeline.inference.program",
     "Embeddings": "pipeline.inference.embed",
@@ -171,6 +177,7 @@ __all__ = [
     "LadiesSampler",
     "Link",
     "LinkNeighborLoader",
+    "LinkScores",
     "MillraceError",
     "MiniBatch",
     "Minibatches",
@@ -203,6 +210,7 @@ __all__ = [
     "from_scipy",
     "grappa",
     "infer",
+    "link_dataset",
     "load",
     "minibatches",
     "open_dataset",
@@ -213,6 +221,7 @@ __all__ = [
     "partitioner",
     "plan",
     "predict",
+    "predict_links",
     "reorder",
     "report",
     "retexo",

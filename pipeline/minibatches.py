@@ -16,6 +16,7 @@ from ..stages.fetch.gather import GatherFetch
 from ..stages.kernels import sampling_backend
 from ..stages.messages import Phase, RankJob
 from ..stages.neighbourhood.base import Neighbourhood
+from ..stages.policies import Fetcher
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
@@ -51,6 +52,9 @@ class Batch:
     """[n], nodes of the rows of `h`."""
     minibatch: MiniBatch
     """The structure, as `millrace.to_pyg` and `to_dgl_blocks` take it."""
+    pairs: Tensor | None = None
+    """Of a link task: int64 [b, 1 + k, 2], a positive pair and its k negatives, as rows of what a model gives. `y` is
+    [b] zeros."""
 
 
 class _Seat(Solo):
@@ -130,7 +134,8 @@ class Minibatches:
             ranks_job = prepared.job.model_copy(update={"ranks": self.ranks})
             queue = own_queue(replace(prepared, job=ranks_job), Path())
         job = replace(self._job, queue=queue, bulk_size=queue.bulk_size)
-        fetcher = GatherFetch().fetcher(prepared.placement, job)
+        fetch: Any = prepared.system.fetch
+        fetcher: Fetcher = fetch.fetcher(prepared.placement, job)
         feed = prepared.system.sample.feed(prepared.data, Phase(0, first, last), job, (first, 0))
         try:
             for epoch in range(first, last):
@@ -140,7 +145,9 @@ class Minibatches:
                             continue
                         work = feed.get(epoch, index)
                         got = fetcher.fetch(work)
-                        yield Batch(epoch, index, step, got.neighbourhoods, got.h, got.y, work.seeds, work.nodes, work)
+                        pairs = None if got.links is None else got.links.pairs
+                        inputs = got.neighbourhoods, got.h, got.y
+                        yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, pairs)
                     feed.release(epoch, steps.minibatches_of(step).stop - 1)
         finally:
             feed.close()

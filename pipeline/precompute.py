@@ -20,8 +20,8 @@ from ..storage.queue.zarr import ZarrQueue
 from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
-from .config.records import make_system, without_partitioner
-from .setup.checks import check_types
+from .config.records import make_system, with_links, without_partitioner
+from .setup.checks import check_links, check_types
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import count_minibatches, seed_plan
@@ -50,10 +50,12 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     start = time.perf_counter()
     dataset = open_data(job, None, emit, lazy=True)
     # The minibatches do not depend on how the graph is distributed.
-    system = make_system(job.model_copy(update={job.system: type(job.options)()}))
+    system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
+    check_links(job, dataset.task)
+    system = with_links(job, system, dataset)
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
-    if make_system(without_partitioner(job)).sample.record() != system.sample.record():
+    if make_system(without_partitioner(job)).sample.record() != plain.sample.record():
         raise InputError(
             f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
             "draw samples for any of them"

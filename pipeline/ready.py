@@ -1,7 +1,7 @@
 """Everything of a run before its first write: the configuration, the machine, the data, and how they go together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,8 @@ def _opened(
     if (owners := job.partition.owners) is not None:
         partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
         job = job.model_copy(update={"partition": partition})
+    if (pairs := job.read.pairs) is not None:
+        job = job.model_copy(update={"read": replace(job.read, pairs=str(Path(pairs).expanduser().resolve()))})
     if not isinstance(dataset, Dataset):
         try:
             # Ranks on a cluster open their own data, and check them: the driver needs the manifest only.

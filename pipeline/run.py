@@ -9,7 +9,7 @@ import torch
 
 from ..stages.comm.solo import Solo
 from ..stages.kernels.runtime.threads import set_num_threads
-from ..storage.dataset import Dataset
+from ..storage.dataset import WITHOUT_ACCURACY, Dataset
 from ..storage.errors import Interrupted
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
@@ -226,7 +226,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         num_nodes=dataset.num_nodes,
         num_edges=dataset.graph.num_edges,
         num_features=dataset.num_features,
-        num_classes=dataset.num_classes,
+        num_classes=prepared.outline.num_classes,
         task=dataset.task,
         class_names=None if dataset.class_names is None else list(dataset.class_names),
         device=job.device,
@@ -236,7 +236,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         seed=job.seed,
         minibatches_per_step=job.train.per_step(job.ranks),
         train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
-        val_accuracy=first.best_accuracy if first.best_epoch >= 0 and dataset.task != "regression" else None,
+        val_accuracy=first.best_accuracy if first.best_epoch >= 0 and dataset.task not in WITHOUT_ACCURACY else None,
         test_accuracy=first.test_accuracy,
         val_metrics={k: finite(v) for k, v in first.val_metrics.items()},
         test_metrics={k: finite(v) for k, v in first.test_metrics.items()},

@@ -149,7 +149,7 @@ class SeedPlan:
         return BulkRequest(self.seed, epoch, number, first, cuts, indices)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
     order = permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
     if plan.local:

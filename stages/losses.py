@@ -14,6 +14,7 @@ LOSSES: dict[Task, tuple[str, ...]] = {
     "multilabel": ("bce", "focal"),
     "binary": ("bce", "focal"),
     "regression": ("mse", "mae", "huber"),
+    "link": ("bce", "margin", "infonce"),
 }
 """Names of the losses of each task, the default first."""
 
@@ -23,7 +24,8 @@ class NamedLoss:
     """A loss by name, as a function of outputs [B, W] and labels that gives one value for each seed, [B].
 
     The loss of a seed with several columns is the sum over those that are known, divided by their number W: a label
-    that is NaN adds nothing, and has no gradient.
+    that is NaN adds nothing, and has no gradient. The outputs of a link task are scores: of a positive pair in column
+    0, and of its negatives in the others; labels do not matter.
     """
 
     task: Task
@@ -39,6 +41,10 @@ class NamedLoss:
     """Exponent of the focal loss (Lin, Goyal, Girshick, He, Dollar, ICCV 2017)."""
     delta: float = 1.0
     """Error from which Huber's loss is linear."""
+    margin: float = 1.0
+    """Distance from which a negative below its positive pair costs nothing (margin loss)."""
+    temperature: float = 1.0
+    """Divisor of the scores (InfoNCE; van den Oord, Li, Vinyals, 2018)."""
 
     def __call__(self, out: Tensor, y: Tensor) -> Tensor:
         """[B].
@@ -48,6 +54,8 @@ class NamedLoss:
         """
         if self.task == "multiclass":
             return self._of_classes(out, y)
+        if self.task == "link":
+            return self._of_pairs(out)
         labels = y.to(out.dtype)
         labels = labels.unsqueeze(1) if self.task == "binary" else labels
         if out.shape != labels.shape:
@@ -66,6 +74,14 @@ class NamedLoss:
             return F.cross_entropy(out, y, weights, reduction="none", label_smoothing=self.label_smoothing)
         losses = self._focal(F.cross_entropy(out, y, reduction="none"))
         return losses if weights is None else losses * weights[y]
+
+    def _of_pairs(self, scores: Tensor) -> Tensor:
+        positive, negative = scores[:, :1], scores[:, 1:]
+        if self.name == "margin":
+            return F.relu(self.margin - positive + negative).mean(1)
+        if self.name == "infonce":
+            return -F.log_softmax(scores / self.temperature, 1)[:, 0]
+        return torch.cat([F.softplus(-positive), F.softplus(negative)], 1).mean(1)
 
     def _of_bits(self, out: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         labels = torch.where(known, labels, 0)

@@ -140,6 +140,23 @@ class Fetched:
     """Part of the forward pass that was computed before the parameters were ready: see `stages.train.begin`."""
     clients: "tuple[Fetched, ...]" = ()
     """The same work divided among simulated clients."""
+    links: "PairsToScore | None" = None
+    """Pairs of a link task; None: the first B rows of the model's result are the outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairsToScore:
+    """Pairs whose scores are the outputs of a link task."""
+
+    pairs: Tensor
+    """int64 [b, 1 + k, 2], positions among the rows of the model's result: a positive pair, and its negatives."""
+    decoder: Callable[[Tensor, Tensor], Tensor] | None
+    """See `links.decoders.Decoder.forward`; None where nothing is trained."""
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """[b, 1 + k], from the rows of the nodes [B, D]."""
+        assert self.decoder is not None
+        return self.decoder(rows[self.pairs[..., 0]], rows[self.pairs[..., 1]])
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     # 8 was used by an earlier version.
     DEAL = 9
     HALO = 10
+    NEGATIVE = 11
 
 
 def _mix_int(z: int) -> int:

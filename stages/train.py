@@ -124,6 +124,8 @@ def loss_of(
     """Summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or wider."""
     with _precision(fetched, matmul_precision):
         logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
+    if fetched.links is not None:
+        logits = fetched.links.scores(logits.float() if logits.dtype == torch.bfloat16 else logits)
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     return summed_loss(logits, fetched.y, task, weights, loss), logits

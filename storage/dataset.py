@@ -10,20 +10,23 @@ import numpy.typing as npt
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import Graph
+from .links.pairs import check_pairs
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
-Task = Literal["multiclass", "multilabel", "binary", "regression"]
+Task = Literal["multiclass", "multilabel", "binary", "regression", "link"]
 TASKS: tuple[Task, ...] = get_args(Task)
 MATRIX_TASKS = ("multilabel", "regression")
 """Tasks whose labels are a matrix of floating-point numbers; those of the others are class numbers."""
+WITHOUT_ACCURACY = ("regression", "link")
+"""Tasks whose outputs are no classes."""
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Three disjoint sets of labelled nodes."""
+    """Three disjoint sets of labelled nodes; of a link task, of numbers of pairs."""
 
     train: IdArray
     """int64, ascending, distinct."""
@@ -65,10 +68,10 @@ class Dataset:
     """[V, F] rows; memory, memory-mapped or Zarr."""
     labels: npt.NDArray[Any]
     """Multi-class and binary: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1. Regression: float32
-    [V, C]. NaN in a matrix is not known."""
+    [V, C]. NaN in a matrix is not known. Link: int64 [N, 3], pairs in place of nodes, see `storage.links.pairs`."""
     split: Split
     num_classes: int
-    """C: classes, 2 if binary; targets of a regression."""
+    """C: classes, 2 if binary; targets of a regression; 1 of links, the score of a pair."""
     task: Task = "multiclass"
     notes: tuple[str, ...] = field(default=())
     """Findings and changes while the input was read (duplicates merged, self loops kept, ...), one sentence each."""
@@ -133,7 +136,8 @@ class Dataset:
 
     def to_pyg(self) -> Any:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
-        edge_weight and edge_attr if there are any. A graph with types is a `HeteroData`: see `from_pyg`.
+        edge_weight and edge_attr if there are any. A graph with types is a `HeteroData`: see `from_pyg`. Links have
+        ``train_edge_label_index``, ... in place of y and masks.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -164,8 +168,13 @@ class Dataset:
             for r, relation in enumerate(types.relations):
                 data[relation].edge_index = torch.from_numpy(ends[:, graph.edge_type == r] - starts[r][:, None])
             target = data[types.node_types[0]]
-        target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
+        if self.task != "link":
+            target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
         for name in SPLITS:
+            if self.task == "link":
+                pairs = self.labels[getattr(self.split, name), :2]
+                data[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
+                continue
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
             target[f"{name}_mask"] = mask
@@ -184,6 +193,10 @@ class Dataset:
         if self.task not in TASKS or type(self.num_classes) is not int or self.num_classes < 0:
             seen = f"task is '{str(self.task)[:80]}' of {str(self.num_classes)[:80]} classes"
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
+        if self.task == "link":
+            check_pairs(self.labels, n)
+            self.split.check(len(self.labels))
+            return self._check_names()
         want, dtype = (2, np.float32) if self.task in MATRIX_TASKS else (1, np.int64)
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(
@@ -193,13 +206,17 @@ class Dataset:
         if self.labels.dtype != dtype:
             raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
         self.split.check(n)
+        self._check_labels()
+        return self._check_names()
+
+    def _check_names(self) -> "Dataset":
+        n = self.num_nodes
         if self.node_names is not None and len(self.node_names) != n:
             raise InputError(f"there are {len(self.node_names)} node names for {n} nodes; expected one for each")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise InputError(
                 f"there are {len(self.class_names)} class names for {self.num_classes} classes; expected one for each"
             )
-        self._check_labels()
         return self
 
     def _check_labels(self) -> None:
@@ -240,6 +257,8 @@ def outputs_of(task: Task, num_classes: int) -> int:
 
 def counted_outputs(task: str, number: int) -> str:
     """``3 classes``, or ``2 targets``."""
+    if task == "link":
+        return "links"
     return counted(number, "target") if task == "regression" else counted(number, "class", "classes")
 
 
@@ -255,3 +274,12 @@ def require_dataset(value: object) -> None:
     """Raise InputError unless the argument is a `Dataset`."""
     if not isinstance(value, Dataset):
         raise InputError(f"dataset is a {type(value).__name__}; expected a Dataset: pass open_dataset(...) of it")
+
+
+def require_nodes(dataset: Dataset, work: str) -> None:
+    """Raise InputError if a dataset has links to predict, where `work` (a clause such as ``reorder renumbers``) takes
+    the labels of nodes."""
+    if dataset.task == "link":
+        raise InputError(
+            f"the task of {dataset.name} is link, and {work} nodes with their labels; do so before links are made of it"
+        )

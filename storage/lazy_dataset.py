@@ -197,7 +197,8 @@ class LazyDataset(Dataset):
             )
             rows = (entries["labels"]["shape"][0], features_shape(store)[0])
             there = f"it has {rows[0]} labels and {rows[1]} feature rows of {self.num_nodes} nodes"
-            require(rows == (self.num_nodes,) * 2, there)
+            labelled = self.num_nodes if self.task != "link" else rows[0]
+            require(rows == (labelled, self.num_nodes), there)
         if features != "memory":
             _ = self.features  # refuses a place that does not fit how the store was written
 
@@ -247,7 +248,7 @@ class LazyDataset(Dataset):
         """See `Dataset.split`."""
         split = Split(*(self._store.read(name) for name in SPLITS))
         with proving(self._store.path):
-            return split.check(self.num_nodes)
+            return split.check(self.num_nodes if self.task != "link" else self._store.entries["labels"]["shape"][0])
 
     @cached_property
     def node_names(self) -> NodeNames | None:

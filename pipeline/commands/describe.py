@@ -11,7 +11,7 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
-from ...storage.dataset import SPLITS, Dataset
+from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
 from ...storage.dataset_store import features_place, graph_place, open_features, open_types
 from ...storage.errors import InputError, StoreError, first_line
 from ...storage.features import FeatureStore, WidenedFeatures
@@ -104,7 +104,7 @@ def _run(folder: Path) -> dict[str, Any]:
         for split in ("val", "test")
         for name, value in (result.get(f"{split}_metrics") or {}).items()
     }
-    found = {k: result.get(k) for k in keys if not (k.endswith("_accuracy") and result.get("task") == "regression")}
+    found = {k: result.get(k) for k in keys if not (k.endswith("_accuracy") and result.get("task") in WITHOUT_ACCURACY)}
     return {**record, **found, **metrics, "last checkpoint": at, **seconds}
 
 

@@ -23,6 +23,9 @@ def predict(
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Write the rows that the last layer reads, in place of classes.")
     ] = False,
+    pairs: Annotated[
+        Path | None, typer.Option(help="Of a run with task=link: file of pairs to score, with columns src, dst.")
+    ] = None,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
@@ -31,14 +34,27 @@ def predict(
 ) -> None:
     """Write a run's predictions into a file.
 
-    Each node gets a class and its probability, or values, over full neighbourhoods.
+    Each node gets a class and its probability, or values, over full neighbourhoods; each pair of --pairs a score.
     """
-    from ..inference.predict import predict_to_file
+    from ...storage.errors import InputError
+    from ..inference.links import predict_links_to_file
+    from ..inference.predict import check_new_file, predict_to_file
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
     settings = cluster_settings(cluster)
     own, out = None if model is None else module_named(model), expanded(out)
+    if pairs is not None:
+        if nodes is not None or all_probabilities or embeddings:
+            raise InputError("--pairs is given beside options for nodes; expected one of them")
+        check_new_file(out)
+        with Terminal() as terminal:
+            report = predict_links_to_file(
+                expanded(run_folder), out, expanded(pairs), dataset, own, terminal, workers, scheduler, settings
+            )
+        scored = f"{counted(report['pairs'], 'pair')} of {report['dataset']} by {report['model']}"
+        show(f"{scored} in {out} ({report['seconds']:.1f} s)", report, as_json)
+        return
     with Terminal() as terminal:
         report = predict_to_file(
             expanded(run_folder),

@@ -23,6 +23,9 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "monitor": ("train", "monitor"),
     "loss": ("train", "loss"),
     "task": ("read", "task"),
+    "pairs": ("read", "pairs"),
+    "decoder": ("link", "decoder"),
+    "negatives": ("link", "negatives"),
     "reuse": ("queue", "reuse"),
     "scheduler": ("cluster", "scheduler"),
     "host": ("cluster", "host"),
@@ -102,6 +105,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "partition.method": ("partitioner", "partition_method", "part_method"),
     "track": ("report_to", "trackers"),
     "learned.width": ("embedding_dim", "emb_dim", "node_emb_dim", "embedding_size"),
+    "link.negatives": ("neg_sampling", "negative_sampler", "negative_sampling"),
+    "link.num_negatives": ("neg_sampling_ratio", "neg_ratio", "num_neg", "num_neg_samples", "neg_per_pos"),
     "checkpoint.every_epochs": ("save_every", "save_freq", "checkpoint_every"),
 }
 """Words of other libraries for a key."""

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ..datasets import ReadOptions
-from .schema import CheckpointEvery, Cluster, Gpu, Learned, Partition, Queue, Section, Seeds, Train
+from .schema import CheckpointEvery, Cluster, Gpu, Learned, Links, Partition, Queue, Section, Seeds, Train
 
 
 def canonical(registry: Container[str], name: str) -> str:
@@ -68,6 +68,7 @@ class Job(Section):
     """``name``, and the options of that sampler."""
     train: Train = Train()
     learned: Learned = Learned()
+    link: Links = Links()
     seeds: Seeds = Seeds()
     queue: Queue = Queue()
     partition: Partition = Partition()

@@ -8,11 +8,14 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
 from ...stages.sample import SAMPLERS
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
+from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry
 from .aliases import advice
 from .job import Job
@@ -89,6 +92,25 @@ def make_system(job: Job) -> System:
         job.queue.max_bytes,
     )
     return entry.build(options, inputs)
+
+
+def with_links(job: Job, system: System, dataset: Dataset) -> System:
+    """The system for a dataset: with minibatches of pairs, if its task is link.
+
+    Raises:
+        InputError: the system trains nodes only, or there are no negatives as wanted.
+    """
+    if dataset.task != "link":
+        return system
+    negatives = negatives_of(job)
+    found = SYSTEMS.find(system.name).with_links(system, negatives)
+    negatives.check(dataset.graph.num_edges, lambda: len(given_negatives(dataset.labels, "train")))
+    return found
+
+
+def negatives_of(job: Job) -> Negatives:
+    """Law of the negatives of a configuration."""
+    return Negatives(job.link.negatives, job.link.num_negatives)
 
 
 def cut_of(job: Job) -> Partitioner | None:

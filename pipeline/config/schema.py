@@ -64,10 +64,10 @@ class ParameterGroup(Section):
 class LossOptions(Section):
     """Loss of a step, the mean over its seeds. A loss of your own in code takes its place."""
 
-    name: Literal["cross_entropy", "bce", "focal", "mse", "mae", "huber"] | None = None
-    """``cross_entropy`` (the default of multi-class), ``bce`` (binary cross entropy: of binary and multi-label),
-    ``focal``, ``mse`` (of a regression), ``mae`` or ``huber``. Over several columns it is a mean; labels that are not
-    known (NaN) add nothing."""
+    name: Literal["cross_entropy", "bce", "focal", "mse", "mae", "huber", "margin", "infonce"] | None = None
+    """``cross_entropy`` (the default of multi-class), ``bce`` (binary cross entropy: of binary, multi-label and links),
+    ``focal``, ``mse`` (of a regression), ``mae`` or ``huber``; ``margin`` or ``infonce`` (of links). Over several
+    columns it is a mean; labels that are not known (NaN) add nothing."""
     class_weights: Literal["balanced"] | list[float] | None = None
     """Factor of a node's loss by its class: a number for each, or ``balanced``, which is n / (C n_c) for n train
     nodes, n_c of the class. Multi-class and binary. The sum is divided by the number of seeds, whatever their
@@ -81,6 +81,10 @@ class LossOptions(Section):
     """Exponent of ``focal``."""
     delta: float = Field(default=1.0, gt=0)
     """Error from which ``huber`` is linear."""
+    margin: float = Field(default=1.0, gt=0)
+    """Distance from which a negative below its positive pair costs nothing, with ``margin``."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divisor of the scores, with ``infonce``."""
 
     @property
     def is_balanced(self) -> bool:
@@ -142,16 +146,20 @@ class Train(Section):
     """Stop after this many validations without a new best."""
     loss: LossOptions = LossOptions()
     """The loss; a plain name is its `name`. By default it follows from the labels."""
-    metrics: list[Literal["loss", "macro_f1", "micro_f1", "auc", "average_precision", "rmse", "mae", "r2"]] = Field(
-        default_factory=list
-    )
+    metrics: list[
+        Literal[
+            "loss", "macro_f1", "micro_f1", "auc", "average_precision", "rmse", "mae", "r2",
+            "mrr", "hits@1", "hits@3", "hits@10", "hits@50", "hits@100",
+        ]
+    ] = Field(default_factory=list)  # fmt: skip
     """Metrics of validations and of the test besides accuracy: ``loss``, ``macro_f1``, ``micro_f1``, ``auc``,
     ``average_precision`` (means over classes). A regression always has ``rmse``, ``mae`` and ``r2`` (means over
-    targets) in place of accuracy, and also knows ``loss``."""
+    targets) in place of accuracy, and also knows ``loss``. Links always have ``mrr``, ``auc``, ``average_precision``
+    and ``hits@10``, and also know hits at 1, 3, 50 and 100."""
     monitor: str | None = None
     """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``, one of
     `metrics`, or the name of your own, with a minus in front if it is to be small (``-brier``). The loss and errors are
-    to be small anyway. By default the accuracy, or ``rmse`` (under ``retexo``, its mode decides)."""
+    to be small anyway. By default the accuracy, ``rmse`` or, of links, ``mrr`` (under ``retexo``, its mode decides)."""
 
     @field_validator("optimizer")
     @classmethod
@@ -184,6 +192,22 @@ class Learned(Section):
     def num_read(self, num_features: int) -> int:
         """Columns that the model reads of a dataset with `num_features`."""
         return num_features if not self.width else self.width + (num_features if self.beside else 0)
+
+
+class Links(Section):
+    """Link prediction, with the task ``link``: rows of nodes, the score of a pair of them, and its negatives."""
+
+    width: int = Field(default=64, ge=1, le=65536)
+    """Columns of the rows that the model gives for nodes."""
+    decoder: Literal["dot", "distmult", "complex", "mlp"] = "dot"
+    """Score of a pair: ``dot`` product; ``distmult``, with a learnt weight for each column; ``complex`` (ComplEx),
+    whose scores depend on the direction; ``mlp``, two dense layers on the product of the rows."""
+    negatives: Literal["uniform", "degree", "batch", "given"] = "uniform"
+    """Negatives of a positive pair (u, v) in training: (u, w) for a node w of all (``uniform``), in proportion to its
+    in-degree (``degree``), or the destination of another pair of the minibatch (``batch``); ``given``: pairs of the
+    given negatives. A drawn one may by chance be positive."""
+    num_negatives: int = Field(default=1, ge=1, le=65536)
+    """Negatives of each positive pair."""
 
 
 BULK_ON_GPU = 64

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.policies import FetchPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.sample.base import Sampler
@@ -127,6 +128,17 @@ class Registered:
         raise InputError(
             f"features is 'owned', but system '{self.name}' keeps each row on the rank that trains its node; leave it "
             "out"
+        )
+
+    def with_links(self, system: System, negatives: Negatives) -> System:
+        """The system with minibatches of pairs and their negatives.
+
+        Raises:
+            InputError: the system, or this form of it, trains nodes only.
+        """
+        able = " or ".join(n for n, e in SYSTEMS.available().items() if type(e).with_links is not Registered.with_links)
+        raise InputError(
+            f"the task is link, but system '{self.name}' trains on labelled nodes of a rank's own part; use {able}"
         )
 
     def owns_features(self, system: System) -> bool:

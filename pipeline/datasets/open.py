@@ -12,6 +12,7 @@ from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from .cleaning.raw import Raw
 from .cleaning.splits import make_split
+from .links import link_dataset
 from .readers.npz import read_npz
 from .readers.public import how_to_get
 from .readers.reader import Request, path_of
@@ -40,7 +41,7 @@ def open_dataset(
             task.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
             nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 if every class has 60
-            labelled nodes; else fraction:0.6,0.2.
+            labelled nodes; else fraction:0.6,0.2. Links: see `link_dataset`.
         seed: seed of a random split; nothing else depends on it.
         features: place of a Millrace store's features: memory, mapped or zarr. Other sources are read into memory.
         graph: place of a Millrace store's graph: memory or mapped.
@@ -61,7 +62,16 @@ def open_dataset(
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
     ):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
-    request = Request(name, options, split, seed, features, graph)
+    if options.task == "link":
+        plain = _opened(spec, Request(name, replace(options, pairs=None), None, seed, features, graph))
+        return link_dataset(plain, pairs=options.pairs, split=split, seed=seed)
+    if options.pairs is not None:
+        raise InputError(f"pairs is '{options.pairs}', but the task is not link; set task=link, or leave pairs out")
+    return _opened(spec, Request(name, options, split, seed, features, graph))
+
+
+def _opened(spec: str | Path | object, request: Request) -> Dataset:
+    options, split, seed = request.options, request.split, request.seed
     if isinstance(spec, Dataset):
         return _finished(spec, request)
     reader = reader_of(spec)
@@ -131,6 +141,12 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
     """A clean dataset with the name, task and split of the request."""
     _check_no_options(request.options, dataset.name)
     notes, task = list(dataset.notes), request.options.task or dataset.task
+    if task == "link":
+        if dataset.task == "link" and request.split is not None:
+            raise InputError(
+                f"split is '{request.split}', but the pairs of {dataset.name} are split already; leave it out"
+            )
+        return replace(dataset, name=request.name or dataset.name)
     labels, number = as_task(dataset, task)
     parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes)
     name = request.name or dataset.name

@@ -102,7 +102,7 @@ def embed(
         run: as in `predict`.
         dataset: as in `predict`.
         nodes: as in `predict`.
-        layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads.
+        layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L for links.
         model: as in `predict`.
         workers: as in `predict`.
         scheduler: as in `predict`.
@@ -115,6 +115,8 @@ def embed(
     """
     found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed")
     num_layers = int(layered(found.model).num_layers)
+    if layer is None and found.task == "link":
+        layer = num_layers
     if layer is None and num_layers == 1:
         raise InputError(f"{found.name} has one layer, which reads the features; give layer=1 for what it computes")
     applied = num_layers - 1 if layer is None else layer

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from ...stages.evaluate.gathered import ERRORS
-from ...stages.evaluate.layerwise import by_split, evaluating
-from ...stages.evaluate.measures import METRICS, Measures
-from ...storage.dataset import SPLITS, Dataset, counted_outputs
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.links import KnownPairs
+from ...stages.evaluate.measures import ALWAYS, METRICS, Measures
+from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored
+from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
 from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
 from ..setup.model import Outline, loss_of
@@ -52,27 +53,27 @@ def evaluate_run(
     trained = load(run, model=model)
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "evaluate")
     result, data = trained.result, found.data
-    if (data.num_classes, data.task) != (result.num_classes, result.task):
+    classes = result.num_classes if result.task != "link" else 1
+    if (data.num_classes, data.task) != (classes, result.task):
         seen, wanted = (f"{counted_outputs(d.task, d.num_classes)} ({d.task})" for d in (data, result))
         raise InputError(
             f"{data.name} has {seen}, but {result.model} of {run} predicts {wanted}; give a dataset with the same"
         )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
-
-    nodes = [getattr(data.split, split) for split in SPLITS]
-    outputs = found.outputs(found.model, np.concatenate(nodes), emit, "evaluate")
-    rows = by_split(outputs, data)
+    outputs = found.outputs(found.model, nodes_to_evaluate(data), emit, "evaluate")
+    rows = rows_of(outputs, data)
+    known = cache(lambda: KnownPairs.of(data.graph, data.labels))
     measures = _measures(trained, data)
     with evaluating(trained.model):
-        scored = {split: measures.of(*rows[split]) if split in rows else None for split in SPLITS}
+        values_of = {split: scored(measures, trained.model, data, rows, split, known) for split in SPLITS}
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
     report: dict[str, Any] = {"run": str(run), "model": result.model, "dataset": data.name}
-    if result.task != "regression":
-        report["accuracy"] = {split: None if s is None else s.accuracy for split, s in scored.items()}
+    if result.task not in WITHOUT_ACCURACY:
+        report["accuracy"] = {split: None if s is None else s.accuracy for split, s in values_of.items()}
     if measures.names:
-        values = {split: {} if s is None else s.values for split, s in scored.items()}
+        values = {split: {} if s is None else s.values for split, s in values_of.items()}
         report["metrics"] = {split: {k: finite(v) for k, v in of.items()} for split, of in values.items()}
     return {**report, "seconds": seconds}
 
@@ -82,6 +83,6 @@ def _measures(trained: TrainedRun, data: Dataset) -> Measures:
     task, train = data.task, trained.config.train
     outline = Outline.of(data, balanced=train.loss.is_balanced)
     own_loss = "loss" in trained.result.fingerprint
-    wanted = {*train.metrics, *(ERRORS if task == "regression" else ())} - {"accuracy", *(["loss"] if own_loss else [])}
+    wanted = {*train.metrics, *ALWAYS.get(task, ())} - {"accuracy", *(["loss"] if own_loss else [])}
     loss = None if own_loss else loss_of(train.loss, outline, OwnCode())
     return Measures(task, [name for name in METRICS[task] if name in wanted], loss=loss)

@@ -52,6 +52,11 @@ def predict(
     """
     found = opened(run, dataset, model, workers, scheduler, cluster, emit, "predict")
     data, classes = found.data, found.class_names
+    if found.task == "link":
+        raise InputError(
+            f"the task of {found.name} is link, which scores pairs of nodes; use mr.predict_links(run, pairs), or "
+            "mr.embed(run) for the rows of nodes"
+        )
     ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
@@ -98,15 +103,13 @@ def predict_to_file(
     Raises:
         InputError: the file exists or cannot be written; see also `predict`.
     """
-    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
     if embeddings and all_probabilities:
         raise InputError("--all-probabilities and --embeddings are given; expected one of them")
-    if out.exists():
-        raise InputError(f"{out} already exists; choose another --out")
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a folder; choose another --out")
+    check_new_file(out, embeddings)
     start = time.perf_counter()
     trained = load(run, model=model)
+    if trained.result.task == "link" and not embeddings:
+        raise InputError(f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, or --embeddings")
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
@@ -126,6 +129,15 @@ def predict_to_file(
         "out": str(out),
         "seconds": seconds,
     }
+
+
+def check_new_file(out: Path, embeddings: bool = False) -> None:
+    """Raise InputError unless `out` can be a new file of predictions, or of `embeddings`."""
+    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another --out")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is not a folder; choose another --out")
 
 
 def _parsed(nodes: str | None, data: Dataset) -> Any:

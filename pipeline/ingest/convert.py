@@ -115,6 +115,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return ""
     if options.components == "largest":
         return "components=largest needs the whole graph"
+    if options.task == "link":
+        return "links are taken out of the whole graph"
     if options.normalize_features == "standard":
         return "normalize_features=standard needs all features"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None

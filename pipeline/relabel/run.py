@@ -11,7 +11,7 @@ import numpy as np
 
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
-from ...storage.dataset import SPLITS
+from ...storage.dataset import SPLITS, require_nodes
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_place
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
@@ -76,6 +76,7 @@ def relabel(
             "mr.reorder, in memory"
         )
     start, in_process = time.perf_counter(), job.executor != "dask"
+    require_nodes(data, "parts hold")
     plan = {
         "layout": LAYOUT,
         "plan": digest_record(

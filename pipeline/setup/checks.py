@@ -18,13 +18,13 @@ from ...stages.models import MODELS
 from ...stages.models.base import Stack
 from ...stages.models.pyg import PyGModel
 from ...stages.train import of_each_seed
-from ...storage.dataset import MATRIX_TASKS
+from ...storage.dataset import MATRIX_TASKS, Task
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
-from ..config.schema import Learned, Train
+from ..config.schema import Learned, Links, Train
 from ..config.systems import SYSTEMS, System
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
@@ -200,6 +200,11 @@ def check_metrics(train: Train, outline: Outline, code: OwnCode) -> None:
         InputError: names the key to change.
     """
     known = METRICS[outline.task]
+    if outline.task == "link" and code.metrics:
+        raise InputError(
+            f"the metric '{next(iter(code.metrics))}' is your own, a function of outputs and labels of nodes, but the "
+            "task is link; leave it out"
+        )
     for name in train.metrics:
         if name not in known and name not in code.metrics:
             raise InputError(
@@ -308,6 +313,31 @@ def check_learned(job: Job, system: System) -> None:
             raise InputError(f"{seen} train.{key} {why}; leave it out")
     if job.start_from is not None:
         raise InputError(f"{seen} start_from gives the parameters of a model and no learnt rows; leave it out")
+
+
+def check_links(job: Job, task: Task) -> None:
+    """Refuse keys of links for another task, and links where this version does not train them.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    if task != "link":
+        if job.link != Links():
+            given = ", ".join(f"link.{key}" for key in job.link.model_dump(exclude_defaults=True))
+            raise InputError(f'{given} is set, but the task is {task}; leave it out, or set task = "link"')
+        return
+    if job.device != "cpu":
+        raise InputError(
+            f"device is '{job.device}', but the edges of pairs are taken out of samples on the host in this version; "
+            'use device = "cpu"'
+        )
+    if job.kernel not in ("cpu", "reference"):
+        raise InputError(
+            f"kernel is '{job.kernel}', but the edges of pairs are taken out of samples on the host in this version; "
+            "leave kernel out"
+        )
+    if job.learned.width:
+        raise InputError("learned.width is set, but links train no learnt features in this version; leave it out")
 
 
 def check_edges(job: Job, system: System) -> None:

@@ -17,6 +17,8 @@ from ..config.systems import SYSTEMS, System
 
 LATER = ("optimizer_options", "schedule", "groups", "clip_norm", "ema", "monitor", "loss")
 """Keys of `train` that versions before did not have."""
+LATER_OF_LOSS = {"margin": 1.0, "temperature": 1.0}
+"""Keys of `train.loss` that versions before did not have, with their defaults."""
 
 
 def fingerprint_of(
@@ -46,6 +48,8 @@ def fingerprint_of(
         if getattr(job.train, key) == Train.model_fields[key].get_default(call_default_factory=True)
     }
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
+    if "loss" in train:
+        train["loss"] = {k: v for k, v in train["loss"].items() if k not in LATER_OF_LOSS or v != LATER_OF_LOSS[k]}
     if job.train.schedule.needs_epochs:
         train["epochs"] = job.epochs
     digests = DatasetDigests(dataset)
@@ -91,7 +95,7 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
     return {
         "graph": digests["graph"],
         "sampler": json.dumps(system.sample.record() | _drawn_by(job, system), sort_keys=True),
-        "seeds": digests.of("train"),
+        "seeds": digests.of("train", *(["labels"] if dataset.task == "link" else [])),
         "seed": str(job.seed_of("minibatches")),
         "batch_size": str(job.train.batch_size),
     }

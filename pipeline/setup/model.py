@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...stages.links.decoders import make_decoder
 from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import as_model, reads_edges
 from ...stages.models.relational import TypedInput
 from ...stages.random import Purpose, stream, torch_seed
-from ...storage.dataset import Dataset, Task, outputs_of
+from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
@@ -32,6 +33,8 @@ LOSSES_WITH = {
     "label_smoothing": ("cross_entropy",),
     "gamma": ("focal",),
     "delta": ("huber",),
+    "margin": ("margin",),
+    "temperature": ("infonce",),
 }
 """Losses that know each option."""
 
@@ -44,6 +47,7 @@ class Outline:
     num_features: int
     """Columns that the model reads."""
     num_classes: int
+    """See `Dataset.num_classes`; of links, the columns of the model's rows."""
     task: Task
     splits: dict[str, int]
     """Number of nodes in each split."""
@@ -65,7 +69,8 @@ class Outline:
         """The outline of a dataset, with the learnt features of a job if one is given, and `train_counts` if the loss
         is balanced by them."""
         width = dataset.num_features if job is None else job.learned.num_read(dataset.num_features)
-        found = cls(dataset.name, width, dataset.num_classes, dataset.task, dataset.split_sizes)
+        outputs = job.link.width if job is not None and dataset.task == "link" else dataset.num_classes
+        found = cls(dataset.name, width, outputs, dataset.task, dataset.split_sizes)
         counts = train_counts(dataset) if balanced else None
         return replace(found, train_counts=counts, has_unknown=dataset.has_unknown, types=types_of(dataset))
 
@@ -140,6 +145,9 @@ def model_of(
             outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
         )
+        if outline.task == "link" and not hasattr(module, "decoder"):
+            torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
+            module.decoder = make_decoder(job.link.decoder, outline.num_outputs)
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
         def again() -> nn.Module:
@@ -155,9 +163,12 @@ def model_of(
             built = record.build_typed(TypedInput.of_record(outline.types), outline.num_outputs)
         else:
             built = system.schedule.build(record, outline.num_features, outline.num_outputs)
+        if outline.task == "link":
+            built.decoder = make_decoder(job.link.decoder, outline.num_outputs)
         return with_initial_parameters(built.to(dtype), job)
 
-    return make, {"name": record.name, **vars(record)}, record.name
+    decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
+    return make, {"name": record.name, **vars(record), **decoder}, record.name
 
 
 def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | None:
@@ -184,6 +195,8 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
             raise InputError(
                 f"train.loss.{key} is {given[key]}, but the loss is '{name}'; it goes with {' or '.join(names)}"
             )
+    if task == "link" and (weights := given.keys() & {"class_weights", "pos_weight"}):
+        raise InputError(f"train.loss.{min(weights)} is set, but the task is link, which has no classes; leave it out")
     if task == "multilabel" and "class_weights" in given:
         raise InputError(
             "train.loss.class_weights are factors of nodes by their class, but the task is multilabel; use "
@@ -200,6 +213,8 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
         label_smoothing=options.label_smoothing,
         gamma=options.gamma,
         delta=options.delta,
+        margin=options.margin,
+        temperature=options.temperature,
     )
 
 
@@ -223,9 +238,9 @@ def _numbers(key: str, given: Any, count: int, balanced: Any, outline: Outline) 
 
 def train_counts(dataset: Dataset) -> list[list[int]] | None:
     """See `Outline.train_counts`; None for targets."""
-    own = dataset.labels[dataset.split.train]
-    if dataset.task == "regression":
+    if dataset.task in WITHOUT_ACCURACY:
         return None
+    own = dataset.labels[dataset.split.train]
     if dataset.task == "multilabel":
         return [(own > 0.5).sum(0).tolist(), (~np.isnan(own)).sum(0).tolist()]
     own = own[own >= 0]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...stages.assignment import SeedPlan
+from ...stages.links.plan import LinkPlan
+from ...stages.links.train_pairs import TrainPairs
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
@@ -21,6 +23,7 @@ from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..config.records import negatives_of
 from ..config.systems import SYSTEMS
 from .prepare import Prepared
 from .run_folder import is_locked, locked
@@ -57,7 +60,11 @@ def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
 
 def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
     """Plan of the seeds of all ranks' minibatches."""
-    return SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches"))
+    sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
+    if dataset.task == "link":
+        links = TrainPairs.of(dataset.graph, dataset.labels, negatives_of(job))
+        return LinkPlan(dataset.split.train, *sizes, links=links)
+    return SeedPlan(dataset.split.train, *sizes)
 
 
 def minibatches_per_epoch(prepared: Prepared) -> int:
@@ -72,8 +79,10 @@ def count_minibatches(job: Job, seeds: int) -> int:
 
 def expected(prepared: Prepared) -> Expected:
     """Seeds and number of layers that the run's minibatches must have."""
-    is_seed = np.zeros(prepared.dataset.num_nodes, bool)
-    is_seed[prepared.dataset.split.train] = True
+    # Any node may be the end of a negative.
+    is_seed = np.full(prepared.dataset.num_nodes, prepared.outline.task == "link")
+    if prepared.outline.task != "link":
+        is_seed[prepared.dataset.split.train] = True
     return Expected(is_seed, prepared.system.sample.num_layers)
 
 

@@ -21,13 +21,14 @@ from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ..config.load import Job
-from ..config.records import build, make_system, without_partitioner
+from ..config.records import build, make_system, with_links, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
     check_available,
     check_edges,
     check_learned,
+    check_links,
     check_losses,
     check_metrics,
     check_model,
@@ -113,6 +114,8 @@ def prepare(
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
     job, system, model = with_edges(job, system, model, dataset)
+    check_links(job, dataset.task)
+    system = with_links(job, system, dataset)
     check_losses(job, system)
     check_learned(job, system)
     check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)

@@ -69,8 +69,9 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     if store is not None:
         check_graph_place(open_store(store, KIND), graph)
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
-    # or of the same dataset, passed once more.
-    return job.model_copy(update={"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()})
+    # or of the same dataset, passed once more; pairs keep theirs.
+    update = {"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()}
+    return job.model_copy(update=update | ({"split": None} if dataset.task == "link" else {}))
 
 
 def keep_inputs(

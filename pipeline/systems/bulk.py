@@ -7,11 +7,14 @@ from pydantic import Field
 from torch import nn
 
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
+from ...stages.feed.link_feed import SampledLinks
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.links import LinkFetch
+from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.replicated import Replicated
@@ -151,6 +154,16 @@ class _Bulk(Registered):
             return system
         known = {f.name for f in fields(ExchangeFetch)}
         return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
+
+    def with_links(self, system: System, negatives: Negatives) -> System:
+        """See `Registered.with_links`. Every rank needs the whole graph and all rows."""
+        if not isinstance(system.sample, Sampled) or type(system.fetch) is not GatherFetch:
+            shared = 'features is "owned"' if isinstance(system.sample, Sampled) else 'bulk.topology is "partitioned"'
+            raise InputError(
+                f"the task is link, for which every rank reads all rows and the whole graph, but {shared}; leave it out"
+            )
+        sample = SampledLinks.of(system.sample.sampler, negatives)
+        return replace(system, sample=sample, fetch=LinkFetch(sample))
 
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. A partitioned topology owns them anyway."""

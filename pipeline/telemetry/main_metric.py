@@ -1,7 +1,11 @@
-"""The metric that stands for a run in one line: the accuracy, or the root of the mean squared error of a regression."""
+"""The metric that stands for a run in one line: the accuracy, the root of the mean squared error of a regression, or
+the mean reciprocal rank of links."""
 
 from collections.abc import Mapping
 from typing import Any
+
+IN_PLACE = {"regression": "rmse", "link": "mrr"}
+"""Metric in place of the accuracy, by task."""
 
 
 def main_metric_of(result: Mapping[str, Any], split: str) -> tuple[str, float | None]:
@@ -11,9 +15,10 @@ def main_metric_of(result: Mapping[str, Any], split: str) -> tuple[str, float | 
         result: its record.
         split: val or test.
     """
-    if result.get("task") != "regression":
+    name = IN_PLACE.get(result.get("task", ""))
+    if name is None:
         return "accuracy", result.get(f"{split}_accuracy")
-    return "rmse", (result.get(f"{split}_metrics") or {}).get("rmse")
+    return name, (result.get(f"{split}_metrics") or {}).get(name)
 
 
 def main_metric_of_epoch(event: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -21,4 +26,4 @@ def main_metric_of_epoch(event: Mapping[str, Any]) -> tuple[str, float] | None:
     accuracy, metrics = event.get("val_accuracy"), event.get("metrics") or {}
     if accuracy is not None:
         return "accuracy", accuracy
-    return ("rmse", metrics["rmse"]) if metrics.get("rmse") is not None else None
+    return next(((name, metrics[name]) for name in IN_PLACE.values() if metrics.get(name) is not None), None)

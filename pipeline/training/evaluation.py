@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.layerwise import evaluating, split_outputs
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.links import KnownPairs
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
+from ...stages.evaluate.scored import scored, split_rows
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
@@ -106,6 +108,7 @@ def _by_leaders(
     if of_edges is not None:
         graph = replace(graph, edge_features=CountedFeatures(of_edges, job.ledger, "evaluation"))
     counted = replace(dataset, graph=graph, features=CountedFeatures(features, job.ledger, "evaluation"))
+    known = cache(lambda: KnownPairs.of(dataset.graph, dataset.labels))
 
     def score(module: nn.Module, split: str) -> Scored | None:
         said = time.monotonic()
@@ -124,10 +127,11 @@ def _by_leaders(
             rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
             limits = {"scratch": out, "on_progress": advance, "base": rows, "group": who.group}
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
-                rows = split_outputs(module, counted, prepared.placement.degree, (split,), **limits)[split]
+                rows = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
             if group.rank == 0:
                 with evaluating(module):
-                    found = job.measures.of(*rows, by_class)
+                    found = scored(job.measures, module, counted, rows, split, known, by_class)
+                assert found is not None
                 accuracy = math.nan if found.accuracy is None else found.accuracy
                 numbers = torch.tensor([accuracy, *(found.values[k] for k in names)], dtype=torch.float64)
         group.broadcast(numbers, 0, "control")

@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.gathered import ERRORS
-from ...stages.evaluate.measures import METRICS, Measures, Scored, main_metric
+from ...stages.evaluate.measures import ALWAYS, METRICS, Measures, Scored, main_metric
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
@@ -250,7 +249,7 @@ def measures_of(prepared: Prepared) -> Measures:
     """Metrics of a run's validations and tests."""
     train, code, task = prepared.job.train, prepared.code, prepared.outline.task
     monitored = (train.monitor or main_metric(task)).removeprefix("-")
-    wanted = {*train.metrics, monitored, *(ERRORS if task == "regression" else ())} - {"accuracy", *code.metrics}
+    wanted = {*train.metrics, monitored, *ALWAYS.get(task, ())} - {"accuracy", *code.metrics}
     names = [name for name in METRICS[task] if name in wanted]
     return Measures(task, names, code.metrics, prepared.loss, train.monitor)
 

@@ -15,6 +15,8 @@ from ..messages import Loss, Validation
 from ..train import summed_loss
 from .gathered import ERRORS, GATHERED, RANKED, gathered_metric
 from .layerwise import quotient, tally
+from .links import ALWAYS as ALWAYS_OF_LINKS
+from .links import LINK_METRICS
 
 _OF_CLASSES = ("accuracy", "loss", "macro_f1", "micro_f1", *RANKED)
 METRICS: dict[Task, tuple[str, ...]] = {
@@ -22,9 +24,12 @@ METRICS: dict[Task, tuple[str, ...]] = {
     "multilabel": _OF_CLASSES,
     "binary": _OF_CLASSES,
     "regression": (*ERRORS, "loss"),
+    "link": LINK_METRICS,
 }
 """Metrics of each task by name, the main one first: the accuracy (multi-label: micro-F1), or the root of the mean
 squared error."""
+ALWAYS: dict[str, tuple[str, ...]] = {"regression": ERRORS, "link": ALWAYS_OF_LINKS}
+"""Metrics that a task has in every evaluation, besides accuracy."""
 BUILT_IN = ("accuracy", "loss", "macro_f1")
 """Metrics whose names a user's own cannot have."""
 SMALL = ("loss", "rmse", "mae")
@@ -71,7 +76,7 @@ class Scored:
     """Result of one evaluation of a split."""
 
     accuracy: float | None
-    """None for a regression."""
+    """None where outputs are no classes."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Further metrics by name."""
     counts: Counts | None = None

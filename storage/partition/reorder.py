@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
+from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset, require_nodes
 from ..errors import InputError
 from ..features import FeatureStore, FloatArray
 from ..graph import Graph, edges_of_rows, index_dtype
@@ -62,6 +62,7 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) ->
     """
     require_dataset(dataset)
     check_one_type(dataset, "renumbering")
+    require_nodes(dataset, "reorder renumbers")
     n, graph, offsets = dataset.num_nodes, dataset.graph, None
     if isinstance(order, PartitionBook):
         offsets = np.append(0, np.cumsum(order.sizes())).astype(np.int64)

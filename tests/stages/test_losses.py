@@ -137,3 +137,19 @@ def test_outputs_of_another_width_are_refused(task):
     out, y = rows(task)
     with pytest.raises(InputError, match=rf"gives \[12, {out.shape[1] + 1}\] for labels \[12, {out.shape[1]}\]"):
         NamedLoss(task, LOSSES[task][0])(torch.cat([out, out[:, :1]], 1), y)
+
+
+def test_losses_of_pairs():
+    out, y = rows("multilabel")[0], torch.zeros(N, dtype=torch.int64)
+    labels = torch.zeros(N, C, dtype=torch.float64)
+    labels[:, 0] = 1
+    close(
+        NamedLoss("link", "bce"), out, y,
+        lambda o: F.binary_cross_entropy_with_logits(o, labels, reduction="none").mean(1),
+    )  # fmt: skip
+    close(NamedLoss("link", "margin", margin=0.3), out, y, lambda o: (0.3 - o[:, :1] + o[:, 1:]).clamp(min=0).mean(1))
+    close(
+        NamedLoss("link", "infonce", temperature=0.5), out, y, lambda o: F.cross_entropy(o / 0.5, y, reduction="none")
+    )
+    # The default of the task.
+    assert torch.equal(summed_loss(out, y, "link"), NamedLoss("link", "bce")(out, y).sum())

@@ -38,6 +38,8 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     notes = list(raw.notes)
     labels, class_names = np.asarray(raw.labels), raw.class_names
+    if options.task == "link":  # the pairs take their place
+        labels, class_names = np.zeros(len(labels) if labels.ndim else 0, np.int64), None
     if labels.ndim == 0 or len(labels) == 0:
         raise InputError("there are no nodes (no labels); expected one label for each node")
     if raw.ordered is not None:
@@ -69,6 +71,8 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         if names is None
         else {part: _by_name(part, np.asarray(ids), names) for part, ids in raw.split.items()}
     )
+    if options.task == "link":
+        stored = {"train": np.ones(len(y), bool)}
     if options.components == "largest":
         keep = in_largest_component(graph)
         if not keep.all():

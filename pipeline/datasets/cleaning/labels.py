@@ -51,6 +51,8 @@ def clean_labels(
         raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
     if labels.ndim == 2 and labels.shape[1] == 0:
         raise InputError("labels have shape [V, 0]; expected at least one column")
+    if options.task == "link":
+        return labels, 1, "multiclass"
     task = options.task or task or _task_of(labels)
     if named and task in ("multilabel", "regression"):
         raise InputError(f"labels are text; expected numbers for task={task}")

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
-FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels")
+FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -54,8 +54,13 @@ class ReadOptions:
     """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
     mean, divided by its standard deviation; binary: 1 where not zero."""
     task: Task | None = None
-    """Task of the labels: multiclass, binary, multilabel or regression. None: text, flags and whole numbers are classes
-    (multiclass), a matrix of 0 and 1 is multilabel, and other numbers are targets (regression)."""
+    """Task of the labels: multiclass, binary, multilabel or regression; link: pairs of nodes, whatever the labels.
+    None: text, flags and whole numbers are classes (multiclass), a matrix of 0 and 1 is multilabel, and other numbers
+    are targets (regression)."""
+    pairs: str | None = None
+    """File of the pairs of a link task: a table with the columns src, dst, split (train, val or test) and perhaps label
+    (1, or 0 for a negative), or a ``.npz`` with [n, 2] arrays train, val, test, train_negatives, val_negatives,
+    test_negatives. None: edges of the graph, divided by the job's split."""
     label_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as labels, in this order: names, or a text such as "age,income". None: label,
     or label_0, label_1, ..."""

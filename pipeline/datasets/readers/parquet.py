@@ -229,6 +229,8 @@ def label_columns(nodes: pa.Table, source: Path | str, options: ReadOptions) -> 
     if wanted is None:
         of_number = {int(m[1]): key for key in nodes.column_names if (m := _LABEL.fullmatch(key))}
         wanted = ("label",) if "label" in nodes.column_names or not of_number else _by_value(of_number)
+        if options.task == "link" and wanted == ("label",) and "label" not in nodes.column_names:
+            return ()
     # A column with another name for labels has been renamed.
     wanted = tuple("label" if c not in nodes.column_names and is_label(c) else c for c in wanted)
     for key in wanted:
@@ -238,7 +240,9 @@ def label_columns(nodes: pa.Table, source: Path | str, options: ReadOptions) -> 
 
 def labels_of(nodes: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[str, ...] | None, int]:
     """Class numbers or targets [V] of one column, or [V, C] of several or of one of lists; the names of the classes if
-    they are text; and the number of NaN that stand for nulls among class numbers."""
+    they are text; and the number of NaN that stand for nulls among class numbers. Zeros if there are no columns."""
+    if not columns:
+        return np.zeros(nodes.num_rows, np.int64), None, 0
     if len(columns) > 1:
         return np.stack([numbers_of(nodes[c], f"nodes.{c}") for c in columns], axis=1), None, 0
     (key,) = columns

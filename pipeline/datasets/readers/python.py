@@ -273,6 +273,8 @@ def from_pyg(
         raise InputError(
             "the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)"
         )
+    if y is None and options.task == "link" and data.num_nodes is not None:
+        y = edges.new_zeros(data.num_nodes)
     if y is None:
         raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
     ends = host(edges)

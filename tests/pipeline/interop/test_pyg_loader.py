@@ -777,7 +777,7 @@ def test_refused_by_name(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (HeteroData(), "data is a HeteroData, and typed graphs are not supported"),
+        (HeteroData(), "data is a HeteroData, and NeighborLoader takes a Data of one node type"),
         ((object(), object()), "FeatureStore and GraphStore is not supported"),
         ("cora", "data is str; expected a torch_geometric.data.Data"),
         (Data(), "data has neither node attributes nor edges"),

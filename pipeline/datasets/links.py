@@ -1,0 +1,184 @@
+"""Datasets of a link task: pairs of nodes to learn from and to score, and the graph without those held out."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...stages.random import Purpose, permutation, stream
+from ...storage.dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of
+from ...storage.plural import counted, were
+from .cleaning.splits import parse_split
+from .pairs import sets_of
+
+DEFAULT_SPLIT = "fraction:0.85,0.05"
+
+
+def link_dataset(
+    dataset: Dataset, *, pairs: Mapping[str, Any] | str | Path | None = None, split: str | None = None, seed: int = 0
+) -> Dataset:
+    """A dataset whose task is to tell pairs of nodes that belong together from others.
+
+    Held-out pairs (val and test) are no edges of its graph, whichever way and however often they were. In a symmetric
+    graph a pair stands for both directions, and is named once.
+
+    Args:
+        dataset: its graph, features and names stay; labels and split are replaced.
+        pairs: positive pairs by ``train``, ``val`` and ``test``, and given negatives by ``train_negatives``, ...:
+            [n, 2] ids or names; or a file, see `ReadOptions.pairs`. Without ``train``, the edges that are left. None:
+            the edges of the graph but self loops, divided by `split`.
+        split: ``fraction:0.85,0.05`` (the default): shares of the edges for train and val; the rest is test.
+        seed: seed of that split.
+
+    Raises:
+        InputError: a pair has an end that is no node, a set is empty, a positive pair is in two sets, or a negative is
+            positive.
+    """
+    require_dataset(dataset)
+    check_one_type(dataset, "link prediction")
+    if dataset.task == "link":
+        if pairs is None and split is None:
+            return dataset
+        raise InputError(
+            f"the pairs of {dataset.name} are split already; leave {'split' if pairs is None else 'pairs'} out"
+        )
+    graph, notes = dataset.graph, list(dataset.notes)
+    if graph.edge_features is not None:
+        graph = replace(graph, edge_features=None)
+        notes.append("Features of edges were left out: links are predicted without them in this version.")
+        dataset = replace(dataset, graph=graph)
+    symmetric = is_symmetric(graph)
+    if pairs is not None and split is not None:
+        raise InputError("split and pairs are both given; expected one: the pairs have their sets")
+    if pairs is None:
+        sets = _drawn(dataset, split or DEFAULT_SPLIT, seed, symmetric)
+        if split is None:
+            notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
+    else:
+        sets = sets_of(pairs, dataset)
+    held_out = np.concatenate([sets.get(name, np.empty((0, 2), np.int64)) for name in ("val", "test")])
+    kept = without_pairs(graph, held_out, symmetric)
+    if "train" not in sets:
+        sets["train"] = distinct_pairs(kept, symmetric)
+    if removed := graph.num_edges - kept.num_edges:
+        notes.append(
+            f"{counted(removed, 'edge')} {were(removed)} held out: the val and test pairs, left out of the graph."
+        )
+    sets = {name: _distinct(name, rows, graph.num_nodes, symmetric, notes) for name, rows in sets.items()}
+    _check(sets, graph.num_nodes, symmetric)
+    labels, numbers = _as_labels(sets)
+    return replace(
+        dataset,
+        graph=kept,
+        labels=labels,
+        split=numbers,
+        num_classes=1,
+        task="link",
+        notes=tuple(notes),
+        class_names=None,
+    ).check()
+
+
+def _drawn(dataset: Dataset, text: str, seed: int, symmetric: bool) -> dict[str, PairArray]:
+    """The edges of the graph, divided by shares."""
+    spec = parse_split(text)
+    if spec.kind != "fraction":
+        raise InputError(
+            f"split is '{text}', but the task is link; expected shares of the edges, such as {DEFAULT_SPLIT}"
+        )
+    every = distinct_pairs(dataset.graph, symmetric)
+    order = permutation(stream(seed, Purpose.SPLIT), np.arange(len(every)))
+    ends = [round(spec.train * len(every)), round(min(1, spec.train + spec.val) * len(every))]
+    parts: dict[str, PairArray] = dict(zip(SPLITS, np.split(order, ends)))
+    asked = {"train": spec.train, "val": spec.val, "test": 1 - spec.train - spec.val}
+    for name, share in asked.items():
+        if share > 1e-9 and not len(parts[name]):
+            raise InputError(
+                f"split is '{text}', but {counted(len(every), 'pair')} of {dataset.name} leave none for {name}; raise "
+                "its share, or give pairs"
+            )
+    return {name: every[np.sort(part)] for name, part in parts.items()}
+
+
+def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
+    """int64 [n, 2], the edges of a graph as pairs, each once, without self loops; with `symmetric`, one for both
+    directions."""
+    source, destination = np.divmod(np.unique(edge_keys(graph)), max(1, graph.num_nodes))
+    keep = source < destination if symmetric else source != destination
+    return np.stack([source[keep], destination[keep]], axis=1)
+
+
+def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
+    """The graph without the edges of some pairs; with `symmetric`, without their reverses too."""
+    if not len(pairs):
+        return graph
+    keep = ~contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))
+    indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
+
+    def kept(array: npt.NDArray[Any] | None) -> Any:
+        return None if array is None else array[keep]
+
+    return replace(
+        graph,
+        indptr=indptr,
+        indices=kept(graph.indices),
+        edge_weight=kept(graph.edge_weight),
+        edge_id=kept(graph.edge_id),
+    )
+
+
+def _directed(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
+    """Ascending keys of pairs, with `symmetric` of both directions."""
+    both = np.concatenate([pairs, pairs[:, ::-1]]) if symmetric else pairs
+    return np.unique(keys_of(both[:, 0], both[:, 1], num_nodes))
+
+
+def _canonical(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
+    """Keys by which pairs are the same."""
+    ends = np.sort(pairs, axis=1) if symmetric else pairs
+    return keys_of(ends[:, 0], ends[:, 1], num_nodes)
+
+
+def _distinct(name: str, pairs: PairArray, num_nodes: int, symmetric: bool, notes: list[str]) -> PairArray:
+    """The pairs in their order, each once."""
+    _, first = np.unique(_canonical(pairs, num_nodes, symmetric), return_index=True)
+    if again := len(pairs) - len(first):
+        notes.append(f"{counted(again, 'repeated pair')} of {name} {were(again)} dropped.")
+    return pairs[np.sort(first)]
+
+
+def _check(sets: Mapping[str, PairArray], num_nodes: int, symmetric: bool) -> None:
+    keys = {name: _canonical(rows, num_nodes, symmetric) for name, rows in sets.items()}
+    if not len(sets["train"]):
+        raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
+    for name, other in (("val", "train"), ("test", "train"), ("test", "val")):
+        both = np.isin(keys.get(name, []), keys.get(other, []))
+        if both.any():
+            pair = tuple(sets[name][both][0].tolist())
+            raise InputError(f"the pair {pair} is in the {other} and the {name} set; expected each in one of them")
+    positive = np.unique(np.concatenate([keys.get(name, np.empty(0, np.int64)) for name in SPLITS]))
+    for name in SPLITS:
+        wrong = contains(positive, keys.get(f"{name}_negatives", np.empty(0, np.int64)))
+        if wrong.any():
+            pair = tuple(sets[f"{name}_negatives"][wrong][0].tolist())
+            raise InputError(f"the pair {pair} is a negative of the {name} set, and positive; expected one of both")
+
+
+def _as_labels(sets: Mapping[str, PairArray]) -> tuple[PairArray, Split]:
+    """See `storage.links.pairs`."""
+    rows, first, numbers = [], 0, {}
+    for name in SPLITS:
+        pairs = sets.get(name, np.empty((0, 2), np.int64))
+        rows.append(np.insert(pairs, 2, POSITIVE, axis=1))
+        numbers[name] = np.arange(first, first + len(pairs), dtype=np.int64)
+        first += len(pairs)
+    for name in SPLITS:
+        pairs = sets.get(f"{name}_negatives", np.empty((0, 2), np.int64))
+        rows.append(np.insert(pairs, 2, KIND_OF[name], axis=1))
+    return np.concatenate(rows).astype(np.int64), Split(**numbers)

@@ -1,0 +1,143 @@
+"""Files of pairs of nodes: tables with the columns src and dst, ``.npz`` and ``.npy``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError, nearest
+from ...storage.links.pairs import PairArray
+from ...storage.node_names import NodeNames
+from .readers.npz_members import load_members
+from .readers.parquet import is_list
+from .readers.tables import KINDS, read_table
+
+SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
+"""Names of sets of pairs."""
+FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
+
+
+def read_sets(path: Path, dataset: Dataset) -> dict[str, PairArray]:
+    """int64 [n, 2] of each set of pairs in a file, by `SETS`. See `ReadOptions.pairs` for its form.
+
+    Raises:
+        InputError: the file cannot be read, or a pair has an end that is no node.
+    """
+    _require_file(path)
+    if path.suffix == ".npz":
+        arrays, held = load_members(path, SETS)
+        if not arrays:
+            raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
+        return {name: as_pairs(pairs, dataset, f"{path}: {name}") for name, pairs in arrays.items()}
+    table = _table(path)
+    for key in ("split",):
+        if key not in table.column_names:
+            raise InputError(
+                f"{path} has no column '{key}' of train, val or test; it holds {', '.join(table.column_names)}"
+            )
+    pairs, splits = _ends(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
+    if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
+        raise InputError(f"{path}: split is '{wrong[0]}'; expected train, val or test{nearest(wrong[0], SPLITS)}")
+    negative = np.zeros(len(pairs), bool)
+    if "label" in table.column_names:
+        labels = np.asarray(table["label"].to_pylist(), dtype=object)
+        if bad := [value for value in labels.tolist() if value not in (0, 1)]:
+            raise InputError(f"{path}: label is {bad[0]!r}; expected 1, or 0 for a negative")
+        negative = labels == 0
+    found = {name: pairs[(splits == name) & ~negative] for name in SPLITS}
+    found |= {f"{name}_negatives": pairs[(splits == name) & negative] for name in SPLITS}
+    return {name: rows for name, rows in found.items() if len(rows)}
+
+
+def read_pairs(path: Path, dataset: Dataset) -> PairArray:
+    """int64 [n, 2], the pairs of a table with columns src and dst, or of a ``.npy`` file [n, 2].
+
+    Raises:
+        InputError: see `read_sets`.
+    """
+    _require_file(path)
+    if path.suffix == ".npy":
+        try:
+            rows = np.load(path, allow_pickle=False)
+        except (ValueError, OSError) as e:
+            raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
+        return as_pairs(rows, dataset, str(path))
+    return _ends(_table(path), path, dataset)
+
+
+def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
+    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names.
+
+    Raises:
+        InputError: another shape, or an end that is no node.
+    """
+    rows = np.asarray(pairs.detach().cpu() if hasattr(pairs, "detach") else pairs)
+    if rows.size == 0:
+        return np.empty((0, 2), np.int64)
+    if rows.ndim != 2 or rows.shape[1] != 2:
+        fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
+        raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
+    if rows.dtype.kind in "UO" and dataset.node_names is not None:
+        try:
+            return NodeNames.of(dataset.node_names).find(rows.reshape(-1).tolist()).reshape(-1, 2)
+        except InputError as e:
+            raise InputError(f"{what}: {e}") from None
+    if rows.dtype.kind in "UO":
+        try:
+            rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{what} holds {rows.flat[0]!r}; expected numbers of nodes, which have no names here"
+            ) from None
+    if rows.dtype.kind not in "iu":
+        raise InputError(f"{what} is {rows.dtype}; expected whole numbers, ids of nodes")
+    outside = (rows < 0) | (rows >= dataset.num_nodes)
+    if outside.any():
+        first = rows[outside.any(1)][0].tolist()
+        raise InputError(
+            f"{what} has the pair {tuple(first)} with an end that is no node; expected [0, {dataset.num_nodes})"
+        )
+    return rows.astype(np.int64)
+
+
+def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> dict[str, PairArray]:
+    """Sets of pairs from a file, or from arrays by `SETS`.
+
+    Raises:
+        InputError: see `read_sets`.
+    """
+    if isinstance(pairs, str | Path):
+        return read_sets(Path(pairs).expanduser(), dataset)
+    for name in pairs:
+        if name not in SETS:
+            raise InputError(f"pairs has '{name}'; expected of {', '.join(SETS)}{nearest(str(name), SETS)}")
+    return {name: as_pairs(rows, dataset, f"pairs: {name}") for name, rows in pairs.items() if rows is not None}
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"{path} is no file of pairs; {FORMS}")
+    if not path.name.lower().endswith((*KINDS, ".npy", ".npz")):
+        raise InputError(f"{path} is no file of pairs; {FORMS}")
+
+
+def _table(path: Path) -> pa.Table:
+    if path.suffix == ".npy":
+        raise InputError(f"{path} holds one array; expected a table with a column split, or .npz")
+    return read_table([path], "edges")
+
+
+def _ends(table: pa.Table, path: Path, dataset: Dataset) -> PairArray:
+    columns = []
+    for key in ("src", "dst"):
+        if key not in table.column_names:
+            raise InputError(f"{path} has no column '{key}'; it holds {', '.join(table.column_names)}")
+        column = table[key]
+        if column.null_count or is_list(column.type):
+            raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
+        values = column.to_pylist()
+        columns.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
+    return as_pairs(np.stack(columns, 1), dataset, str(path))

@@ -1,0 +1,161 @@
+"""Scores of pairs of nodes by a model of a link task: `mr.predict_links`, and `millrace predict --pairs`."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.links import score_pairs
+from ...stages.links.decoders import decoder_of
+from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
+from ..datasets.pairs import as_pairs, read_pairs
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
+from .finished_run import TrainedRun, load
+from .opened import opened
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinkScores:
+    """Scores of n pairs of nodes. The larger one is the likelier link; the sigmoid of a score is a probability if the
+    loss was ``bce``."""
+
+    pairs: npt.NDArray[np.int64]
+    """int64 [n, 2], in the order of the request."""
+    scores: npt.NDArray[np.floating]
+    """[n]."""
+    node_names: Any = None
+    """Names of the nodes of `pairs`, [n, 2], where their dataset has names."""
+
+    def write(self, path: str | Path) -> None:
+        """Write a file: ``.parquet`` or ``.csv`` with the columns ``src``, ``dst`` (ids or names) and ``score``,
+        ``.zarr`` with such arrays, or ``.npy`` with the scores alone. An existing one is replaced.
+
+        Raises:
+            InputError: another suffix, or it cannot be written.
+        """
+        kind = check_suffix(Path(path))
+        ends = self.pairs if self.node_names is None else self.node_names
+        columns: dict[str, Any] = {"src": ends[:, 0], "dst": ends[:, 1], "score": self.scores}
+        if kind == ".npy":
+            write_npy(path, self.scores)
+        elif kind == ".zarr":
+            spans = (slice(a, a + PIECE_ROWS) for a in range(0, max(1, len(self)), PIECE_ROWS))
+            write_zarr(path, len(self), ({k: v[span] for k, v in columns.items()} for span in spans), {})
+        else:
+            import pyarrow as pa
+            import pyarrow.csv
+            import pyarrow.parquet
+
+            writer: Any = pyarrow.csv.write_csv if kind == ".csv" else pyarrow.parquet.write_table
+            written(Path(path), lambda aside: writer(pa.table(columns), aside))
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.pairs)
+
+    def __repr__(self) -> str:
+        return f"LinkScores({len(self):,} pairs)"
+
+
+def predict_links(
+    run: TrainedRun | Result | str | Path,
+    pairs: Any,
+    dataset: Any = None,
+    *,
+    model: Any = None,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    emit: Emit = silent,
+) -> LinkScores:
+    """Score pairs of nodes, from rows over all in-edges in every layer.
+
+    Args:
+        run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
+        pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``.
+        dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
+            graph lacks the held-out pairs.
+        model: for a run of your own module: see `load`.
+        workers: processes that compute the rows of nodes: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+        emit: called with every event.
+
+    Raises:
+        InputError: the run has another task or is not finished, or a pair has an end that is no node.
+        StoreError: something in the run's folder is damaged.
+    """
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    if trained.result.task != "link":
+        raise InputError(
+            f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "
+            'with task = "link"'
+        )
+    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
+    data, from_file = found.data, isinstance(pairs, str | Path)
+    wanted = read_pairs(Path(pairs).expanduser(), data) if from_file else as_pairs(pairs, data, "pairs")
+    nodes, local = np.unique(wanted, return_inverse=True)
+    start = time.perf_counter()
+    emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
+    rows = found.outputs(trained.model, nodes, emit)
+    with evaluating(trained.model), torch.no_grad():
+        scores = score_pairs(decoder_of(trained.model), rows, local.reshape(-1, 2))
+    emit(StageEnded("predict", time.perf_counter() - start))
+    names = None
+    if data.node_names is not None:
+        names = np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
+    return LinkScores(wanted, scores.numpy(), names)
+
+
+def predict_links_to_file(
+    run: Path,
+    out: Path,
+    pairs: Path,
+    dataset: str | None,
+    model: nn.Module | None,
+    emit: Emit,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Score pairs with a finished run and write them into a file.
+
+    Args:
+        run: folder of a finished run.
+        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        pairs: file of pairs.
+        dataset: see `predict_links`.
+        model: see `load`.
+        emit: called with every event.
+        workers: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+
+    Returns:
+        A record of plain values: run, model, dataset, number of pairs, file, seconds.
+
+    Raises:
+        InputError: the file cannot be written; see also `predict_links`.
+    """
+    start = time.perf_counter()
+    trained = load(run, model=model)
+    found = predict_links(trained, pairs, dataset, workers=workers, scheduler=scheduler, cluster=cluster, emit=emit)
+    found.write(out)
+    return {
+        "run": str(run),
+        "model": trained.result.model,
+        "dataset": trained.result.dataset if dataset is None else dataset,
+        "pairs": len(found),
+        "out": str(out),
+        "seconds": time.perf_counter() - start,
+    }

@@ -1,0 +1,145 @@
+"""Exact metrics of pairs: how a decoder orders them, from the rows of all nodes.
+
+A positive pair (u, v) is ranked among the pairs (u, w) of all nodes w but u that are not known to be linked to u (the
+*filtered* ranking of Bordes et al., NeurIPS 2013), or among the given negatives of its set. Its rank is 1, plus the
+number of negatives with a larger score, plus half of those with the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.graph import Graph
+from ...storage.links.pairs import POSITIVE, PairArray, contains, edge_keys, given_negatives, is_symmetric, keys_of
+from ..random import Purpose, branches, draw_word, stream
+
+HITS = (1, 3, 10, 50, 100)
+LINK_METRICS = ("mrr", "auc", "average_precision", *(f"hits@{k}" for k in HITS))
+ALWAYS = ("mrr", "auc", "average_precision", "hits@10")
+"""Metrics that every evaluation has."""
+CHUNK_BYTES = 64 << 20
+"""Bytes of scores that are held at once, unless those of one pair take more."""
+TRIES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class KnownPairs:
+    """Pairs of nodes that are linked: edges of the graph and positive pairs of all sets."""
+
+    num_nodes: int
+    keys: PairArray
+    """Ascending `keys_of` directed pairs. Of a symmetric graph, both directions."""
+
+    @classmethod
+    def of(cls, graph: Graph, labels: npt.NDArray[Any]) -> "KnownPairs":
+        """
+        Args:
+            graph: the graph.
+            labels: see `storage.links.pairs`.
+        """
+        pairs = labels[labels[:, 2] == POSITIVE, :2]
+        both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph) else pairs
+        keys = [edge_keys(graph), keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
+        return cls(graph.num_nodes, np.unique(np.concatenate(keys)))
+
+    def destinations(self, sources: PairArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Positions in `sources` [n], and the known destinations of each, [e] both."""
+        ends = [np.searchsorted(self.keys, (sources + i) * self.num_nodes) for i in (0, 1)]
+        counts = ends[1] - ends[0]
+        rows = np.repeat(np.arange(len(sources)), counts)
+        at = np.arange(counts.sum()) + np.repeat(ends[0] - (np.cumsum(counts) - counts), counts)
+        return rows, self.keys[at] % self.num_nodes
+
+    def unknown(self, count: int, name: str) -> PairArray:
+        """int64 [n, 2], at most `count` uniform pairs of different nodes that are not known to be linked; fewer, if
+        hardly any are there. The same in every call and run."""
+        found = np.empty((0, 2), np.int64)
+        for attempt in range(TRIES):
+            key = stream(attempt, Purpose.NEGATIVE, *name.encode())
+            words = branches(key, np.arange(count))
+            x = [(draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53 for i in (0, 1)]
+            pairs = np.stack([(part * self.num_nodes).astype(np.int64) for part in x], axis=1)
+            known = contains(self.keys, keys_of(pairs[:, 0], pairs[:, 1], self.num_nodes))
+            found = np.concatenate([found, pairs[~known & (pairs[:, 0] != pairs[:, 1])]])
+            if len(found) >= count:
+                break
+        return found[:count]
+
+
+def link_metrics(
+    decoder: Any,
+    rows: Tensor,
+    labels: npt.NDArray[Any],
+    numbers: npt.NDArray[np.int64],
+    name: str,
+    names: Sequence[str],
+    known: KnownPairs,
+) -> dict[str, float]:
+    """Metrics of the positive pairs of a set. AUC and average precision are against the given negatives of the set, or
+    as many uniform pairs that are not linked; MRR and Hits@k are of ranks, see the module.
+
+    Args:
+        decoder: see `links.decoders.Decoder`.
+        rows: [V, D], of all nodes.
+        labels: see `storage.links.pairs`.
+        numbers: int64 [n], of the positive pairs.
+        name: train, val or test.
+        names: of `LINK_METRICS`.
+        known: pairs that rankings leave out.
+    """
+    pairs, given = labels[numbers, :2], given_negatives(labels, name)
+    with torch.no_grad():
+        negative = score_pairs(decoder, rows, given if len(given) else known.unknown(len(pairs), name))
+        positive = score_pairs(decoder, rows, pairs)
+        if not (positive.isfinite().all() and negative.isfinite().all()):
+            return dict.fromkeys(names, float("nan"))
+        ranks = ranks_among(positive, negative) if len(given) else filtered_ranks(decoder, rows, pairs, known)
+    values = {"mrr": float((1 / ranks).mean()), **{f"hits@{k}": float((ranks <= k).double().mean()) for k in HITS}}
+    if len(negative):
+        from sklearn.metrics import average_precision_score, roc_auc_score
+
+        truth = np.repeat([1, 0], [len(positive), len(negative)])
+        scores = torch.cat([positive, negative]).double().numpy()
+        values |= {
+            "auc": float(roc_auc_score(truth, scores)),
+            "average_precision": float(average_precision_score(truth, scores)),
+        }
+    return {wanted: values.get(wanted, float("nan")) for wanted in names}
+
+
+def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:
+    """[n], scores of pairs [n, 2], on the host, in pieces."""
+    step = max(1, CHUNK_BYTES // max(1, 2 * rows.shape[1] * rows.element_size()))
+    ends = torch.from_numpy(np.ascontiguousarray(pairs)).to(rows.device)
+    found = [decoder(rows[piece[:, 0]], rows[piece[:, 1]]) for piece in ends.split(step)] if len(pairs) else []
+    return torch.cat([*found, rows.new_zeros(0)]).cpu()
+
+
+def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:
+    """float64 [n], rank of each positive score among the negative ones [m]."""
+    ordered = negative.sort().values
+    below, upto = (torch.searchsorted(ordered, positive, right=right).double() for right in (False, True))
+    return 1 + (len(ordered) - upto) + (upto - below) / 2
+
+
+def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
+    """float64 [n], rank of each pair (u, v) among all (u, w), w not u, that are not known. A chunk of pairs holds one
+    score for each node."""
+    step = max(1, CHUNK_BYTES // max(1, len(rows) * rows.element_size()))
+    ranks = []
+    for first in range(0, len(pairs), step):
+        chunk = pairs[first : first + step]
+        scores = decoder.against(rows[torch.from_numpy(chunk[:, 0])], rows)
+        # Its own entry, since another order of the sums could differ from an equal one.
+        own = scores[torch.arange(len(chunk)), torch.from_numpy(chunk[:, 1])][:, None]
+        at, destinations = known.destinations(chunk[:, 0])
+        scores[torch.from_numpy(at), torch.from_numpy(destinations)] = -torch.inf
+        scores[torch.arange(len(chunk)), torch.from_numpy(chunk[:, 0])] = -torch.inf
+        above, equal = ((scores > own).sum(1).double(), (scores == own).sum(1).double())
+        ranks.append((1 + above + equal / 2).cpu())
+    return torch.cat([*ranks, torch.zeros(0, dtype=torch.float64)])

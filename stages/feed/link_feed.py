@@ -1,0 +1,36 @@
+"""Minibatches of positive pairs with their negatives."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..links.exclude import WithoutOwnEdges
+from ..links.plan import LinkPlan
+from ..links.train_pairs import Negatives, TrainPairs
+from ..messages import Placement, RankJob
+from ..sample.base import Sampler
+from .queue_feed import Sampled
+
+
+@dataclass(frozen=True)
+class SampledLinks(Sampled):
+    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges."""
+
+    negatives: Negatives = field(default_factory=Negatives)
+
+    @classmethod
+    def of(cls, sampler: Sampler, negatives: Negatives) -> "SampledLinks":
+        """
+        Args:
+            sampler: draws the neighbourhoods of the ends.
+            negatives: their law.
+        """
+        return cls(WithoutOwnEdges(sampler), negatives)
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return {**self.sampler.record(), "negatives": [self.negatives.law, self.negatives.count]}
+
+    def plan(self, placement: Placement, job: RankJob) -> LinkPlan:
+        """See `Sampled.plan`."""
+        links = TrainPairs.of(placement.graph, placement.labels.numpy(), self.negatives)
+        return LinkPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed, links=links)

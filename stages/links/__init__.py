@@ -1,0 +1,1 @@
+"""Link prediction: pairs to train on, their negatives, samples without a pair's own edges, and decoders."""

@@ -1,0 +1,110 @@
+"""Samples without the edges of the pairs that a minibatch is to predict."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.links.pairs import PairArray, contains, keys_of
+from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..assignment import BulkRequest
+from ..sample.base import Sampler
+from ..sample.row_owners import Owners
+from .plan import LinkRequest
+
+
+@dataclass(frozen=True)
+class WithoutOwnEdges:
+    """A sampler whose minibatches lack the edges of their positive pairs and the reverses, all of them where there are
+    several.
+
+    They are taken out of the drawn sample, as DGL does. The rest is a uniform sample of the other in-edges, in which a
+    row may have fewer than its fanout; weights estimate the sum over the other in-edges without bias, as they did over
+    all. Both ends of a pair are seeds, so no node is lost.
+    """
+
+    inner: Sampler
+
+    name: ClassVar[str] = "without own edges"
+
+    @property
+    def host_only(self) -> bool:
+        """See `sample.base.check_kernel`."""
+        return getattr(self.inner, "host_only", False)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.inner.num_layers
+
+    def record(self) -> dict[str, Any]:
+        """See `Sampler.record`."""
+        return {**self.inner.record(), "without": "own edges"}
+
+    def check(self, graph: Graph) -> None:
+        """See `Sampler.check`."""
+        self.inner.check(graph)
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`."""
+        return _left(self.inner.sample(graph, request, kernel, workspace), request)
+
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`."""
+        return _left(self.inner.sample_by_owners(owners, request), request)
+
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`. Raises InputError: edges are taken out on the host."""
+        raise InputError("the edges of pairs are taken out of samples on the host; sample there")
+
+
+def _left(drawn: Bulk, request: BulkRequest) -> Bulk:
+    assert isinstance(request, LinkRequest)
+    left = tuple(without_pairs(m, pairs) for m, pairs in zip(drawn.minibatches, request.positives, strict=True))
+    return replace(drawn, minibatches=left)
+
+
+def without_pairs(minibatch: MiniBatch, pairs: PairArray) -> MiniBatch:
+    """A minibatch without the edges of some pairs of its seeds, and their reverses.
+
+    Args:
+        minibatch: its seeds ascend.
+        pairs: int64 [b, 2], nodes that are seeds.
+    """
+    seeds = minibatch.seeds
+    size, local = len(seeds), np.searchsorted(seeds, pairs)
+    # By destination, then source, as positions among the seeds.
+    own = np.unique(np.concatenate([keys_of(local[:, 1], local[:, 0], size), keys_of(local[:, 0], local[:, 1], size)]))
+    if not minibatch.nested:
+        return replace(minibatch, blocks=tuple(_without(block, own, size) for block in minibatch.blocks))
+    outer = _without(minibatch.blocks[0], own, size)
+    if outer is minibatch.blocks[0]:
+        return minibatch
+    ends = (minibatch.blocks[-1].num_dst, *(block.num_src for block in reversed(minibatch.blocks)))
+    blocks = nested_blocks(outer.src, ends, outer.indptr, outer.indices, outer.weight, outer.edge_id)
+    return replace(minibatch, blocks=blocks)
+
+
+def _without(block: Block, own: npt.NDArray[np.int64], size: int) -> Block:
+    """The block without edges between its first `size` rows that are among `own`."""
+    first = int(block.indptr[size])
+    source = block.indices[:first]
+    destination = np.repeat(np.arange(size), np.diff(block.indptr[: size + 1]))
+    among = np.flatnonzero(source < size)
+    gone = among[contains(own, keys_of(destination[among], source[among], size))]
+    if not len(gone):
+        return block
+    keep = np.ones(block.num_edges, bool)
+    keep[gone] = False
+    before = np.concatenate([[0], np.cumsum(~keep)])[block.indptr]
+    return Block(
+        block.num_dst,
+        block.src,
+        (block.indptr - before).astype(block.indptr.dtype),
+        block.indices[keep],
+        None if block.weight is None else block.weight[keep],
+        None if block.edge_id is None else block.edge_id[keep],
+    )

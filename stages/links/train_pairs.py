@@ -1,0 +1,145 @@
+"""Positive pairs to train on, with negatives drawn for each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.links.pairs import PairArray, edge_keys, given_negatives, keys_of
+from ..random import branches, draw_word
+
+Law = Literal["uniform", "degree", "batch", "given"]
+LAWS: tuple[Law, ...] = get_args(Law)
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Law of the negatives of a positive pair (u, v)."""
+
+    law: Law = "uniform"
+    """``uniform``: (u, w) for a node w of all; ``degree``: in proportion to the in-degree of w in the training graph;
+    ``batch``: w is the destination of another positive pair of the minibatch; ``given``: a pair of the given negatives.
+    A drawn one may by chance be a positive pair."""
+    count: int = 1
+    """k, for each positive pair."""
+
+    def __post_init__(self) -> None:
+        if self.law not in LAWS:
+            raise InputError(f"negatives is '{self.law}'; expected one of {', '.join(LAWS)}")
+        if type(self.count) is not int or self.count < 1:
+            raise InputError(f"num_negatives is {self.count!r}; expected a whole number, 1 or more")
+
+    def check(self, num_edges: int, num_given: Callable[[], int]) -> None:
+        """Check that these negatives are there.
+
+        Args:
+            num_edges: E of the training graph.
+            num_given: returns the number of given negatives of the train set; called if it matters.
+
+        Raises:
+            InputError: negatives are to be given ones and there are none, or follow degrees that are all 0.
+        """
+        if self.law == "given" and not num_given():
+            raise InputError(
+                "link.negatives is 'given', but no negatives are given for train; give train_negatives, or use another"
+            )
+        if self.law == "degree" and not num_edges:
+            raise InputError("link.negatives is 'degree', but the graph has no edges; use 'uniform'")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainPairs:
+    """The pairs of a dataset by their numbers, and the law of their negatives."""
+
+    graph: Graph
+    """The graph that is trained on."""
+    pairs: PairArray
+    """int64 [N, 2], of all sets."""
+    negatives: Negatives
+    given: PairArray
+    """int64 [M, 2], given negatives of the train set."""
+
+    @classmethod
+    def of(cls, graph: Graph, labels: npt.NDArray[Any], negatives: Negatives) -> "TrainPairs":
+        """
+        Args:
+            graph: in-neighbour lists.
+            labels: see `storage.links.pairs`.
+            negatives: their law.
+
+        Raises:
+            InputError: see `Negatives.check`.
+        """
+        given = given_negatives(labels, "train")
+        negatives.check(graph.num_edges, lambda: len(given))
+        return cls(graph, labels[:, :2], negatives, given)
+
+    def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
+        """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives.
+
+        Args:
+            numbers: [b], of the positive pairs.
+            key: random stream of the minibatch.
+        """
+        positive, count = self.pairs[numbers], self.negatives.count
+        words = draw_word(branches(key, np.arange(len(numbers) * count)), 0).reshape(len(numbers), count)
+        # 53 bits, in [0, 1): the error of a node's probability is below 2**-53 V.
+        x = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        made = np.empty((len(numbers), 1 + count, 2), np.int64)
+        made[:, 0] = positive
+        if self.negatives.law == "given":
+            made[:, 1:] = self.given[(x * len(self.given)).astype(np.int64)]
+            return made
+        made[:, 1:, 0] = positive[:, :1]
+        made[:, 1:, 1] = self._destinations(positive, x)
+        return made
+
+    def _destinations(self, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        law, graph, size = self.negatives.law, self.graph, len(positive)
+        if law == "degree":
+            # The destination of a uniform edge.
+            edge = (x * graph.num_edges).astype(np.int64)
+            return np.searchsorted(graph.indptr, edge, side="right") - 1
+        if law == "batch" and size > 1:
+            other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
+            return positive[other % size, 1]
+        return (x * graph.num_nodes).astype(np.int64)
+
+    @cached_property
+    def _own_weights(self) -> npt.NDArray[np.float64]:
+        """float64 [N, 2], the sum of the weights of each pair's edges u -> v, and of those v -> u."""
+        n = self.graph.num_nodes
+        keys = edge_keys(self.graph)
+        distinct, at = np.unique(keys, return_inverse=True)
+        sums = np.bincount(at.reshape(-1), self.graph.edge_weight, minlength=len(distinct)).astype(np.float64)
+        wanted = np.stack(
+            [keys_of(self.pairs[:, 0], self.pairs[:, 1], n), keys_of(self.pairs[:, 1], self.pairs[:, 0], n)], axis=1
+        )
+        if not len(distinct):
+            return np.zeros(wanted.shape)
+        place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+        return np.where(distinct[place] == wanted, sums[place], 0.0)
+
+    def lost_degree(self, numbers: npt.NDArray[np.int64], nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+        """float64 [B], the weight of the in-edges that each of the ascending `nodes` loses with the edges of some pairs
+        and their reverses; without weights, their number.
+
+        Args:
+            numbers: [b], of the pairs.
+            nodes: [B], among them all ends of the pairs.
+        """
+        pairs, own = self.pairs[numbers], self._own_weights[numbers]
+        keys = [
+            keys_of(pairs[:, 0], pairs[:, 1], self.graph.num_nodes),
+            keys_of(pairs[:, 1], pairs[:, 0], self.graph.num_nodes),
+        ]
+        distinct, first = np.unique(np.concatenate(keys), return_index=True)
+        destinations = distinct % self.graph.num_nodes
+        lost = np.zeros(len(nodes))
+        np.add.at(lost, np.searchsorted(nodes, destinations), np.concatenate([own[:, 0], own[:, 1]])[first])
+        return lost

@@ -1,0 +1,1 @@
+"""Pairs of nodes of a link task."""

@@ -1,0 +1,64 @@
+"""Pairs of nodes of a link task, as `Dataset.labels` has them: int64 [N, 3].
+
+The columns are source, destination and kind. A pair of kind 0 is positive, and the split says in which set it is; one
+of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from ..graph import Graph
+
+PairArray = npt.NDArray[np.int64]
+POSITIVE = 0
+KIND_OF = {"train": 1, "val": 2, "test": 3}
+"""Kind of the given negatives of each set."""
+
+
+def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
+    """Raise InputError unless `labels` are pairs of nodes with their kinds."""
+    if labels.dtype != np.int64 or labels.ndim != 2 or labels.shape[1] != 3:
+        raise InputError(
+            f"pairs are {labels.dtype}{list(labels.shape)}; expected int64 [N, 3]: source, destination, kind"
+        )
+    ends, kinds = labels[:, :2], labels[:, 2]
+    if len(labels) and (ends.min() < 0 or ends.max() >= num_nodes):
+        raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
+    if len(labels) and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
+        raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
+
+
+def given_negatives(labels: npt.NDArray[Any], name: str) -> PairArray:
+    """int64 [M, 2], the given negatives of a set; often none."""
+    return labels[labels[:, 2] == KIND_OF[name], :2]
+
+
+def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: int) -> PairArray:
+    """int64, one number for each directed pair: ascending by source, then by destination."""
+    return source.astype(np.int64) * num_nodes + destination
+
+
+def edge_keys(graph: Graph) -> PairArray:
+    """int64 [E], `keys_of` the edges, in the graph's order."""
+    nodes = np.arange(graph.num_nodes, dtype=np.int64)
+    return keys_of(graph.indices, np.repeat(nodes, graph.in_degree), graph.num_nodes)
+
+
+def is_symmetric(graph: Graph) -> bool:
+    """True if each edge's reverse is an edge too, however often either is there."""
+    source, destination = np.divmod(np.unique(edge_keys(graph)), max(1, graph.num_nodes))
+    return bool(
+        np.array_equal(
+            np.sort(keys_of(destination, source, graph.num_nodes)), keys_of(source, destination, graph.num_nodes)
+        )
+    )
+
+
+def contains(ascending: PairArray, keys: PairArray) -> npt.NDArray[np.bool_]:
+    """True for each of `keys` that is among the `ascending` ones."""
+    if not len(ascending):
+        return np.zeros(keys.shape, bool)
+    return ascending[np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)] == keys

@@ -1,0 +1,88 @@
+"""Files and arrays of pairs: their forms, and bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.datasets.pairs import as_pairs, read_pairs
+from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
+
+
+def path(names=None):
+    n = 40
+    ends = np.stack([np.arange(n - 1), np.arange(1, n)])
+    graph = mr.from_edges(*np.hstack([ends, ends[::-1]]), n)
+    split = mr.Split(np.arange(n), np.empty(0, np.int64), np.empty(0, np.int64))
+    rows = MemoryFeatures(np.ones((n, 1), np.float32))
+    return mr.Dataset("path", graph, rows, np.zeros(n, np.int64), split, 1, node_names=names)
+
+
+def test_forms_of_pairs(tmp_path):
+    wanted = [[0, 1], [7, 3]]
+    np.save(tmp_path / "p.npy", np.array(wanted, np.int32))
+    (tmp_path / "p.tsv").write_text("from\tto\tother\n0\t1\tx\n7\t3\ty\n")
+    for file in ("p.npy", "p.tsv"):
+        assert read_pairs(tmp_path / file, path()).tolist() == wanted
+    for form in (wanted, torch.tensor(wanted), [["0", "1"], ["7", "3"]]):
+        assert as_pairs(form, path(), "pairs").tolist() == wanted
+    names = path([f"n{i}" for i in range(40)])
+    assert as_pairs([["n0", "n1"], ["n7", "n3"]], names, "pairs").tolist() == wanted
+    assert as_pairs([], names, "pairs").shape == (0, 2)
+    np.save(tmp_path / "bad.npy", np.zeros(3))
+    with pytest.raises(InputError, match=r"expected pairs \[n, 2\]"):
+        read_pairs(tmp_path / "bad.npy", path())
+    (tmp_path / "torn.npy").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_pairs(tmp_path / "torn.npy", path())
+
+
+BAD = [
+    ({"train": [[0, 40]]}, "with an end that is no node"),
+    ({"train": [[-1, 3]]}, "with an end that is no node"),
+    ({"train": [[0, 1, 2]]}, "expected pairs"),
+    ({"train": [[0.5, 1.5]]}, "expected whole numbers"),
+    ({"train": []}, "the train set has no pairs"),
+    ({"train": [[0, 1]], "test": [[1, 0]]}, r"the pair \(1, 0\) is in the train and the test set"),
+    ({"train": [[0, 1]], "val": [[2, 3]], "val_negatives": [[1, 0]]}, "is a negative of the val set, and positive"),
+    ({"train": [[0, 1]], "tset": [[2, 3]]}, "did you mean 'test'"),
+    ({"train": [["a", "b"]]}, "expected numbers of nodes"),
+]
+
+
+@pytest.mark.parametrize(("pairs", "sentence"), BAD)
+def test_bad_pairs_are_a_sentence(pairs, sentence):
+    with pytest.raises(InputError, match=sentence):
+        mr.link_dataset(path(), pairs=pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("src,dst\n0,1\n", "no column 'split'"),
+        ("src,split\n0,train\n", "no column 'dst'"),
+        ("src,dst,split\n0,1,dev\n", "split is 'dev'"),
+        ("src,dst,split\n0,,train\n", "expected a node in each row"),
+        ("src,dst,split,label\n0,1,train,2\n", "label is 2"),
+        ("src,dst,split\n0,77,train\n", r"the pair \(0, 77\)"),
+    ],
+)
+def test_bad_files_are_a_sentence(tmp_path, text, sentence):
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        mr.link_dataset(path(), pairs=tmp_path / "p.csv")
+
+
+def test_other_files_are_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="no file of pairs"):
+        mr.link_dataset(path(), pairs=tmp_path / "none.csv")
+    (tmp_path / "p.txt").write_text("0 1")
+    with pytest.raises(InputError, match="no file of pairs"):
+        mr.link_dataset(path(), pairs=tmp_path / "p.txt")
+    np.savez(tmp_path / "p.npz", other=np.zeros(3))
+    with pytest.raises(InputError, match="expected sets of pairs"):
+        mr.link_dataset(path(), pairs=tmp_path / "p.npz")
+    np.save(tmp_path / "p.npy", np.zeros((2, 2), np.int64))
+    with pytest.raises(InputError, match="holds one array"):
+        mr.link_dataset(path(), pairs=tmp_path / "p.npy")

@@ -1,0 +1,101 @@
+"""Rankings, Hits@k, AUC and average precision of pairs, against counting by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.stages.evaluate import links
+from millrace.stages.evaluate.links import KnownPairs, filtered_ranks, link_metrics, ranks_among, score_pairs
+from millrace.stages.links.decoders import make_decoder
+from millrace.storage.links.pairs import is_symmetric
+from millrace.tests.contracts.graphs import graphs, sbm
+
+ALL = links.LINK_METRICS
+DOT = make_decoder("dot", 2)
+
+
+def known_by_hand(graph, positives):
+    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    both = is_symmetric(graph)
+    return {*zip(graph.indices.tolist(), dst.tolist()), *positives, *(p[::-1] for p in positives if both)}
+
+
+@given(graphs(), st.data())
+def test_ranks_are_counted_one_by_one(graph, data):
+    n = graph.num_nodes
+    if not n:
+        return
+    node = st.integers(0, n - 1)
+    pairs = data.draw(st.lists(st.tuples(node, node), min_size=1, max_size=5, unique=True))
+    labels = np.array([(*p, 0) for p in pairs], np.int64)
+    # Few different numbers, so that scores are equal.
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)), dtype=torch.float64)[:, None]
+    known = KnownPairs.of(graph, labels)
+    linked = known_by_hand(graph, pairs)
+    expected = []
+    for u, v in pairs:
+        others = [w for w in range(n) if w != u and (u, w) not in linked]
+        own, scores = float(rows[u] * rows[v]), [float(rows[u] * rows[w]) for w in others]
+        expected.append(1 + sum(s > own for s in scores) + sum(s == own for s in scores) / 2)
+    before = links.CHUNK_BYTES
+    for chunk in (before, 1):
+        links.CHUNK_BYTES = chunk
+        try:
+            assert filtered_ranks(DOT, rows, labels[:, :2], known).tolist() == expected
+        finally:
+            links.CHUNK_BYTES = before
+    rowwise, destinations = known.destinations(labels[:, 0])
+    assert {(pairs[i][0], w) for i, w in zip(rowwise.tolist(), destinations.tolist())} == {
+        p for p in linked if p[0] in {u for u, _ in pairs}
+    }
+
+
+@given(st.lists(st.integers(0, 4), min_size=1), st.lists(st.integers(0, 4)))
+def test_ranks_among_given_negatives(positive, negative):
+    found = ranks_among(torch.tensor(positive).float(), torch.tensor(negative).float())
+    assert found.tolist() == [1 + sum(n > p for n in negative) + negative.count(p) / 2 for p in positive]
+
+
+def test_all_metrics_of_given_negatives():
+    labels = np.array([(0, 1, 0), (2, 3, 0), (0, 2, 2), (1, 3, 2), (4, 5, 3)], np.int64)
+    rows = torch.tensor([[1.0, 0], [0.9, 0], [0, 1], [0, 0.2], [0.5, 0.5], [1, 1]])
+    known = KnownPairs(6, np.empty(0, np.int64))
+    found = link_metrics(DOT, rows, labels, np.array([0, 1]), "val", ALL, known)
+    # Scores: positives 0.9 and 0.2, negatives of val 0 and 0.
+    assert found == dict.fromkeys(ALL, 1.0)
+    rows[1] = -1
+    # Now -1 and 0.2 against 0 and -0.2 + 0 of (1, 3) -> the first is last.
+    found = link_metrics(DOT, rows, labels, np.array([0, 1]), "val", ALL, known)
+    assert found["mrr"] == pytest.approx((1 / 3 + 1) / 2) and found["auc"] == 0.5
+    assert (found["hits@1"], found["hits@3"]) == (0.5, 1.0)
+    diverged = link_metrics(DOT, rows * float("nan"), labels, np.array([0]), "val", ALL, known)
+    assert all(np.isnan(value) for value in diverged.values())
+
+
+def test_drawn_negatives_are_uniform_unlinked_pairs_and_always_the_same():
+    graph = sbm(50)
+    known = KnownPairs.of(graph, np.empty((0, 3), np.int64))
+    drawn = known.unknown(3000, "test")
+    assert len(drawn) == 3000 and np.array_equal(drawn, known.unknown(3000, "test"))
+    assert not known_by_hand(graph, []) & set(map(tuple, drawn.tolist()))
+    assert (drawn[:, 0] != drawn[:, 1]).all() and (drawn != known.unknown(3000, "val")).any()
+    free = [(u, v) for u in range(50) for v in range(50) if u != v and (u, v) not in known_by_hand(graph, [])]
+    from scipy.stats import chisquare
+
+    seen = np.bincount(drawn[:, 0] * 50 + drawn[:, 1], minlength=2500)
+    assert chisquare(seen[[u * 50 + v for u, v in free]]).pvalue > 1e-3
+    complete = KnownPairs(4, np.arange(16))
+    assert len(complete.unknown(5, "test")) == 0
+    labels = np.array([(0, 1, 0)])
+    found = link_metrics(DOT, torch.ones(4, 2), labels, np.array([0]), "test", ALL, complete)
+    assert found["mrr"] == 1 and np.isnan(found["auc"])
+
+
+def test_scores_of_many_pairs_come_in_pieces(monkeypatch):
+    rows, pairs = torch.randn(20, 2), np.random.default_rng(0).integers(20, size=(33, 2))
+    whole = score_pairs(DOT, rows, pairs)
+    monkeypatch.setattr(links, "CHUNK_BYTES", 64)
+    torch.testing.assert_close(score_pairs(DOT, rows, pairs), whole)
+    assert score_pairs(DOT, rows, pairs[:0]).shape == (0,)

@@ -1,0 +1,100 @@
+"""Minibatches of pairs as tensors: with all neighbours, loss and gradient are those of a dense model on the graph
+without the minibatch's own edges, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.stages.comm.solo import Solo
+from millrace.stages.feed.link_feed import SampledLinks
+from millrace.stages.fetch.links import LinkFetch
+from millrace.stages.kernels import sampling_backend
+from millrace.stages.links.decoders import make_decoder
+from millrace.stages.links.train_pairs import Negatives
+from millrace.stages.losses import NamedLoss
+from millrace.stages.messages import Placement, RankJob
+from millrace.stages.train import forward_backward
+from millrace.storage.errors import StoreError
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.ledger import Ledger
+
+V, F, D = 24, 5, 6
+
+
+def placement_of(weighted):
+    """A graph with multi-edges and loops, some of whose edges are pairs."""
+    rng = np.random.default_rng(4)
+    src, dst = rng.integers(V, size=(2, 120))
+    src, dst = np.r_[src, dst[:40], src[:20]], np.r_[dst, src[:40], dst[:20]]
+    weight = rng.random(len(src)) + 0.1 if weighted else None
+    graph = mr.from_edges(src, dst, V, edge_weight=weight)
+    pairs = np.unique(np.stack([src[:30], dst[:30]], 1), axis=0)
+    labels = torch.from_numpy(np.insert(pairs, 2, 0, axis=1))
+    none = np.empty(0, np.int64)
+    features = MemoryFeatures(rng.normal(size=(V, F)))
+    degree = torch.from_numpy(graph.degree)
+    return Placement(graph, features, labels, degree, mr.Split(np.arange(len(pairs)), none, none))
+
+
+def work_of(placement, negatives, model):
+    sample = SampledLinks.of(mr.NeighborSampler((-1, -1)), negatives)
+    job = RankJob(
+        seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64,
+        kernel=sampling_backend("cpu"), group=Solo(), ledger=Ledger(),
+    )  # fmt: skip
+    fetcher = LinkFetch(sample).fetcher(placement, job, model)
+    return sample.plan(placement, job), fetcher, list(sample.preview(placement, job, 1))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [mr.GCN, mr.GraphSAGE, mr.GIN])
+def test_loss_and_gradient_are_those_of_the_graph_without_own_edges(kind, weighted):
+    placement = placement_of(weighted)
+    torch.manual_seed(1)
+    model = kind(hidden=7, layers=2, dropout=0.0).build(F, D).double()
+    model.decoder = make_decoder("mlp", D).double()
+    loss = NamedLoss("link", "bce")
+    plan, fetcher, work = work_of(placement, Negatives("uniform", 3), model)
+    assert len(work) > 1
+    for m in work:
+        model.zero_grad()
+        done = forward_backward(model, fetcher.fetch(m), 0, "link", 1.0, loss=loss)
+        found = {name: p.grad.clone() for name, p in model.named_parameters()}
+        # The same by inference on the graph without these edges: exact, with its own degrees.
+        graph, pairs = placement.graph, plan.pairs(m.index, 1)
+        dst = np.repeat(np.arange(V), graph.in_degree)
+        own = {p for u, v in pairs[:, 0].tolist() for p in ((u, v), (v, u))}
+        keep = np.array([(u, v) not in own for u, v in zip(graph.indices.tolist(), dst.tolist())])
+        assert not keep.all()
+        weight = None if graph.edge_weight is None else graph.edge_weight[keep]
+        left = mr.from_edges(graph.indices[keep], dst[keep], V, edge_weight=weight)
+        model.zero_grad()
+        rows = dense(model, left, torch.from_numpy(placement.features.gather(np.arange(V))))
+        scores = model.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
+        expected = loss(scores, torch.zeros(len(pairs), dtype=torch.int64)).sum()
+        expected.backward()
+        assert done.loss_sum == pytest.approx(expected.item(), abs=1e-9) and done.seeds == len(pairs)
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.grad, rtol=1e-9, atol=1e-9)
+
+
+def dense(model, graph, h):
+    """All rows of all layers, over the whole graph as one block."""
+    from millrace.stages.neighbourhood.block import BlockNeighbourhood
+    from millrace.storage.minibatch import Block
+
+    block = Block(V, np.arange(V), graph.indptr, graph.indices.astype(np.int32), graph.edge_weight)
+    for i in range(model.num_layers):
+        h = model.layer(i, BlockNeighbourhood(block, torch.from_numpy(graph.degree)), h)
+    return h
+
+
+def test_minibatches_of_other_pairs_are_refused():
+    placement = placement_of(False)
+    _, fetcher, work = work_of(placement, Negatives(), None)
+    assert fetcher.fetch(work[0]).links.pairs.shape[1:] == (2, 2)
+    from dataclasses import replace
+
+    with pytest.raises(StoreError, match="has other ends than its pairs"):
+        fetcher.fetch(replace(work[0], index=1))

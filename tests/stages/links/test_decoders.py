@@ -1,0 +1,49 @@
+"""Decoders by their formulas, pair by pair and all against all."""
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.stages.links import decoders
+from millrace.stages.links.decoders import DECODERS, decoder_of, make_decoder
+from millrace.storage.errors import InputError
+
+
+def rows(n, seed, width=6):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, width)))
+
+
+def expected(name, decoder, u, v):
+    if name == "dot":
+        return float(u @ v)
+    if name == "distmult":
+        return float(sum(decoder.weight * u * v))
+    if name == "complex":
+        a, b = (torch.complex(x[:3], x[3:]) for x in (u, v))
+        return float((a * torch.complex(decoder.real, decoder.imaginary) * b.conj()).sum().real)
+    hidden = torch.relu(decoder.first.weight @ (u * v) + decoder.first.bias)
+    return float(decoder.second.weight[0] @ hidden + decoder.second.bias[0])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_scores_are_the_formula(name, monkeypatch):
+    torch.manual_seed(0)
+    decoder = make_decoder(name, 6).double()
+    for p in decoder.parameters():
+        torch.nn.init.normal_(p)
+    u, v = rows(4, 1), rows(5, 2)
+    monkeypatch.setattr(decoders, "MLP_BYTES", 4 * 6 * 8 * 2 * 2)  # pieces of two
+    with torch.no_grad():
+        table = decoder.against(u, v)
+        wanted = torch.tensor([[expected(name, decoder, a, b) for b in v] for a in u], dtype=torch.float64)
+        torch.testing.assert_close(table, wanted)
+        torch.testing.assert_close(decoder(u[:, None], v[None]), wanted)
+    assert (name == "complex") == bool((decoder(u, u[[1, 0, 3, 2]]) - decoder(u[[1, 0, 3, 2]], u)).abs().max() > 1e-9)
+
+
+def test_widths_and_models():
+    with pytest.raises(InputError, match="expected an even number"):
+        make_decoder("complex", 5)
+    model = torch.nn.Module()
+    model.decoder = make_decoder("dot", 3)
+    assert decoder_of(model) is model.decoder and not list(model.parameters())

@@ -1,0 +1,100 @@
+"""Negatives: their laws by chi-square, their keys; and degrees without a minibatch's own edges."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import millrace as mr
+from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
+from millrace.storage.errors import InputError
+from millrace.tests.contracts.graphs import graphs
+
+KEY = 12345
+
+
+def labels_of(pairs, given=()):
+    return np.array([*((u, v, 0) for u, v in pairs), *((u, v, 1) for u, v in given)], np.int64).reshape(-1, 3)
+
+
+def skewed():
+    rng = np.random.default_rng(0)
+    dst = np.minimum(rng.geometric(0.3, 400) - 1, 9)
+    return mr.from_edges(rng.integers(10, size=400), dst, 11)
+
+
+def drawn(law, *, size=64, count=50, key=KEY):
+    graph = skewed()
+    given = [(i, 10 - i) for i in range(5)]
+    labels = labels_of([(i % 11, (3 * i) % 11) for i in range(size)], given)
+    links = TrainPairs.of(graph, labels, Negatives(law, count))
+    return graph, links, links.with_negatives(np.arange(size), key)
+
+
+@pytest.mark.parametrize("law", ["uniform", "degree"])
+def test_destinations_have_their_law(law):
+    graph, _, made = drawn(law)
+    seen = np.bincount(made[:, 1:, 1].reshape(-1), minlength=11)
+    share = np.full(11, 1 / 11) if law == "uniform" else graph.in_degree / graph.num_edges
+    assert not seen[share == 0].any()
+    assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
+    # Sources are those of the positive pairs.
+    assert (made[:, :, 0] == made[:, :1, 0]).all()
+
+
+def test_those_of_the_minibatch_are_the_other_destinations():
+    _, links, made = drawn("batch", size=7, count=4000)
+    for i in range(7):
+        others = np.delete(links.pairs[:7, 1], i)
+        seen = np.array([np.count_nonzero(made[i, 1:, 1] == v) for v in np.unique(others)])
+        share = np.unique(others, return_counts=True)[1] / 6
+        assert seen.sum() == 4000 and chisquare(seen, share * 4000).pvalue > 1e-3
+    alone = drawn("batch", size=1, count=500)[2]
+    assert len(np.unique(alone[0, 1:, 1])) == 11  # there is no other pair: uniform
+
+
+def test_given_ones_are_uniform_pairs_of_them():
+    _, links, made = drawn("given")
+    at = [links.given.tolist().index(p) for p in made[:, 1:].reshape(-1, 2).tolist()]
+    assert chisquare(np.bincount(at, minlength=5)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_negatives_depend_on_the_key_and_the_position_alone(law):
+    _, links, made = drawn(law)
+    assert np.array_equal(made, links.with_negatives(np.arange(64), KEY))
+    assert (made != links.with_negatives(np.arange(64), KEY + 1)).any()
+    assert np.array_equal(made[:, 0], links.pairs[:64])
+
+
+@given(graphs(), st.data())
+def test_lost_degrees_are_counted_edge_by_edge(graph, data):
+    n = graph.num_nodes
+    if not n:
+        return
+    node = st.integers(0, n - 1)
+    pairs = data.draw(st.lists(st.tuples(node, node), min_size=1, max_size=6))
+    weight = np.arange(graph.num_edges) % 5 if data.draw(st.booleans()) else None
+    dst = np.repeat(np.arange(n), graph.in_degree)
+    graph = mr.from_edges(graph.indices, dst, n, edge_weight=weight)
+    links = TrainPairs.of(graph, labels_of(pairs), Negatives())
+    chosen = np.array(data.draw(st.lists(st.sampled_from(range(len(pairs))), min_size=1, max_size=4, unique=True)))
+    own = {p for i in chosen for p in (pairs[i], pairs[i][::-1])}
+    expected = np.zeros(n)
+    for e, (u, v) in enumerate(zip(graph.indices.tolist(), dst.tolist())):
+        if (u, v) in own:
+            expected[v] += 1 if weight is None else graph.edge_weight[e]
+    np.testing.assert_allclose(links.lost_degree(chosen, np.arange(n)), expected)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    empty = mr.from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 3)
+    with pytest.raises(InputError, match="no negatives are given for train"):
+        TrainPairs.of(empty, labels_of([(0, 1)]), Negatives("given"))
+    with pytest.raises(InputError, match="the graph has no edges"):
+        TrainPairs.of(empty, labels_of([(0, 1)]), Negatives("degree"))
+    with pytest.raises(InputError, match="expected one of uniform"):
+        Negatives("all")
+    with pytest.raises(InputError, match="1 or more"):
+        Negatives("uniform", 0)

@@ -1,0 +1,45 @@
+"""Pairs of a link task: keys, symmetry, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from millrace.storage.errors import InputError
+from millrace.storage.links.pairs import check_pairs, contains, edge_keys, given_negatives, is_symmetric, keys_of
+from millrace.tests.contracts.graphs import graphs
+
+
+def ends_of(graph):
+    return list(zip(graph.indices.tolist(), np.repeat(np.arange(graph.num_nodes), graph.in_degree).tolist()))
+
+
+@given(graphs())
+def test_keys_name_edges_in_the_graphs_order(graph):
+    n, ends = graph.num_nodes, ends_of(graph)
+    assert edge_keys(graph).tolist() == [u * n + v for u, v in ends]
+    assert is_symmetric(graph) == ({(v, u) for u, v in ends} == set(ends))
+    wanted = np.arange(n * n)
+    found = contains(np.unique(edge_keys(graph)), wanted)
+    assert [k for k, there in zip(wanted.tolist(), found.tolist()) if there] == sorted({u * n + v for u, v in ends})
+
+
+def test_negatives_are_found_by_their_set():
+    labels = np.array([[0, 1, 0], [2, 3, 2], [4, 5, 1], [6, 7, 3], [8, 9, 2]])
+    assert given_negatives(labels, "train").tolist() == [[4, 5]]
+    assert given_negatives(labels, "val").tolist() == [[2, 3], [8, 9]]
+    assert keys_of(np.array([1]), np.array([2]), 10).tolist() == [12]
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (np.zeros((2, 2), np.int64), "expected int64"),
+        (np.zeros((2, 3), np.int32), "expected int64"),
+        (np.array([[0, 5, 0]]), "ends of pairs lie in"),
+        (np.array([[-1, 1, 0]]), "ends of pairs lie in"),
+        (np.array([[0, 1, 4]]), "kinds of pairs lie in"),
+    ],
+)
+def test_other_arrays_are_no_pairs(labels, sentence):
+    with pytest.raises(InputError, match=sentence):
+        check_pairs(labels, 5)
