@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -130,7 +131,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             UnknownArgumentError: there is no such argument (also a TypeError).
             MissingExtraError: PyTorch Geometric is not installed.
         """
-        require_pyg("NeighborLoader")
+        require_pyg(type(self).__name__)
         arguments.check_data(data)
         if neighbor_sampler is not None:
             raise InputError(
@@ -155,7 +156,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self._calls, self._seed = 0, seed
         self._sampler = arguments.sampler(num_neighbors, replace, weight_attr is not None)
         self._graph = arguments.graph(data, weight_attr)
-        self._seeds, self._ids = arguments.input_nodes(input_nodes, self._graph.num_nodes)
+        self._seeds, self._ids = self._inputs(input_nodes)
         if input_id is not None:
             self._ids = arguments.tensor("input_id", input_id)
             if self._ids.shape != (len(self._seeds),):
@@ -187,6 +188,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             )
         except (TypeError, ValueError) as e:
             raise InputError(f"torch's DataLoader refuses the arguments: {e}") from None
+
+    def _inputs(self, given: Any) -> tuple[npt.NDArray[np.int64], Tensor]:
+        """The inputs of minibatches, one in each row, and the `input_id` of each, int64 [N]."""
+        return arguments.input_nodes(given, self._graph.num_nodes)
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin the next epoch."""
@@ -247,9 +252,18 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             batch.e_id = out.edge
         batch.batch = out.batch
         batch.num_sampled_nodes, batch.num_sampled_edges = out.num_sampled_nodes, out.num_sampled_edges
-        input_id, batch.seed_time = metadata if out.metadata is None else out.metadata
-        batch.input_id, batch.batch_size = input_id, len(input_id)
+        self._describe(batch, metadata if out.metadata is None else out.metadata)
         return batch if self.transform is None else self.transform(batch)
+
+    def _describe(self, batch: Any, metadata: Any) -> None:
+        """Add what is known of the inputs."""
+        batch.input_id, batch.seed_time = metadata
+        batch.batch_size = len(batch.input_id)
+
+    def _output(self, found: SampledGraph, cut: npt.NDArray[np.int64]) -> Any:
+        """PyG's `SamplerOutput` of a minibatch of the inputs at the positions `cut`."""
+        at = torch.from_numpy(cut)
+        return as_pyg(found, self._ids[at], None if self._input_time is None else self._input_time[at])
 
     def _epoch_seed(self) -> int:
         if self._seed is not None:
@@ -277,16 +291,25 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         cuts: Sequence[npt.NDArray[np.int64]],
         workspace: Any,
     ) -> list[SampledGraph]:
-        request = BulkRequest(seed, epoch, number, first, tuple(self._seeds[cut] for cut in cuts))
         timed = None
         if self._timed is not None:
             graph, last, moments = self._timed
             timed = Timed(graph, last, [moments[cut] for cut in cuts])
-        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint, timed)
+        return self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed)
 
-    def _output(self, found: SampledGraph, cut: npt.NDArray[np.int64]) -> Any:
-        at = torch.from_numpy(cut)
-        return as_pyg(found, self._ids[at], None if self._input_time is None else self._input_time[at])
+    def _sampled(
+        self,
+        seed: int,
+        epoch: int,
+        number: int,
+        first: int,
+        seeds: Sequence[npt.NDArray[np.int64]],
+        workspace: Any,
+        timed: Timed | None = None,
+    ) -> list[SampledGraph]:
+        """The neighbourhoods of the seeds of some minibatches."""
+        request = BulkRequest(seed, epoch, number, first, tuple(seeds))
+        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint, timed)
 
     def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
         try:

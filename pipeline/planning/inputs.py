@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...stages.models import MODELS
-from ...storage.dataset import Dataset, Task, check_one_type
+from ...storage.dataset import Dataset, Task, check_one_type, require_nodes
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, resolve
@@ -43,8 +43,9 @@ class Numbers:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
-        """The size of a dataset. Raises InputError if it has several types of nodes or edges."""
+        """The size of a dataset. Raises InputError if it has several types of nodes or edges, or links to predict."""
         check_one_type(dataset, "a plan")
+        require_nodes(dataset, "plan predicts")
         n, share = dataset.num_nodes, dataset.split_sizes["train"] / max(1, dataset.num_nodes)
         return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share, dataset.task)
 

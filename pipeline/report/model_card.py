@@ -20,7 +20,7 @@ def model_card(
         numbers: size of ``model.pt``: parameters and buffers.
         code: names of the user's own code by kind, such as ``loss``.
     """
-    outputs = "targets" if result["task"] == "regression" else "classes"
+    outputs = {"regression": "targets", "link": "columns of a node's row"}.get(result["task"], "classes")
     rows = {
         "model": f"{result['model']}{_options(job['model'])}",
         "parameters": f"{numbers:,} numbers in `model.pt`",

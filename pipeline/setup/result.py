@@ -155,7 +155,7 @@ def _misshapen(result: dict[str, Any]) -> str | None:
 @dataclass(frozen=True)
 class Result:
     """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None if a split is empty, and for a
-    regression."""
+    regression or links."""
 
     status: str
     """``done``; or ``stopped`` if the run was asked to end early: numbers are those of its last checkpoint, nothing was
@@ -173,9 +173,9 @@ class Result:
     num_features: int
     """F."""
     num_classes: int
-    """C: classes, or targets of a regression."""
+    """C: classes, or targets of a regression; of links, `link.width`."""
     task: Task
-    """``multiclass``, ``multilabel``, ``binary`` or ``regression``."""
+    """``multiclass``, ``multilabel``, ``binary``, ``regression`` or ``link``."""
     class_names: list[str] | None
     """Names of the classes or targets; None if they are numbered."""
     device: str

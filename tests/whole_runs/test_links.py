@@ -176,8 +176,10 @@ def test_a_run_of_a_job_file_splits_by_its_seed_and_resumes(tmp_path, links):
     assert np.array_equal(mr.load(other).open_dataset().labels, links.labels)
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat", "gin"])
-@pytest.mark.parametrize("sampler", [{"name": "labor", "fanout": [4, 3]}, {"name": "ladies", "sizes": [30, 30]}])
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [("gcn", {"name": "ladies", "sizes": [30, 30]}), ("gat", {"name": "labor", "fanout": [4, 3]})],
+)
 def test_other_models_and_samplers(links, tmp_path, model, sampler):
     job = {k: v for k, v in JOB.items() if k != "fanout"}
     found = mr.run(
@@ -290,5 +292,7 @@ def test_nodes_refuse_options_of_links_and_links_metrics_of_ones_own(links, tmp_
         mr.run("sbm:nodes=60", link={"width": 3}, out=tmp_path / "run", verbose=False)
     with pytest.raises(InputError, match="the metric 'mine' is your own"):
         mr.run(links, metrics={"mine": lambda out, y: 0.0}, out=tmp_path / "run", verbose=False)
+    with pytest.raises(InputError, match="plan predicts nodes with their labels"):
+        mr.plan(links)
     with pytest.raises(InputError, match='features is "owned"'):
         mr.run(links, features="owned", out=tmp_path / "run", verbose=False)

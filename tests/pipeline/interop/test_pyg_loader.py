@@ -619,9 +619,7 @@ def test_pin_memory_pins_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) ->
     assert list(NeighborLoader(small(), [2], pin_memory=True)) == pinned != []
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"), [("LinkNeighborLoader", "end nodes of the links"), ("HGTLoader", "to_homogeneous")]
-)
+@pytest.mark.parametrize(("name", "instead"), [("HGTLoader", "to_homogeneous")])
 def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> None:
     with pytest.raises(
         InputError, match=f"{name} is not supported.*use torch_geometric.loader.{name}.*NeighborLoader.*{instead}"
