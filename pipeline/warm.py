@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
+TYPED = "hsbm:nodes=60,classes=2,degree=3,features=8"
 TINY = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "dropout": 0.5}
 
 
@@ -24,6 +25,8 @@ class Trial:
     """True if its graph has edge weights."""
     edge_features: bool = False
     """True if its edges have features."""
+    typed: bool = False
+    """On a graph with several types of nodes and edges."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,8 @@ def trials(dtype: str) -> list[Trial]:
 
     first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
     found = [
-        Trial(name, {"model": {"name": name}}, edge_features=MODELS[name].reads_edges)
-        for name in MODELS
-        if not MODELS[name].reads_relations
+        Trial(name, {"model": {"name": name}}, edge_features=model.reads_edges, typed=model.reads_relations)
+        for name, model in MODELS.items()
     ]
     found += [Trial(f"{name} sampling", {"sampler": {"name": name}}) for name in SAMPLERS if name != first]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
@@ -95,7 +97,7 @@ def run_trial(trial: Trial) -> Warmed:
             pass
 
     start, compiled = time.perf_counter(), Count()
-    dataset = open_dataset(GRAPH)
+    dataset = open_dataset(TYPED if trial.typed else GRAPH)
     if trial.weighted:
         weight = np.ones(dataset.graph.num_edges, np.float32)
         dataset = replace(dataset, graph=replace(dataset.graph, edge_weight=weight))

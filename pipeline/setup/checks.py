@@ -1,6 +1,5 @@
 """Checks that refuse jobs whose parts do not fit together, or that this machine cannot run."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -113,12 +112,6 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
         raise InputError(
             f'{graph}, but {topology} cuts it into parts, which hold no types; use system = "bulk" with the '
             "topology replicated"
-        )
-    sampler = system.sample.sampler
-    if "edge_ids" not in {f.name for f in dataclasses.fields(sampler)}:  # pyright: ignore[reportArgumentType]
-        raise InputError(
-            f"{graph}, but the sampler '{sampler.name}' keeps no positions of edges, by which relations are known; use "
-            "the sampler neighbor"
         )
     if job.device != "cpu" or job.kernel not in ("cpu", "reference"):
         raise InputError(
