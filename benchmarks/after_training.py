@@ -142,7 +142,9 @@ def predict(folder: Path, args: argparse.Namespace) -> None:
             "try:\n    runpy.run_module('millrace', run_name='__main__')\n"
             "except SystemExit:\n    pass\n"
             "u, w = (resource.getrusage(r) for r in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))\n"
-            "print('USED', u.ru_utime + u.ru_stime + w.ru_utime + w.ru_stime, u.ru_maxrss / 2**20,\n"
+            "# ru_maxrss would begin with that of the process which started this one.\n"
+            "peak = open('/proc/self/status').read().split('VmHWM:')[1].split()[0]\n"
+            "print('USED', u.ru_utime + u.ru_stime + w.ru_utime + w.ru_stime, int(peak) / 2**20,\n"
             "    w.ru_maxrss / 2**20, file=sys.stderr)"
         )
         command = [sys.executable, "-c", code, "millrace", name[0], str(folder / "run"), *name[1:], "--json"]
@@ -153,7 +155,7 @@ def predict(folder: Path, args: argparse.Namespace) -> None:
         said = json.loads(done.stdout)["seconds"]
         text = f"{float(seconds):.1f} s of processor, {wall:.1f} s, {said:.1f} s of work, {float(gib):.2f} GiB at most"
         if "--workers" in name:
-            text += f", {float(of_worker):.2f} GiB in a worker"
+            text += f", {float(of_worker):.2f} GiB at most in a worker"
         print(f"{' '.join(name[:2])}: {text}", flush=True)
     same = (folder / "p.parquet").read_bytes() == (folder / "q.parquet").read_bytes()
     print("the same file" if same else "OTHER ROWS", flush=True)
