@@ -37,7 +37,8 @@ def sar(
         mode: the way layers read other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
             `memory_bytes`.
         partitioner: cuts the graph; by default METIS with nodes and edges balanced together.
-        memory_bytes: memory for each rank's tensors; None: half of the machine's free memory, shared by its ranks.
+        memory_bytes: memory for each rank's tensors; None: half of the machine's free memory, shared by its ranks,
+            or of the rank's GPU.
         prefetch_bytes: rows that may be under way before they are needed.
         prune: leave rows out of each layer that do not affect the seeds.
     """
@@ -66,7 +67,8 @@ class SarOptions(Section):
     pass; ``halo``: all in one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest
     that fit in `memory_bytes`."""
     memory_bytes: int | None = Field(default=None, ge=1)
-    """Memory for a rank's tensors; by default half of the machine's free memory, divided by its ranks."""
+    """Memory for a rank's tensors; by default half of the machine's free memory, divided by its ranks, or of the rank's
+    GPU."""
     prefetch_bytes: int = Field(default=64 << 20, ge=0)
     """Rows of other ranks that may be under way before they are needed."""
     prune: bool = True
@@ -91,7 +93,6 @@ class _Sar(Registered):
     about = "full batch, each rank visiting the others in turn"
     options = SarOptions
     samples = False
-    devices = ("cpu",)
     compiles = False
     exchanges = "within"
     needs_parts = True

@@ -137,7 +137,7 @@ def _trial(
 ) -> list[Change]:
     small = _smaller(batch, scale)
     group, log = _Absent(batch.rank, size), _Log()
-    module = copy.deepcopy(module).train()
+    module = copy.deepcopy(module).cpu().train()
     h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
     with reusing(log), _Elsewhere(log):
         for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
@@ -229,7 +229,7 @@ def row_traffic(
     remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + FEW, None)
     view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
     group = _Counting(0, 2)
-    module = copy.deepcopy(module).train()
+    module = copy.deepcopy(module).cpu().train()
     layers = layered(module).num_layers
     batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
     h, found = torch.zeros((FEW, num_features), dtype=dtype), []

@@ -39,7 +39,8 @@ class VisitFetch:
     modes: tuple[Mode | Literal["auto"], ...] = ("auto",)
     """One for each layer, or one for all."""
     memory_bytes: int | None = None
-    """Memory of a rank's tensors, for ``auto``; None: half of the free memory divided by the ranks of the machine."""
+    """Memory of a rank's tensors, for ``auto``; None: half of the free memory divided by the ranks of the machine, or
+    half of that of the rank's GPU."""
     prefetch_bytes: int = PREFETCH_BYTES
     """Rows of later ranks that may be under way before they are needed."""
 
@@ -64,8 +65,8 @@ class VisitFetch:
             modes = ("halo",) * len(modes)
         if job.group.size == 1:
             # With one rank all modes are the same.
-            return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group)
-        chosen, step = plan(placement, modes, self, job.group, module)
+            return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group, job.device)
+        chosen, step = plan(placement, modes, self, job.group, module, job.device)
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:
@@ -73,18 +74,23 @@ class VisitFetch:
                     f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could "
                     "not be rehearsed"
                 )
-                return Visits(placement, chosen, self.prefetch_bytes, job.group)
+                return Visits(placement, chosen, self.prefetch_bytes, job.group, job.device)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
                 f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} "
                 "for features, "
                 f"about {mib[2]:,.0f} for a step"
             )
-        return Visits(placement, chosen, self.prefetch_bytes, job.group)
+        return Visits(placement, chosen, self.prefetch_bytes, job.group, job.device)
 
 
 def plan(
-    share: Share, modes: Sequence[Mode | Literal["auto"]], policy: VisitFetch, group: Group, module: nn.Module
+    share: Share,
+    modes: Sequence[Mode | Literal["auto"]],
+    policy: VisitFetch,
+    group: Group,
+    module: nn.Module,
+    device: torch.device | None = None,
 ) -> tuple[tuple[Mode, ...], int]:
     """Modes to use, the same on all ranks, and the bytes of a step with them on this rank.
 
@@ -93,7 +99,8 @@ def plan(
     most comes first.
     """
     chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
-    room = (policy.memory_bytes or spare_bytes() // (2 * group.size)) - share.graph.nbytes - share.x.nbytes
+    spare = spare_bytes() // group.size if device is None else torch.cuda.mem_get_info(device)[0]
+    room = (policy.memory_bytes or spare // 2) - share.graph.nbytes - share.x.nbytes
     room -= 0 if share.edge_rows is None else share.edge_rows.nbytes
 
     def steps(candidates: list[tuple[Mode, ...]]) -> list[list[int]]:
@@ -164,15 +171,25 @@ def spare_bytes() -> int:
 class Visits:
     """Neighbourhoods over one rank's share. See `Fetcher`."""
 
-    def __init__(self, share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, group: Group) -> None:
+    def __init__(
+        self,
+        share: Share,
+        modes: tuple[Mode, ...],
+        prefetch_bytes: int,
+        group: Group,
+        device: torch.device | None = None,
+    ) -> None:
         """
         Args:
             share: of this rank.
             modes: one for each layer.
             prefetch_bytes: see `VisitFetch`.
             group: the ranks.
+            device: where layers are computed; None: on the host.
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
+        self._device = device
+        self._x, self._labels = (t if device is None else t.to(device) for t in (share.x, share.labels))
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring: Ring | None = None
@@ -187,28 +204,28 @@ class Visits:
             for i, (view, mode) in enumerate(zip(work.layers, self._modes))
         )
         # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
-        return Fetched(
-            work.epoch, 0, neighbourhoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds]
-        )
+        return Fetched(work.epoch, 0, neighbourhoods, self._x[: work.layers[0].num_src], self._labels[: work.num_seeds])
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
         ring = Ring(self._group, self._ahead_bytes)
         mode = "halo" if reads_blocks(module) else "rematerialize"
-        return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._share.x
+        return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._x
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:
             keep, edges = mode == "keep", self._share.edge_rows
-            return SequentialNeighbourhood(batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges)
+            return SequentialNeighbourhood(
+                batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges, device=self._device
+            )
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            self._halos[id(view)] = Halo(batch, view, self._dtype, self._share.edge_rows)
+            self._halos[id(view)] = Halo(batch, view, self._dtype, self._share.edge_rows, self._device)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property
     def _dtype(self) -> torch.dtype:
-        return self._share.x.dtype
+        return self._x.dtype
 
     @property
     def exchange_s(self) -> float:

@@ -125,8 +125,11 @@ def reusing(arena: Arena) -> Iterator[None]:
         _active.arena = before
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised contiguous tensor: from the arena of the enclosing `reusing`, else a new one."""
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """An uninitialised contiguous tensor: from the arena of the enclosing `reusing`, else a new one. On a device it is
+    a new one: torch keeps the memory of freed ones there."""
+    if device is not None and device.type != "cpu":
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     arena: Arena | None = getattr(_active, "arena", None)
     if arena is None or dtype not in _NUMPY or prod(shape) * dtype.itemsize < arena.small:
         return torch.empty(tuple(shape), dtype=dtype)

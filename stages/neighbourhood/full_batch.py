@@ -37,6 +37,29 @@ class Shard:
     weight: Tensor | None
     """float32 [e]."""
 
+    @cached_property
+    def _there(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    @cached_property
+    def _numbers(self) -> dict[int, EdgeNumbers]:
+        return {}
+
+    def weight_on(self, device: torch.device) -> Tensor | None:
+        """`weight` in the memory of `device`; copied once."""
+        if self.weight is None or device.type == "cpu":
+            return self.weight
+        if device not in self._there:
+            self._there[device] = self.weight.to(device)
+        return self._there[device]
+
+    def numbers(self, batch: EdgeNumbers) -> EdgeNumbers:
+        """Keys of the edges for dropout, from those of all edges of the rank: made once, as are their copies on a
+        device."""
+        if id(batch.first) not in self._numbers:
+            self._numbers[id(batch.first)] = EdgeNumbers(batch.first, batch.own, self.edge)
+        return self._numbers[id(batch.first)]
+
     def head(self, num_lists: int, num_src: int) -> "Shard":
         """The first lists; they read the first sources only."""
         if num_lists == self.lists.num_dst and num_src == self.lists.num_src:

@@ -29,13 +29,21 @@ class Halo:
     """Rows that a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made
     once for a run."""
 
-    def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype, edge_rows: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        batch: FullBatch,
+        view: View,
+        dtype: torch.dtype,
+        edge_rows: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         """
         Args:
             batch: this rank's share of the graph.
             view: the part that the layer needs.
             dtype: of the features.
             edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
+            device: of the features; None: the host.
         """
         self.batch, self.view = batch, view
         self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
@@ -51,6 +59,7 @@ class Halo:
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
         self.edges = None if edge_rows is None else lambda: edge_rows[torch.from_numpy(whole.edge)]
         """Returns the features of the edges."""
+        degree = degree if device is None else degree.to(device)
         self.neighbourhood = BlockNeighbourhood(
             block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
         )
@@ -200,7 +209,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, ring: Ring) -> Tensor:
         ctx.rest = halo, ring
-        both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype)
+        both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype, x.device)
         both[: len(x)] = x
         lengths = [len(w) for w in halo.view.wanted]
         parts = aggregation_on(x.device).take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
@@ -216,7 +225,8 @@ class _Exchange(torch.autograd.Function):
         halo, ring = ctx.rest
         n, wanted = halo.view.num_src, halo.view.wanted
         grad = grads[0].contiguous()
-        back = empty((sum(len(w) for w in wanted), *grad.shape[1:]), grad.dtype).split([len(w) for w in wanted])
+        lengths = [len(w) for w in wanted]
+        back = empty((sum(lengths), *grad.shape[1:]), grad.dtype, grad.device).split(lengths)
         ring.wait(
             lambda _: ring.group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back)),
             "gradients of all ranks",

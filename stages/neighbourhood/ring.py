@@ -73,7 +73,7 @@ class Ring:
 
         def start(r: int) -> tuple[Swap, Tensor]:
             to, source = self._peers(r)
-            into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype)
+            into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype, x.device)
             return self._start(kernels.take_rows(x, view.wanted[to], factor), to, into, source, call, kind, r), into
 
         row_bytes = x.shape[1:].numel() * x.itemsize
@@ -104,7 +104,7 @@ class Ring:
         adds the gradients that come in for this rank's rows to `onto` [num_src, ...] (times `factor`)."""
         # Against the direction of `rows`: gradients go to the owners of the rows.
         source, to = self._peers(r)
-        into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
+        into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype, onto.device)
         swap = self._start(part, to, into, source, call, _PUSH, r)
         label, peers = self._label(layer, _PUSH, r), f"from rank {source}, to rank {to}"
         return Push(self, swap, part, into, view.wanted[source], onto, factor, label, peers)
@@ -183,7 +183,7 @@ class Push:
         """Wait for both, and add the gradients received."""
         self._ring.wait(self._swap.received, self._label)
         if self._factor is not None:
-            scale = self._factor[torch.from_numpy(self._ids)]
+            scale = self._factor[torch.from_numpy(self._ids).to(self._factor.device)]
             self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
         aggregation_on(self._onto.device).add_rows(self._onto, self._ids, self._into)
         self._ring.wait(self._swap.sent, self._label)

@@ -31,8 +31,8 @@ class Attend(torch.autograd.Function):
         kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
         spread = _Spread(heads)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
-        out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype).zero_()
-        log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
+        out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype, z.device).zero_()
+        log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype, z.device).fill_(-torch.inf)
         kernels.attend_into(
             here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True
         )
@@ -66,7 +66,7 @@ class Attend(torch.autograd.Function):
         z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors
         grad = grads[0].contiguous()
         delta = kernels.dots(grad, out)
-        d_dst = empty(logit_dst.shape, z.dtype).zero_()
+        d_dst = empty(logit_dst.shape, z.dtype, z.device).zero_()
         d_src = torch.zeros_like(a_src)
 
         def of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
@@ -101,7 +101,7 @@ class _Spread:
     def __call__(self, rows: Tensor) -> Tensor:
         if not self._heads:
             return rows
-        return empty((len(rows), self._heads, rows.shape[1]), rows.dtype).copy_(rows[:, None])
+        return empty((len(rows), self._heads, rows.shape[1]), rows.dtype, rows.device).copy_(rows[:, None])
 
     def back(self, grad: Tensor) -> Tensor:
         """Gradient of the shared rows."""

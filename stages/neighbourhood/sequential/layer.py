@@ -27,6 +27,7 @@ class SequentialLayer:
         dtype: torch.dtype,
         keep: bool = False,
         edge_rows: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """
         Args:
@@ -37,11 +38,12 @@ class SequentialLayer:
             dtype: of the features.
             keep: keep rows for the backward pass rather than fetching them again.
             edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
+            device: of the features; None: the host.
         """
         self._edge_rows = edge_rows
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
-        self._dtype = dtype
-        self.kernels = aggregation_on(batch.degree.device)
+        self._dtype, self.device = dtype, device or torch.device("cpu")
+        self.kernels = aggregation_on(self.device)
 
     @property
     def num_dst(self) -> int:
@@ -66,7 +68,7 @@ class SequentialLayer:
     @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
-        return self.batch.degree[: self.num_src].to(self._dtype)
+        return self.batch.degree[: self.num_src].to(self.device, self._dtype)
 
     @property
     def edge_features(self) -> Tensor:
@@ -88,11 +90,12 @@ class SequentialLayer:
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
         """Factor that turns a row's sum into its mean, [num_dst]."""
         total = self.view.kept if self.view.weights is None else self.view.weights
-        return torch.from_numpy(np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)).to(dtype)
+        scale = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
+        return torch.from_numpy(scale).to(self.device, dtype)
 
     def numbers(self, shard: Shard) -> EdgeNumbers:
         """Keys of the shard's edges for dropout: their positions in the whole graph."""
-        return EdgeNumbers(self.batch.numbers.first, self.batch.numbers.own, shard.edge)
+        return shard.numbers(self.batch.numbers)
 
 
 def rebuild(
@@ -111,7 +114,7 @@ def rebuild(
     for r in ring.rounds(view):
         q = ring.source(r)
         rows = kept.pop(q, None) if again is None else next(again)[1]
-        part = of(q, rows) if rows is not None and len(rows) else empty((0, *x.shape[1:]), x.dtype)
+        part = of(q, rows) if rows is not None and len(rows) else empty((0, *x.shape[1:]), x.dtype, x.device)
         del rows
         if before is not None:
             before.finish()

@@ -52,16 +52,16 @@ class Apply(torch.autograd.Function):
             nonlocal out, arg, shape
             shard = neighbourhood.view.shards[q]
             for a, b in _pieces(shard, rows):
-                src, there, lists = _piece(shard, a, b)
-                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                src, there, lists = _piece(shard, a, b, h.device)
+                coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with _seeded(key, batch.rank, q, a):
                     x = message(rows[src.indices], dst[there], weight, *of_edges.of(q, src), *params)
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
                 if out is None:
-                    out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype).zero_()
-                    arg = empty(out.shape, torch.int64).fill_(-1) if reduce == "max" else None
+                    out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device).zero_()
+                    arg = empty(out.shape, torch.int64, x.device).fill_(-1) if reduce == "max" else None
                 of_rows = _rows_of(shard, a, b)
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
@@ -101,8 +101,8 @@ class Apply(torch.autograd.Function):
             shard = neighbourhood.view.shards[q]
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
-                src, there, lists = _piece(shard, a, b)
-                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                src, there, lists = _piece(shard, a, b, h.device)
+                coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _seeded(key, batch.rank, q, a):
                     x_src, x_dst = (
@@ -146,9 +146,8 @@ def _cut(param: Tensor) -> Tensor:
 class _Edges:
     """Edges [start, stop) of a shard, with the source of each."""
 
-    def __init__(self, start: int, stop: int, indices: npt.NDArray[np.integer]) -> None:
-        self.start, self.stop = start, stop
-        self.indices = torch.from_numpy(indices)
+    def __init__(self, start: int, stop: int, indices: Tensor) -> None:
+        self.start, self.stop, self.indices = start, stop, indices
 
 
 class _EdgeValues:
@@ -182,14 +181,16 @@ def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
             return
 
 
-def _piece(shard: Shard, a: int, b: int) -> tuple[_Edges, Tensor, Any]:
-    """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own."""
+def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, Any]:
+    """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own.
+    Tensors lie on the device."""
     indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]
     start, stop = int(shard.lists.indptr[a]), int(shard.lists.indptr[b])
     rows = np.arange(a, b) if shard.rows is None else shard.rows[a:b]
     there = np.repeat(rows.astype(np.int64), np.diff(indptr))
     own = InLists.of(indptr, np.arange(stop - start), stop - start)
-    return _Edges(start, stop, shard.lists.indices[start:stop]), torch.from_numpy(there), own
+    sources = torch.from_numpy(shard.lists.indices[start:stop]).to(device)
+    return _Edges(start, stop, sources), torch.from_numpy(there).to(device), own
 
 
 def _rows_of(shard: Shard, a: int, b: int) -> npt.NDArray[np.int32]:

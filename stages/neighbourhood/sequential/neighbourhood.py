@@ -121,7 +121,7 @@ class SequentialNeighbourhood(SequentialLayer):
         check_edge(edge, self.num_edges)
         as_matrix(h, self.num_src, "h")
         h = h.contiguous()
-        held = parameters_used(message, h, self.own.weight, params, edge)
+        held = parameters_used(message, h, self.own.weight_on(h.device), params, edge)
         scale = self.mean_scale(h.dtype) if reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()

@@ -28,13 +28,13 @@ class Sum(torch.autograd.Function):
         ctx.rest = neighbourhood, factor, scale, beside, call
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
-        coef = _coefficients(here, factor)
+        coef = _coefficients(here, factor, x.device)
         out = (
             kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
         )
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
             shard = neighbourhood.view.shards[q]
-            kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
+            kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight_on(x.device), scale)
             del rows  # before the next rank's rows come
         return out
 
@@ -46,26 +46,27 @@ class Sum(torch.autograd.Function):
         own, x = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            coef = _coefficients(here, factor)
+            coef = _coefficients(here, factor, grad.device)
             back = kernels.spmm_beside_backward if beside else kernels.spmm_backward
             dx = back(here.lists, grad, coef, scale) if beside else back(here.lists, grad, coef, scale, own)
             width = grad.shape[1] // 2 if beside else grad.shape[1]
 
             def of(q: int) -> Tensor:
                 shard = neighbourhood.view.shards[q]
-                return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight, scale)
+                return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight_on(grad.device), scale)
 
             neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer, factor)
         down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
         return dx, down, None, None, None, None
 
 
-def _coefficients(shard: Shard, factor: Tensor | None) -> Tensor | None:
-    """Coefficient of each edge between own rows, [e]."""
+def _coefficients(shard: Shard, factor: Tensor | None, device: torch.device) -> Tensor | None:
+    """Coefficient of each edge between own rows, [e], on that device."""
+    weight = shard.weight_on(device)
     if factor is None:
-        return shard.weight
-    of_edge = factor[torch.from_numpy(shard.lists.indices)]
-    return of_edge if shard.weight is None else of_edge.mul_(shard.weight)
+        return weight
+    of_edge = factor[torch.from_numpy(shard.lists.indices).to(device)]
+    return of_edge if weight is None else of_edge.mul_(weight)
 
 
 class Maximum(torch.autograd.Function):
@@ -74,15 +75,15 @@ class Maximum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, neighbourhood: SequentialLayer) -> Tensor:
         kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
-        out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype)
-        arg = empty(out.shape, torch.int64).fill_(-1)
+        out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device)
+        arg = empty(out.shape, torch.int64, x.device).fill_(-1)
         here = neighbourhood.own
         kernels.maximum_into(here.lists, None, here.edge, x, out, arg)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer):
             shard = neighbourhood.view.shards[q]
             kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
             del rows
-        out[torch.from_numpy(neighbourhood.view.kept == 0)] = 0
+        out[torch.from_numpy(neighbourhood.view.kept == 0).to(out.device)] = 0
         ctx.rest = neighbourhood, call
         ctx.save_for_backward(arg)
         return out

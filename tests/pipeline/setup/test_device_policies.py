@@ -264,6 +264,14 @@ def test_isolated_parts(sbm, tmp_path, correction):
     agree(sbm, tmp_path, system="grappa", grappa=grappa, partition={"method": "hash"})
 
 
+@pytest.mark.parametrize(
+    "model", [{"name": "gat", "heads": 2}, {"name": "sage", "norm": "batch"}], ids=lambda m: m["name"]
+)
+def test_full_batches(sbm, tmp_path, model):
+    sampled = dict.fromkeys(("fanout", "batch_size", "queue"))
+    agree(sbm, tmp_path, system="sar", model={**model, "layers": 2}, **sampled)
+
+
 @pytest.mark.slow
 def test_two_ranks(sbm, tmp_path, monkeypatch):
     """A stand-in for dask-cuda deals GPUs that are not there."""

@@ -34,6 +34,7 @@ from millrace.stages.train import forward_backward
 from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
+from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -277,25 +278,35 @@ def learn(model: Any, run: Callable[..., Tensor], fetched: Fetched, group: Group
         done = forward_backward(run, fetched, 7, "multilabel" if multilabel else "multiclass", 1.0)
     statistics.finish(group.size)
     seeds, _ = policy.reduce(list(model.parameters()), done.seeds, group)
-    grads = {k: (torch.zeros_like(p) if p.grad is None else p.grad).numpy() for k, p in model.named_parameters()}
-    return {"loss": done.loss_sum, "seeds": seeds, **grads, **{k: b.clone().numpy() for k, b in model.named_buffers()}}
+    grads = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in model.named_parameters()}
+    found = {**grads, **dict(model.named_buffers())}
+    return {"loss": float(done.loss_sum), "seeds": seeds, **{k: t.cpu().clone().numpy() for k, t in found.items()}}
 
 
-def train(group: Group, seeds: tuple[int, ...], size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
+ON_DEVICE = ("gat, batch", "gcn", "own")
+"""Models that learn on a device too, where kernels are slow in the interpreter."""
+
+
+def train(
+    group: Group, seeds: tuple[int, ...], size: int, on_device: bool = False
+) -> dict[tuple[Any, ...], dict[str, Any]]:
     found = {}
+    device = pretended_device.install_for_good() if on_device else None
     for seed in seeds:
         case = make_case(seed, size, multilabel=seed % 2 == 0)
         for at, name in enumerate(CONFIGS):
             if needs_all_rows(name) and case.graph.num_nodes == 1:
                 continue
+            if on_device and name not in ON_DEVICE[: 1 if size > 2 else 3]:
+                continue
             layers = build(name).num_layers
-            for prune in (False, True):
+            for prune in (True,) if on_device else (False, True):
                 share = case.share(group, layers, prune, needs_all_rows(name))
                 # One rank has nobody to visit; and pruned or not, what a mode does is the same.
-                for mode in MODES if prune and size > 1 else [list(MODES)[at % len(MODES)]]:
+                for mode in MODES if prune and size > 1 and not on_device else [list(MODES)[at % len(MODES)]]:
                     modes = MODES[mode]
-                    model = build(name)
-                    visits = Visits(share, modes[:layers], AHEAD[(seed + prune) % 3], group)
+                    model = build(name) if device is None else build(name).to(device)
+                    visits = Visits(share, modes[:layers], AHEAD[(seed + prune) % 3], group, device)
                     fetched = visits.fetch(replace(share.graph, epoch=seed))
                     found[seed, name, prune, mode] = learn(model, model, fetched, group, seed % 2 == 0)
     return found
@@ -311,7 +322,20 @@ def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("size", "seeds"), [(1, (8, 9)), (2, (8, 12)), (3, (14, 2)), (4, (11,)), (8, (5,))])
 def test_models_learn_what_they_learn_from_the_whole_graph(size: int, seeds: tuple[int, ...]) -> None:
     """With dropout and attention dropout, for any number of ranks, in every mode, pruned or not."""
-    ranks = [train(Solo(), seeds, 1)] if size == 1 else run_ranks(train, size, seeds, size, timeout_s=240)
+    check(size, [train(Solo(), seeds, 1)] if size == 1 else run_ranks(train, size, seeds, size, timeout_s=240))
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
+@pytest.mark.parametrize(("size", "seeds"), [(1, (9,)), (2, (13,)), (4, (11,))])
+def test_models_learn_the_same_on_a_device(size: int, seeds: tuple[int, ...]) -> None:
+    check(
+        size, [train(Solo(), seeds, 1, True)] if size == 1 else run_ranks(train, size, seeds, size, True, timeout_s=240)
+    )
+
+
+def check(size: int, ranks: list[Any]) -> None:
+    """Compare with a step on the whole graph."""
     wanted: dict[tuple[int, str], dict[str, Any]] = {}
     for seed, name, prune, mode in ranks[0]:
         case = make_case(seed, size, multilabel=seed % 2 == 0)

@@ -25,6 +25,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
+from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.aggregations import CALLS
 from millrace.tests.contracts.full_batch import Case, make_case
 from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors, assert_close
@@ -43,10 +44,10 @@ def view_of(batch: FullBatch, name: str) -> View:
     return batch.whole if at is None else batch.layers[at]
 
 
-def make_hood(batch: FullBatch, view: View, mode: str, ring: Ring) -> Neighbourhood:
+def make_hood(batch: FullBatch, view: View, mode: str, ring: Ring, device: torch.device | None = None) -> Neighbourhood:
     if mode == "halo":
-        return HaloNeighbourhood(Halo(batch, view, F64), ring)
-    return SequentialNeighbourhood(batch, view, 0, ring, F64, keep=mode == "keep")
+        return HaloNeighbourhood(Halo(batch, view, F64, device=device), ring)
+    return SequentialNeighbourhood(batch, view, 0, ring, F64, keep=mode == "keep", device=device)
 
 
 class OverRanks(NeighbourhoodTests):
@@ -96,47 +97,54 @@ SEEDS = {1: (8, 9), 2: (0, 1, 2, 3, 4, 5, 6, 7), 3: (8, 13, 11), 4: (3, 7, 12), 
 """Cases of so many ranks."""
 
 
-def looked_at(seed: int) -> list[tuple[str, str]]:
-    """Every call, each with another view of the graph."""
-    return [(name, list(VIEWS)[(seed + i) % len(VIEWS)]) for i, name in enumerate(CALLS)]
+def looked_at(seed: int, every: int = 1) -> list[tuple[str, str]]:
+    """Every call, or every so many, each with another view of the graph."""
+    return [(name, list(VIEWS)[(seed + i) % len(VIEWS)]) for i, name in enumerate(CALLS)][::every]
 
 
-def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
+DEVICE_SEEDS = {1: (9,), 2: (7,), 4: (3,)}
+"""The same on a device, where kernels are slow in the interpreter: with more ranks fewer calls."""
+
+
+def aggregate(group: Group, size: int, on_device: bool = False) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Results of every call on this rank, in every mode."""
+    device = pretended_device.install_for_good() if on_device else torch.device("cpu")
     ledger = getattr(group, "_ledger", None)
     found, piece = {}, messages.MESSAGE_BYTES
 
     def sent() -> int:
         return 0 if ledger is None else ledger.get("network", "activations")
 
-    for seed in SEEDS[size]:
+    for seed in (DEVICE_SEEDS if on_device else SEEDS)[size]:
         case = make_case(seed, size)
         shares = {prune: case.share(group, LAYERS, prune).graph for prune in (False, True)}
         # Messages of one or a few edges at a time.
         messages.MESSAGE_BYTES = piece if seed % 3 == 0 else 100
-        for name, view in looked_at(seed):
+        for name, view in looked_at(seed, 2 * size - 1 if on_device else 1):
             batch = shares[view != "whole"]
             names = torch.from_numpy(batch.names[: view_of(batch, view).num_src])
             aggregation = CALLS[name]
             inputs = aggregation.inputs(case.graph.num_nodes, seed)
             for mode in MODES:
                 leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
-                neighbourhood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]))
+                leaves = {k: x.detach().to(device).requires_grad_(x.requires_grad) for k, x in leaves.items()}
+                neighbourhood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]), device)
                 torch.manual_seed(seed)
                 before = sent()
                 out = aggregation.call(neighbourhood, leaves)
                 forward = sent()
                 if out.requires_grad:
-                    (out * towards(out.shape[1:], case, seed)[names[: len(out)]]).sum().backward()
+                    (out * towards(out.shape[1:], case, seed)[names[: len(out)]].to(device)).sum().backward()
+                assert out.device == neighbourhood.degree.device == device
                 found[seed, name, mode] = {
                     "names": batch.names[: len(names)],
-                    "out": out.detach().numpy(),
+                    "out": out.detach().cpu().numpy(),
                     "grads": {
-                        k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()
+                        k: (torch.zeros_like(x) if x.grad is None else x.grad).cpu().numpy() for k, x in leaves.items()
                     },
                     "forward": forward - before,
                     "backward": sent() - forward,
-                    "degree": neighbourhood.degree.numpy(),
+                    "degree": neighbourhood.degree.cpu().numpy(),
                     "edges": neighbourhood.num_edges,
                 }
     messages.MESSAGE_BYTES = piece
@@ -150,11 +158,24 @@ def towards(shape: tuple[int, ...] | torch.Size, case: Case, seed: int) -> Tenso
 
 @pytest.mark.parametrize("size", SEEDS)
 def test_every_call_equals_dense_autograd_and_sends_what_it_must(size: int) -> None:
-    ranks = [aggregate(Solo(), 1)] if size == 1 else run_ranks(aggregate, size, size, timeout_s=240)
-    for seed in SEEDS[size]:
+    check(size, [aggregate(Solo(), 1)] if size == 1 else run_ranks(aggregate, size, size, timeout_s=240), SEEDS[size])
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
+@pytest.mark.parametrize("size", DEVICE_SEEDS)
+def test_the_same_on_a_device(size: int) -> None:
+    """By the kernels for GPUs, in Triton's interpreter where there is none; rows travel over gloo."""
+    ranks = [aggregate(Solo(), 1, True)] if size == 1 else run_ranks(aggregate, size, size, True, timeout_s=400)
+    check(size, ranks, DEVICE_SEEDS[size], 2 * size - 1)
+
+
+def check(size: int, ranks: list[Any], seeds: tuple[int, ...], every: int = 1) -> None:
+    """Compare with dense autograd, and bytes with their formula."""
+    for seed in seeds:
         case = make_case(seed, size)
         degree = whole_graph(case.graph, F64).degree.numpy()
-        for name, view in looked_at(seed):
+        for name, view in looked_at(seed, every):
             at, aggregation = VIEWS[view], CALLS[name]
             reached = np.ones(case.graph.num_nodes, bool) if at is None else case.near(LAYERS - 1 - at)
             leaves = aggregation.leaves(aggregation.inputs(case.graph.num_nodes, seed))
