@@ -2,7 +2,8 @@
 
 A missing docstring is a warning.
 
-The text replaces ``<!-- from the code: configuration -->`` in a page; likewise ``commands``, ``result`` and ``events``.
+The text replaces ``<!-- from the code: configuration -->`` in a page; likewise ``commands``, ``result``, ``events`` and
+``support``.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
+from support import support
 
 from millrace.pipeline import cli
 from millrace.pipeline.config.load import Job
@@ -241,6 +243,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "result": result_fields,
     "events": events,
+    "support": support,
 }
 
 

@@ -1,0 +1,66 @@
+"""The support table is true: with a GPU, or a pretended one, each cell runs or is refused by a sentence."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.config.systems import SYSTEMS
+
+pytest.importorskip("torch_geometric")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.py"
+
+
+def _page() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_support", PAGE)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+support = _page()
+DATA = mr.open_dataset(support.DATASET, seed=0)
+
+
+@pytest.fixture(scope="module")
+def table() -> str:
+    return support.support()
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("system", SYSTEMS.available())
+def test_each_cell_is_what_a_dry_run_says(system: str, table: str) -> None:
+    rows, told = table.split("\n\n")
+    sentences = [line.split(". ", 1)[1] for line in told.splitlines()]
+    lines = {tuple(line.strip("| ").split(" | ")[:3]): line.strip("| ").split(" | ")[3:] for line in rows.splitlines()}
+    columns = [(device, model) for device in support.DEVICES for model in support.MODELS]
+    for cell in (c for c in support.cells() if c.system == system):
+        said = lines[f"`{system}`", cell.features, f"`{cell.queue}`"][columns.index((cell.device, cell.model))]
+        refused = support.refusal(cell, DATA)
+        if refused:
+            assert "\n" not in refused and len(refused) < 300 and any(w in refused for w in ("; ", ": ")), cell
+            assert said == f"no ({1 + sentences.index(refused)})", cell
+        else:
+            assert said == "yes", cell
+        if cell.device not in SYSTEMS.find(system).devices and (cell.queue, cell.features) == (
+            "memory",
+            "of every rank",
+        ):
+            assert refused.startswith(f"device is '{cell.device}', but system '{system}'"), cell
+        elif (cell.queue, cell.features, cell.model) == ("memory", "of every rank", "Millrace's"):
+            assert not refused, "a system runs by itself on its devices"
+
+
+@pytest.mark.parametrize("model", ["of PyG", "own module"])
+@pytest.mark.parametrize("system", ["grappa", "sar"])
+def test_what_no_other_test_runs_on_a_device_runs(
+    system: str, model: str, on_device: torch.device, tmp_path: Path
+) -> None:
+    given = support.options(support.Cell(system, "cuda", "memory", "of every rank", model))
+    result = mr.run(DATA, out=tmp_path / "run", threads=1, **given)
+    assert (result.status, result.device, result.epochs) == ("done", "cuda", 1)
