@@ -103,7 +103,7 @@ class OnDevice(Tensor):
         """The memory of its values."""
         return self.held.untyped_storage()
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, s: Any) -> None:
         """No effect."""
 
     def is_pinned(self, device: Any = None) -> bool:

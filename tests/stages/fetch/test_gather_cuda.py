@@ -9,6 +9,7 @@ import torch
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.fetch import gather_cuda
 from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, MovedFetcher, upload
+from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Fetched, Placement
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -52,7 +53,8 @@ def test_a_minibatch_of_the_host(where: Any, cache_rows: int, nested: bool, on_d
             assert neighbourhood.degree.is_cuda
             assert np.array_equal(neighbourhood.degree.cpu(), place.graph.degree[block.src])
             weight: Any = neighbourhood.weight  # pyright: ignore[reportAttributeAccessIssue]
-            assert (weight is None) == nested and (nested or np.array_equal(weight.cpu(), block.weight))
+            assert (weight is None) == nested
+            assert block.weight is None or np.array_equal(weight.cpu(), block.weight)
             total = neighbourhood.sum(torch.ones(block.num_src, 1, dtype=torch.float64, device=on_device))
             assert total.is_cuda and total.shape == (block.num_dst, 1)
 
@@ -68,7 +70,7 @@ def test_rows_are_uploaded_to_where_kernels_read_them(
     assert np.array_equal(got.rows.cpu(), X[3:25])
     cache = got.cache(placement(False), 4 * F * 8, on_device, first=3)
     assert (cache is None) == got.in_device_memory
-    rows = gather_cuda.gather_rows(got.rows, torch.tensor([1, 0, 21], device=on_device), cache)
+    rows = gather_rows(got.rows, torch.tensor([1, 0, 21], device=on_device), cache)
     assert rows.is_cuda and np.array_equal(rows.cpu(), X[[4, 3, 24]])
 
 
