@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from millrace.stages.sample.fastgcn import FastGCNSampler
     from millrace.stages.sample.labor import LaborSampler
     from millrace.stages.sample.ladies import LadiesSampler
+    from millrace.stages.sample.matrix.ppr import PprSampler
+    from millrace.stages.sample.matrix.saint import SaintSampler
     from millrace.stages.sample.minibatches import sample_minibatches
     from millrace.stages.sample.neighbor import NeighborSampler
     from millrace.storage.dataset import Dataset, Split
@@ -135,6 +137,8 @@ _HOMES = {
     "LaborSampler": "stages.sample.labor",
     "LadiesSampler": "stages.sample.ladies",
     "NeighborSampler": "stages.sample.neighbor",
+    "PprSampler": "stages.sample.matrix.ppr",
+    "SaintSampler": "stages.sample.matrix.saint",
     "sample_minibatches": "stages.sample.minibatches",
     "Dataset": "storage.dataset",
     "Split": "storage.dataset",
@@ -184,6 +188,7 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "Numbers",
+    "PprSampler",
     "Predictions",
     "PyGModel",
     "ReadOptions",
@@ -191,6 +196,7 @@ __all__ = [
     "Result",
     "RunError",
     "RunView",
+    "SaintSampler",
     "Split",
     "StoreError",
     "Sweep",

@@ -178,6 +178,10 @@ def resolve(table: Mapping[str, Any]) -> Job:
         default = PER_LAYER[key]
         count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(default)
         numbers = [*default, *[default[-1]] * count][:count]
+    if "layers" in known:
+        # A subgraph that all layers see: as many as the model has.
+        sampler.setdefault("layers", layers if layers is not None else 3)
+        model.setdefault("layers", sampler["layers"])
     if numbers is not None:
         sampler[key] = list(numbers)
         model.setdefault("layers", len(numbers))

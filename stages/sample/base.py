@@ -159,11 +159,14 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
     if not getattr(sampler, "host_only", False):
         return
     name = getattr(sampler, "name", type(sampler).__name__)
-    which = f"the sampler {name} with importance iterations draws from a whole graph in host memory"
+    option = bool(getattr(sampler, "iterations", 0))
+    which = f"the sampler {name}{' with importance iterations' * option} draws from a whole graph in host memory"
     if partitioned:
-        raise InputError(f"{which}, but the topology is partitioned; leave iterations out, or have it replicated")
+        remedy = "leave iterations out, or have it replicated" if option else "have it replicated"
+        raise InputError(f"{which}, but the topology is partitioned; {remedy}")
     if kernel not in ("cpu", "reference"):
-        raise InputError(f'{which}, but kernel is "{kernel}"; set kernel = "cpu", or leave iterations out')
+        remedy = ", or leave iterations out" * option
+        raise InputError(f'{which}, but kernel is "{kernel}"; set kernel = "cpu"{remedy}')
 
 
 def minibatch_of(

@@ -1,0 +1,187 @@
+"""Products and draws of samplers that are written as sparse matrices, compiled: the bits of `reference.matrix`.
+
+A product is Gustavson's (ACM TOMS 4(3), 1978): row by row, in an accumulator over V columns that is cleared entry by
+entry. That by a selector only says where rows are.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from .....storage.graph import Graph
+from ....random import GOLDEN as _GOLDEN
+from ....random import NODE as _NODE
+from ...row_block.layerwise import extract
+from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
+from ..exponential_race import log2_table
+from ..samples import EdgeList
+from ..sparse import Sparse
+from .exponential_times import exponential
+from .rng import below, mixed
+from .terms import JIT
+
+_U = np.uint64
+TILE = 64
+"""Rows whose entries are prefetched together."""
+
+
+@njit(**JIT)
+def _multiply(q_start, q_stop, q_column, q_value, start, stop, column, value, place, row_ends, out, out_value):
+    e = 0
+    for r in range(len(q_start)):
+        begin = e
+        for i in range(q_start[r], q_stop[r]):
+            v, x = q_column[i], q_value[i]
+            for at in range(start[v], stop[v]):
+                u = column[at]
+                if place[u] < 0:
+                    place[u] = e
+                    out[e], out_value[e] = u, 0
+                    e += 1
+                out_value[place[u]] += x if value is None else x * value[at]
+        order = np.argsort(out[begin:e])
+        sums = out_value[begin:e].copy()
+        for i in range(begin, e):
+            place[out[i]] = -1
+        out[begin:e] = out[begin:e][order]
+        out_value[begin:e] = sums[order]
+        row_ends[r + 1] = e
+
+
+def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
+    """See `reference.matrix.multiply`."""
+    selects = Q.values is None and bool((Q.lengths <= 1).all())
+    if selects:
+        # An empty row of Q selects nothing.
+        some = Q.lengths > 0
+        nodes = Q.columns[np.where(some, Q.start, 0)] if some.any() else np.zeros(Q.num_rows, np.int64)
+        start = A.start[nodes]
+        return Sparse(start, np.where(some, A.stop[nodes], start), A.columns, A.values)
+    entries = Q.packed()
+    values = entries.mass
+    room = np.zeros(Q.num_rows, np.int64)
+    np.add.at(room, entries.row_of, A.lengths[entries.columns])
+    size = int(np.minimum(room, num_columns).sum())
+    ends, out, sums = np.zeros(Q.num_rows + 1, np.int64), np.empty(size, A.columns.dtype), np.empty(size, np.int64)
+    place = np.full(num_columns, -1, np.int64)
+    rows = (entries.start, entries.stop, entries.columns, values)
+    _multiply(*rows, A.start, A.stop, A.columns, A.values, place, ends, out, sums)
+    return Sparse(ends[:-1], ends[1:], out[: ends[-1]], sums[: ends[-1]])
+
+
+@njit(**JIT)
+def _pick(word, degree, s, replace, picks):
+    """picks[:n]: positions below `degree`; returns n."""
+    if degree == 0:
+        return 0
+    if replace:
+        for i in range(s):
+            picks[i] = np.int64(((mixed(word + _U(i + 1) * _GOLDEN) >> _U(32)) * _U(degree)) >> _U(32))
+        return s
+    if degree <= s:
+        for i in range(degree):
+            picks[i] = i
+        return degree
+    for i in range(s):
+        last = degree - s + i
+        pick = np.int64(((mixed(word + _U(i + 1) * _GOLDEN) >> _U(32)) * _U(last + 1)) >> _U(32))
+        repeated = False
+        for j in range(i):
+            repeated |= picks[j] == pick
+        picks[i] = last if repeated else pick
+    return s
+
+
+@njit(**JIT)
+def _choose_evenly(start, stop, column, words, s, replace, row_ends, out):
+    picks, kept = np.empty((TILE, s), np.int64), np.empty(TILE, np.int64)
+    e, n = 0, len(start)
+    for first in range(0, n, TILE):
+        last = min(first + TILE, n)
+        for r in range(first, last):
+            kept[r - first] = _pick(words[r], stop[r] - start[r], s, replace, picks[r - first])
+            for i in range(kept[r - first]):
+                prefetch(column, start[r] + picks[r - first, i])
+        for r in range(first, last):
+            for i in range(kept[r - first]):
+                out[e] = column[start[r] + picks[r - first, i]]
+                e += 1
+            row_ends[r + 1] = e
+    return e
+
+
+@njit(**JIT)
+def _throw(word, start, stop, value, s, column, out, e):
+    """s independent draws in proportion to `value`."""
+    total = np.int64(0)
+    for at in range(start, stop):
+        total += value[at]
+    if total == 0:
+        return e
+    for i in range(s):
+        rest = below(mixed(word + _U(i + 1) * _GOLDEN), total)
+        at = start
+        while rest >= value[at]:
+            rest -= value[at]
+            at += 1
+        out[e] = column[at]
+        e += 1
+    return e
+
+
+@njit(**JIT)
+def _race(word, start, stop, value, s, column, log, best, found):
+    """found[:n]: entries of the s smallest times, ascending; returns n."""
+    n = 0
+    for at in range(start, stop):
+        if value[at] == 0:
+            continue
+        bits = mixed(word + _U(column[at]) * _NODE) >> _U(32)
+        time = np.float64(exponential(bits, log)) / np.float64(value[at])
+        if n == s and time >= best[n - 1]:
+            continue
+        n = min(n + 1, s)
+        j = n - 1
+        while j > 0 and best[j - 1] > time:
+            best[j], found[j] = best[j - 1], found[j - 1]
+            j -= 1
+        best[j], found[j] = time, at
+    found[:n].sort()
+    return n
+
+
+@njit(**JIT)
+def _choose_by_value(start, stop, column, value, words, s, replace, log, row_ends, out):
+    best, found = np.empty(s, np.float64), np.empty(s, np.int64)
+    e = 0
+    for r in range(len(start)):
+        if replace:
+            e = _throw(words[r], start[r], stop[r], value, s, column, out, e)
+        else:
+            n = _race(words[r], start[r], stop[r], value, s, column, log, best, found)
+            for i in range(n):
+                out[e] = column[found[i]]
+                e += 1
+        row_ends[r + 1] = e
+    return e
+
+
+def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
+    """See `reference.matrix.choose`."""
+    if s < 0:
+        return P.packed()
+    room = P.num_rows * s if replace else int(np.minimum(P.lengths, s).sum())
+    ends, out = np.zeros(P.num_rows + 1, np.int64), np.empty(room, P.columns.dtype)
+    if P.values is None:
+        e = _choose_evenly(P.start, P.stop, P.columns, words, s, replace, ends, out)
+    else:
+        s = s if replace else min(s, max(1, int(P.lengths.max(initial=0))))
+        e = _choose_by_value(P.start, P.stop, P.columns, P.values, words, s, replace, log2_table(), ends, out)
+    return Sparse(ends[:-1], ends[1:], out[:e])
+
+
+def induced(graph: Graph, nodes: npt.NDArray[np.integer]) -> EdgeList:
+    """See `reference.matrix.induced`."""
+    counts, places, values = extract(graph, nodes, nodes.astype(np.int64))
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return EdgeList(indptr, places, None, values if graph.edge_weight is not None else None)

@@ -1,0 +1,186 @@
+"""Samplers as sparse matrices and three callbacks: select, norm, extract.
+
+The skeleton of Tripathy, Yelick, Buluc, MLSys 2024, for each minibatch; those of a bulk run side by side in threads:
+
+    Q = select(seeds)                                     a selector, or any small matrix with V columns
+    for s in draws:
+        P = norm(Q A)                                     compiled Gustavson; values are whole numbers
+        S = up to s entries of each row of P              compiled; in proportion to the values
+        Q = advance(all Q so far, S)                      by default S
+    extract(all Q and S)                                  nodes, and edges between them
+
+The two backends ``cpu`` and ``reference`` draw the same bits: a sampler has no kernel of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.errors import InputError, RunError
+from ....storage.graph import Graph
+from ....storage.minibatch import Bulk, MiniBatch
+from ...assignment import BulkRequest
+from ...kernels.runtime.threads import parallel
+from ...kernels.sampling.edge_weights import scaled
+from ...kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
+from ...kernels.sampling.sparse import Sparse, adjacency
+from ...random import branches
+from ..base import check_kernel, minibatch_of
+
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What callbacks may use: the graph, its matrix, the products, and random numbers of one minibatch."""
+
+    graph: Graph
+    A: Sparse
+    """[V, V], row v the in-neighbours of v; see `sparse.adjacency`."""
+    kernel: Any
+    """`cpu.matrix` or `reference.matrix`: `multiply`, `choose`, `induced`."""
+    keys: Words
+    """uint64, one stream for each draw, and one more for `extract`."""
+
+    def multiply(self, Q: Sparse, A: Sparse | None = None) -> Sparse:
+        """Q A, or the product with another matrix of V columns."""
+        return self.kernel.multiply(Q, self.A if A is None else A, self.graph.num_nodes)
+
+    def choose(self, P: Sparse, s: int, words: Words, *, replace: bool = False) -> Sparse:
+        """Up to s entries of each row; -1: all."""
+        return self.kernel.choose(P, s, words, replace=replace)
+
+    def induced(self, seeds: npt.NDArray[np.integer], found: npt.NDArray[np.integer], layers: int) -> NeighborSample:
+        """All edges between seeds and found nodes, for each of so many layers."""
+        nodes = np.concatenate([seeds, np.setdiff1d(found, seeds)]).astype(self.graph.indices.dtype)
+        edges = self.kernel.induced(self.graph, nodes)
+        return NeighborSample(nodes, (len(seeds), *[len(nodes)] * layers), (edges,))
+
+
+@dataclass(frozen=True)
+class MatrixSampler(ABC):
+    """Base of samplers that are matrices and callbacks. Subclasses are frozen dataclasses with a `name`."""
+
+    name: ClassVar[str]
+    host_only: ClassVar[bool] = True
+    replace: ClassVar[bool] = False
+    """Draw independently."""
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """L."""
+
+    @property
+    @abstractmethod
+    def draws(self) -> Sequence[int]:
+        """Entries drawn of each row of P, product by product; -1: P is taken as it is, with its values."""
+
+    def select(self, seeds: npt.NDArray[np.integer], c: Context) -> Sparse:
+        """Q of the first product. By default a row with a single 1 for each seed."""
+        return Sparse.select(seeds)
+
+    def norm(self, P: Sparse, c: Context) -> Sparse:
+        """P with the masses that entries are drawn by. By default P itself."""
+        return P
+
+    def words(self, Q: Sparse, key: int, c: Context) -> Words:
+        """uint64, the stream of each row. By default by its number."""
+        return branches(key, np.arange(Q.num_rows))
+
+    def advance(self, selectors: Sequence[Sparse], S: Sparse, c: Context) -> Sparse:
+        """Q of the next product, from those so far and what was drawn. By default what was drawn."""
+        return S
+
+    @abstractmethod
+    def extract(
+        self, seeds: npt.NDArray[np.integer], selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
+    ) -> NeighborSample:
+        """Nodes and edges of the minibatch, from the Q and S of all products."""
+
+    def record(self) -> dict[str, Any]:
+        """See `Sampler.record`."""
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {"sampler": self.name, **options}
+
+    def check(self, graph: Graph) -> None:  # noqa: B027
+        """See `Sampler.check`. Any graph is accepted."""
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`."""
+        A, k = adjacency(graph), len(request.seeds)
+        keys = request.keys(len(self.draws) + 1)
+        made: list[Any] = [None] * k
+
+        def one(q: int) -> None:
+            c = Context(graph, A, kernel.matrix, keys[q])
+            seeds = request.seeds[q].astype(graph.indices.dtype)
+            Q, selectors, drawn = self.select(seeds, c), [], []
+            for hop, s in enumerate(self.draws):
+                S = c.choose(self.norm(c.multiply(Q), c), s, self.words(Q, int(keys[q, hop]), c), replace=self.replace)
+                selectors.append(Q)
+                drawn.append(S)
+                Q = self.advance(selectors, S, c)
+            selectors.append(Q)
+            made[q] = self._minibatch(request, q, self.extract(seeds, selectors, drawn, c), graph)
+
+        parallel(one, [(q,) for q in range(k)])
+        return Bulk(request.epoch, request.number, tuple(made))
+
+    def _minibatch(self, request: BulkRequest, q: int, s: NeighborSample, graph: Graph) -> MiniBatch:
+        """The minibatch; a kept edge stands for in-degree / kept edges of its row."""
+        edges: EdgeList = s.lists[0]
+        if len(edges.indices) >= LIMIT:
+            raise RunError(
+                f"a minibatch would hold {len(edges.indices)} edges; at most {LIMIT - 1} fit: use a smaller batch_size"
+            )
+        weight = None
+        if edges.weight is not None:
+            kept = np.diff(edges.indptr)
+            rows = s.nodes[: len(kept)]
+            weight = scaled(edges.weight, None, kept, graph.in_degree[rows] / np.maximum(kept, 1))
+        ends = (
+            s.node_ends
+            if len(s.node_ends) > self.num_layers
+            else (*s.node_ends, *[s.node_ends[-1]] * (self.num_layers - 1))
+        )
+        return minibatch_of(request, q, NeighborSample(s.nodes, ends, s.lists), [weight], [None], nested=True)
+
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`. Raises InputError: there are kernels for the CPU only."""
+        check_kernel(self, "cuda")
+        raise AssertionError
+
+    def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`. Raises InputError: the graph must be whole."""
+        check_kernel(self, "cpu", partitioned=True)
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class SubgraphSampler(MatrixSampler):
+    """Base of samplers whose minibatches are all edges between some nodes, the same for every layer."""
+
+    layers: int = 3
+    """L, of the model; by default as many as it has."""
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.layers
+
+
+def whole_numbers(sampler: str, **given: tuple[Any, int, int]) -> None:
+    """Check options. Raises InputError if one is not a whole number between its bounds.
+
+    Args:
+        sampler: name of the sampler.
+        given: by name, the value and the bounds.
+    """
+    for name, (value, least, most) in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InputError(f"{name} of the sampler {sampler} is {value!r}; expected {least} to {most}")
