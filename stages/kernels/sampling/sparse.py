@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -50,7 +51,7 @@ class Sparse:
         """n."""
         return len(self.start)
 
-    @property
+    @cached_property
     def lengths(self) -> IdArray:
         """int64 [n], entries of each row."""
         return self.stop - self.start

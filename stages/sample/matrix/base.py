@@ -24,8 +24,9 @@ from ....storage.errors import InputError, RunError
 from ....storage.graph import Graph
 from ....storage.minibatch import Bulk, MiniBatch
 from ...assignment import BulkRequest
-from ...kernels.runtime.threads import parallel
+from ...kernels.runtime.threads import get_num_threads, parallel
 from ...kernels.sampling.edge_weights import scaled
+from ...kernels.sampling.numbering import DenseNumbering
 from ...kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from ...kernels.sampling.sparse import Sparse, adjacency
 from ...random import branches
@@ -45,6 +46,9 @@ class Context:
     """`cpu.matrix` or `reference.matrix`: `multiply`, `choose`, `induced`."""
     keys: Words
     """uint64, one stream for each draw, and one more for `extract`."""
+    known: DenseNumbering
+    """Nodes of the minibatch in their order, at first the seeds. `add` appends those that are new, ascending, and
+    returns them; `places` says where nodes are."""
 
     def multiply(self, Q: Sparse, A: Sparse | None = None) -> Sparse:
         """Q A, or the product with another matrix of V columns."""
@@ -54,11 +58,12 @@ class Context:
         """Up to s entries of each row; -1: all."""
         return self.kernel.choose(P, s, words, replace=replace)
 
-    def induced(self, seeds: npt.NDArray[np.integer], found: npt.NDArray[np.integer], layers: int) -> NeighborSample:
-        """All edges between seeds and found nodes, for each of so many layers."""
-        nodes = np.concatenate([seeds, np.setdiff1d(found, seeds)]).astype(self.graph.indices.dtype)
-        edges = self.kernel.induced(self.graph, nodes)
-        return NeighborSample(nodes, (len(seeds), *[len(nodes)] * layers), (edges,))
+    def induced(self, found: npt.NDArray[np.integer], layers: int) -> NeighborSample:
+        """All edges between the seeds and found nodes, for each of so many layers."""
+        seeds = len(self.known.nodes)
+        self.known.add(found)
+        nodes = self.known.nodes
+        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (self.kernel.induced(self.graph, nodes),))
 
 
 @dataclass(frozen=True)
@@ -115,21 +120,28 @@ class MatrixSampler(ABC):
         A, k = adjacency(graph), len(request.seeds)
         keys = request.keys(len(self.draws) + 1)
         made: list[Any] = [None] * k
+        threads = max(1, min(k, get_num_threads()))
 
-        def one(q: int) -> None:
-            c = Context(graph, A, kernel.matrix, keys[q])
-            seeds = request.seeds[q].astype(graph.indices.dtype)
-            Q, selectors, drawn = self.select(seeds, c), [], []
-            for hop, s in enumerate(self.draws):
-                S = c.choose(self.norm(c.multiply(Q), c), s, self.words(Q, int(keys[q, hop]), c), replace=self.replace)
-                selectors.append(Q)
-                drawn.append(S)
-                Q = self.advance(selectors, S, c)
-            selectors.append(Q)
-            made[q] = self._minibatch(request, q, self.extract(seeds, selectors, drawn, c), graph)
+        def span(t: int) -> None:
+            known = DenseNumbering(graph.num_nodes)
+            for q in range(k * t // threads, k * (t + 1) // threads):
+                seeds = request.seeds[q].astype(graph.indices.dtype)
+                known.begin(seeds)
+                s = self._draw(seeds, Context(graph, A, kernel.matrix, keys[q], known))
+                made[q] = self._minibatch(request, q, s, graph)
 
-        parallel(one, [(q,) for q in range(k)])
+        parallel(span, [(t,) for t in range(threads)])
         return Bulk(request.epoch, request.number, tuple(made))
+
+    def _draw(self, seeds: npt.NDArray[np.integer], c: Context) -> NeighborSample:
+        """The skeleton, for one minibatch."""
+        Q, selectors, drawn = self.select(seeds, c), [], []
+        for s, key in zip(self.draws, c.keys):
+            S = c.choose(self.norm(c.multiply(Q), c), s, self.words(Q, int(key), c), replace=self.replace)
+            selectors.append(Q)
+            drawn.append(S)
+            Q = self.advance(selectors, S, c)
+        return self.extract(seeds, [*selectors, Q], drawn, c)
 
     def _minibatch(self, request: BulkRequest, q: int, s: NeighborSample, graph: Graph) -> MiniBatch:
         """The minibatch; a kept edge stands for in-degree / kept edges of its row."""

@@ -50,4 +50,4 @@ class SaintSampler(SubgraphSampler):
         self, seeds: npt.NDArray[np.integer], selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
     ) -> NeighborSample:
         """See `MatrixSampler.extract`: the subgraph between all nodes visited."""
-        return c.induced(seeds, np.concatenate([S.columns for S in drawn]), self.layers)
+        return c.induced(np.concatenate([S.columns for S in drawn]), self.layers)

@@ -147,16 +147,13 @@ class MatrixNeighbor(MatrixSampler):
         return node_words(key, Q.columns)
 
     def advance(self, selectors: Any, S: Sparse, c: Any) -> Sparse:
-        return Sparse.select(np.setdiff1d(S.columns, np.concatenate([Q.columns for Q in selectors])))
+        return Sparse.select(c.known.add(S.columns))
 
     def extract(self, seeds: Any, selectors: Any, drawn: Any, c: Any) -> NeighborSample:
-        nodes = np.concatenate([Q.columns for Q in selectors])
         ends = tuple(np.cumsum([Q.num_rows for Q in selectors]).tolist())
-        local = np.empty(c.graph.num_nodes, np.int32)
-        local[nodes] = np.arange(len(nodes), dtype=np.int32)
         indptr = np.concatenate([[0], np.cumsum(np.concatenate([S.lengths for S in drawn]))]).astype(np.int32)
-        indices = local[np.concatenate([S.columns for S in drawn])]
-        return NeighborSample(nodes, ends, (EdgeList(indptr, indices, None),))
+        indices = c.known.places(np.concatenate([S.columns for S in drawn]))
+        return NeighborSample(c.known.nodes, ends, (EdgeList(indptr, indices, None),))
 
 
 def simple_graph(rng: np.random.Generator, nodes: int, edges: int) -> Graph:

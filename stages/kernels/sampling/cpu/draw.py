@@ -31,7 +31,7 @@ LINES, ASK = 32, 4
 
 
 @njit(inline="always")
-def _draw(words, degree, fanout, replace, candidate, repeated, picks):
+def draw(words, degree, fanout, replace, candidate, repeated, picks):
     """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's
     algorithm."""
     if replace:
@@ -56,7 +56,7 @@ def _draw(words, degree, fanout, replace, candidate, repeated, picks):
 
 
 @njit(inline="always")
-def _kept(degree, fanout, replace):
+def kept(degree, fanout, replace):
     if replace:
         return fanout if degree > 0 else 0
     return min(np.int64(degree), fanout)
@@ -155,9 +155,9 @@ def sample_uniform(
                 start[a, lane] = s
                 degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
                 words[lane] = mixed(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
-            _draw(words, degree[a], fanout, replace, spare[0], spare[1], picks[a])
+            draw(words, degree[a], fanout, replace, spare[0], spare[1], picks[a])
             for lane in range(filled[a]):
-                for i in range(_kept(degree[a, lane], fanout, replace)):
+                for i in range(kept(degree[a, lane], fanout, replace)):
                     prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
                     if weight is not None:
                         prefetch(weight, start[a, lane] + np.int64(picks[a, i, lane]))
@@ -166,7 +166,7 @@ def sample_uniform(
         for lane in range(filled[a]):
             m, s = minibatch[a, lane], start[a, lane]
             e = edge_end[m]
-            for i in range(_kept(degree[a, lane], fanout, replace)):
+            for i in range(kept(degree[a, lane], fanout, replace)):
                 edge = s + np.int64(picks[a, i, lane])
                 edges[m, e] = sources[edge]
                 if weight is not None:

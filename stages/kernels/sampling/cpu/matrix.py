@@ -16,13 +16,27 @@ from ...runtime.jit import njit
 from ..exponential_race import log2_table
 from ..samples import EdgeList
 from ..sparse import Sparse
+from .draw import LANES, draw, kept
 from .exponential_times import exponential
 from .rng import below, mixed
 from .terms import JIT
 
 _U = np.uint64
-TILE = 64
-"""Rows whose entries are prefetched together."""
+AHEAD = 16
+"""Rows between the one that is looked up and the one that is prefetched."""
+
+
+@njit(**JIT)
+def _find(q_start, q_stop, q_column, start, stop, out_start, out_stop):
+    """The rows of a product by a selector; where it has an empty row, so has the product."""
+    n = len(q_start)
+    for r in range(n):
+        if r + AHEAD < n and q_start[r + AHEAD] < q_stop[r + AHEAD]:
+            prefetch(start, np.int64(q_column[q_start[r + AHEAD]]))
+        out_start[r] = out_stop[r] = 0
+        if q_start[r] < q_stop[r]:
+            v = q_column[q_start[r]]
+            out_start[r], out_stop[r] = start[v], stop[v]
 
 
 @njit(**JIT)
@@ -50,13 +64,10 @@ def _multiply(q_start, q_stop, q_column, q_value, start, stop, column, value, pl
 
 def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
     """See `reference.matrix.multiply`."""
-    selects = Q.values is None and bool((Q.lengths <= 1).all())
-    if selects:
-        # An empty row of Q selects nothing.
-        some = Q.lengths > 0
-        nodes = Q.columns[np.where(some, Q.start, 0)] if some.any() else np.zeros(Q.num_rows, np.int64)
-        start = A.start[nodes]
-        return Sparse(start, np.where(some, A.stop[nodes], start), A.columns, A.values)
+    if Q.values is None and bool((Q.lengths <= 1).all()):
+        start, stop = np.empty(Q.num_rows, np.int64), np.empty(Q.num_rows, np.int64)
+        _find(Q.start, Q.stop, Q.columns, A.start, A.stop, start, stop)
+        return Sparse(start, stop, A.columns, A.values)
     entries = Q.packed()
     values = entries.mass
     room = np.zeros(Q.num_rows, np.int64)
@@ -70,43 +81,24 @@ def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
 
 
 @njit(**JIT)
-def _pick(word, degree, s, replace, picks):
-    """picks[:n]: positions below `degree`; returns n."""
-    if degree == 0:
-        return 0
-    if replace:
-        for i in range(s):
-            picks[i] = np.int64(((mixed(word + _U(i + 1) * _GOLDEN) >> _U(32)) * _U(degree)) >> _U(32))
-        return s
-    if degree <= s:
-        for i in range(degree):
-            picks[i] = i
-        return degree
-    for i in range(s):
-        last = degree - s + i
-        pick = np.int64(((mixed(word + _U(i + 1) * _GOLDEN) >> _U(32)) * _U(last + 1)) >> _U(32))
-        repeated = False
-        for j in range(i):
-            repeated |= picks[j] == pick
-        picks[i] = last if repeated else pick
-    return s
-
-
-@njit(**JIT)
 def _choose_evenly(start, stop, column, words, s, replace, row_ends, out):
-    picks, kept = np.empty((TILE, s), np.int64), np.empty(TILE, np.int64)
+    tile, degree = np.empty(LANES, np.uint64), np.empty(LANES, np.uint32)
+    spare, picks = np.empty((2, LANES), np.uint32), np.empty((s, LANES), np.uint32)
     e, n = 0, len(start)
-    for first in range(0, n, TILE):
-        last = min(first + TILE, n)
-        for r in range(first, last):
-            kept[r - first] = _pick(words[r], stop[r] - start[r], s, replace, picks[r - first])
-            for i in range(kept[r - first]):
-                prefetch(column, start[r] + picks[r - first, i])
-        for r in range(first, last):
-            for i in range(kept[r - first]):
-                out[e] = column[start[r] + picks[r - first, i]]
+    for first in range(0, n, LANES):
+        rows = min(LANES, n - first)
+        for lane in range(LANES):
+            r = first + min(lane, rows - 1)
+            tile[lane], degree[lane] = words[r], np.uint32(stop[r] - start[r])
+        draw(tile, degree, s, replace, spare[0], spare[1], picks)
+        for lane in range(rows):
+            for i in range(kept(degree[lane], s, replace)):
+                prefetch(column, start[first + lane] + np.int64(picks[i, lane]))
+        for lane in range(rows):
+            for i in range(kept(degree[lane], s, replace)):
+                out[e] = column[start[first + lane] + np.int64(picks[i, lane])]
                 e += 1
-            row_ends[r + 1] = e
+            row_ends[first + lane + 1] = e
     return e
 
 
@@ -172,10 +164,11 @@ def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = 
         return P.packed()
     room = P.num_rows * s if replace else int(np.minimum(P.lengths, s).sum())
     ends, out = np.zeros(P.num_rows + 1, np.int64), np.empty(room, P.columns.dtype)
+    if not replace:
+        s = min(s, max(1, int(P.lengths.max(initial=0))))
     if P.values is None:
         e = _choose_evenly(P.start, P.stop, P.columns, words, s, replace, ends, out)
     else:
-        s = s if replace else min(s, max(1, int(P.lengths.max(initial=0))))
         e = _choose_by_value(P.start, P.stop, P.columns, P.values, words, s, replace, log2_table(), ends, out)
     return Sparse(ends[:-1], ends[1:], out[:e])
 
