@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.systems.retexo import retexo
     from millrace.pipeline.systems.sar import sar
     from millrace.stages.evaluate.layerwise import infer
+    from millrace.stages.kernels.sampling.sparse import Sparse
     from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE
     from millrace.stages.models import SAGE as GraphSAGE
     from millrace.stages.models.pyg import PyGModel
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from millrace.stages.sample.fastgcn import FastGCNSampler
     from millrace.stages.sample.labor import LaborSampler
     from millrace.stages.sample.ladies import LadiesSampler
+    from millrace.stages.sample.matrix.base import MatrixSampler, SubgraphSampler
     from millrace.stages.sample.matrix.ppr import PprSampler
     from millrace.stages.sample.matrix.saint import SaintSampler
     from millrace.stages.sample.minibatches import sample_minibatches
@@ -137,6 +139,9 @@ _HOMES = {
     "LaborSampler": "stages.sample.labor",
     "LadiesSampler": "stages.sample.ladies",
     "NeighborSampler": "stages.sample.neighbor",
+    "MatrixSampler": "stages.sample.matrix.base",
+    "Sparse": "stages.kernels.sampling.sparse",
+    "SubgraphSampler": "stages.sample.matrix.base",
     "PprSampler": "stages.sample.matrix.ppr",
     "SaintSampler": "stages.sample.matrix.saint",
     "sample_minibatches": "stages.sample.minibatches",
@@ -157,6 +162,9 @@ _HOMES = {
 """Home of each public name: module, or module:name."""
 
 __all__ = [
+    "SubgraphSampler",
+    "Sparse",
+    "MatrixSampler",
     "GAT",
     "GCN",
     "GIN",

@@ -1,9 +1,8 @@
 """Samplers as matrices and callbacks: products and draws beside dense ones, laws by enumeration, and both backends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +13,16 @@ from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.reference import backend as reference
-from millrace.stages.kernels.sampling.samples import EdgeList, NeighborSample
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
 from millrace.stages.sample.matrix import base
-from millrace.stages.sample.matrix.base import MatrixSampler
 from millrace.stages.sample.matrix.ppr import PprSampler
 from millrace.stages.sample.matrix.saint import SaintSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.block_sampling import random_graph, random_request, unlike
+from millrace.tests.contracts.matrix_neighbor import MatrixNeighbor
 
 BACKENDS = (cpu.matrix, reference.matrix)
 
@@ -126,34 +124,6 @@ def test_draws_follow_the_values(s: int, replace: bool) -> None:
 
 
 # Samplers.
-
-
-@dataclass(frozen=True)
-class MatrixNeighbor(MatrixSampler):
-    """`NeighborSampler` as matrices: Q has a row for each node of the frontier."""
-
-    fanout: tuple[int, ...]
-    name: ClassVar[str] = "matrix-neighbor"
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.fanout)
-
-    @property
-    def draws(self) -> tuple[int, ...]:
-        return self.fanout
-
-    def words(self, Q: Sparse, key: int, c: Any) -> Any:
-        return node_words(key, Q.columns)
-
-    def advance(self, selectors: Any, S: Sparse, c: Any) -> Sparse:
-        return Sparse.select(c.known.add(S.columns))
-
-    def extract(self, seeds: Any, selectors: Any, drawn: Any, c: Any) -> NeighborSample:
-        ends = tuple(np.cumsum([Q.num_rows for Q in selectors]).tolist())
-        indptr = np.concatenate([[0], np.cumsum(np.concatenate([S.lengths for S in drawn]))]).astype(np.int32)
-        indices = c.known.places(np.concatenate([S.columns for S in drawn]))
-        return NeighborSample(c.known.nodes, ends, (EdgeList(indptr, indices, None),))
 
 
 def simple_graph(rng: np.random.Generator, nodes: int, edges: int) -> Graph:
