@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from millrace.stages.sample.fastgcn import FastGCNSampler
     from millrace.stages.sample.labor import LaborSampler
     from millrace.stages.sample.ladies import LadiesSampler
-    from millrace.stages.sample.matrix.base import MatrixSampler, SubgraphSampler
-    from millrace.stages.sample.matrix.ppr import PprSampler
-    from millrace.stages.sample.matrix.saint import SaintSampler
+    from millrace.stages.sample.matrix import MatrixSampler, SubgraphSampler
     from millrace.stages.sample.minibatches import sample_minibatches
     from millrace.stages.sample.neighbor import NeighborSampler
+    from millrace.stages.sample.ppr import PprSampler
+    from millrace.stages.sample.saint import SaintSampler
     from millrace.storage.dataset import Dataset, Split
     from millrace.storage.dataset_store import write_dataset
     from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
@@ -139,11 +139,11 @@ _HOMES = {
     "LaborSampler": "stages.sample.labor",
     "LadiesSampler": "stages.sample.ladies",
     "NeighborSampler": "stages.sample.neighbor",
-    "MatrixSampler": "stages.sample.matrix.base",
+    "MatrixSampler": "stages.sample.matrix",
     "Sparse": "stages.kernels.sampling.sparse",
-    "SubgraphSampler": "stages.sample.matrix.base",
-    "PprSampler": "stages.sample.matrix.ppr",
-    "SaintSampler": "stages.sample.matrix.saint",
+    "SubgraphSampler": "stages.sample.matrix",
+    "PprSampler": "stages.sample.ppr",
+    "SaintSampler": "stages.sample.saint",
     "sample_minibatches": "stages.sample.minibatches",
     "Dataset": "storage.dataset",
     "Split": "storage.dataset",

@@ -1,5 +1,5 @@
 """Sampling over block rows by owners and by 1.5D products: words, messages and seconds of a bulk, beside what
-`stages.sample.grid_costs` expects. See `partitioned.py`, section ``algorithms``."""
+`stages.placement.grid_costs` expects. See `partitioned.py`, section ``algorithms``."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from millrace.benchmarks.graphs import RECIPES, make
 from millrace.benchmarks.partitioned_words import WORD, digest, placed
 from millrace.stages.feed.collective_feed import SampledByOwners
-from millrace.stages.sample.grid_costs import Cost, Degrees, expected
+from millrace.stages.placement.grid_costs import Cost, Degrees, expected
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph

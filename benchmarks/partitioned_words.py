@@ -20,10 +20,10 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.placement.row_blocks import BlockRows, Blocks, Grid
+from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.row_owners import Owners
 from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph

@@ -55,9 +55,9 @@ from torch import Tensor
 
 from millrace.benchmarks.graphs import Recipe, make
 from millrace.stages.comm.base import Group
+from millrace.stages.comm.row_fetch import RowFetch, Rows
+from millrace.stages.comm.row_fetch import Traffic as RowTraffic
 from millrace.stages.placement.row_blocks import Grid
-from millrace.stages.sample.row_fetch import RowFetch, Rows
-from millrace.stages.sample.row_fetch import Traffic as RowTraffic
 from millrace.storage.graph import index_dtype
 from millrace.tests.contracts.process_ranks import run_ranks
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ...stages.placement.grid_costs import BANDWIDTH, LATENCY_S, Degrees, expected, sampler_kind
 from ...stages.sample import SAMPLERS
-from ...stages.sample.grid_costs import BANDWIDTH, LATENCY_S, Degrees, expected, sampler_kind
 from ..config.load import Job, build
 from .candidate import Setting
 

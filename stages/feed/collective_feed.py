@@ -16,11 +16,11 @@ from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
 from ..messages import Phase, RankJob
+from ..placement.grid_costs import Degrees, expected, sampler_kind
 from ..placement.row_blocks import BlockRows
+from ..placement.row_owners import Owners
+from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
-from ..sample.grid_costs import Degrees, expected, sampler_kind
-from ..sample.row_owners import Owners
-from ..sample.staged_rows import StagedRows
 from .queue_feed import QueueFeed
 
 UNBOUNDED = 1 << 62

@@ -4,9 +4,9 @@ from ...storage.registry import Registry
 from .fastgcn import FastGCNSampler
 from .labor import LaborSampler
 from .ladies import LadiesSampler
-from .matrix.ppr import PprSampler
-from .matrix.saint import SaintSampler
 from .neighbor import NeighborSampler
+from .ppr import PprSampler
+from .saint import SaintSampler
 
 SAMPLERS: Registry[type] = Registry(
     "sampler", (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler, SaintSampler, PprSampler)

@@ -13,7 +13,7 @@ from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
     from ..kernels.sampling.samples import NeighborSample
-    from .row_owners import Owners, RowsHere
+    from ..placement.row_owners import Owners, RowsHere
 from ..assignment import BulkRequest
 
 

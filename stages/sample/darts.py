@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ..kernels.row_block.layerwise import throw
 from ..kernels.row_block.numbering import Numbering
 from ..kernels.sampling.layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, with_replacement
-from .row_owners import Book, Ids
+from ..placement.row_owners import Book, Ids
 
 IdArray = npt.NDArray[np.int64]
 

@@ -16,10 +16,10 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
+from ..placement.row_owners import Owners, RowsHere
 from .base import check_kernel, minibatch_of, per_layer
 from .neighbor import NeighborSampler
 from .remote_nodewise import draw_node_wise
-from .row_owners import Owners, RowsHere
 
 
 @dataclass(frozen=True)

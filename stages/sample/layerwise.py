@@ -8,9 +8,9 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels.sampling.layerwise import DEBIAS
+from ..placement.row_owners import Owners
 from .base import per_layer
 from .remote_layerwise import draw_layer_wise
-from .row_owners import Owners
 
 
 @dataclass(frozen=True)

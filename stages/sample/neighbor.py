@@ -19,9 +19,9 @@ from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
+from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
-from .row_owners import IdArray, Owners, RowsHere
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from ..kernels.sampling.layerwise import (
     squares,
 )
 from ..kernels.sampling.samples import LIMIT
+from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
 from ..random import draw, node_words
 from .darts import IdArray, LayerMinibatch, Throw
-from .row_owners import Ids, Letter, Owners, split_counts, splits_of
 
 Answer = Callable[[Sequence[Ids]], list[list[npt.NDArray[Any]]]]
 

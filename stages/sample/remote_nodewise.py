@@ -20,8 +20,8 @@ from ..kernels.row_block.draw import Drawn
 from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
+from ..placement.row_owners import IdArray, Ids, Letter, Owners, RowsHere, split_counts, splits_of
 from .base import NodeWise
-from .row_owners import IdArray, Ids, Letter, Owners, RowsHere, split_counts, splits_of
 
 
 def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> Bulk:

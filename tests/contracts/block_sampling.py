@@ -11,12 +11,12 @@ from millrace.stages.comm.base import Group
 from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.placement.row_blocks import BlockRows
+from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.row_owners import Owners
 from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges

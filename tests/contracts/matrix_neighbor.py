@@ -8,7 +8,7 @@ import numpy as np
 from millrace.stages.kernels.sampling.samples import EdgeList, NeighborSample
 from millrace.stages.kernels.sampling.sparse import Sparse
 from millrace.stages.random import node_words
-from millrace.stages.sample.matrix.base import MatrixSampler
+from millrace.stages.sample.matrix import MatrixSampler
 
 
 @dataclass(frozen=True)

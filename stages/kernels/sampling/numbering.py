@@ -37,26 +37,27 @@ class DenseNumbering:
     `row_block.numbering.Numbering`, which needs no array over all nodes."""
 
     def __init__(self, num_nodes: int) -> None:
-        self._place = np.full(num_nodes, -1, np.int32)
+        self.place = np.full(num_nodes, -1, np.int32)
+        """int32 [V], position of each node, or -1."""
         self.nodes: npt.NDArray[np.integer] = np.empty(0, np.int64)
         """[n] ids."""
 
     def begin(self, seeds: npt.NDArray[np.integer]) -> None:
         """Forget all nodes and begin with these, which are distinct."""
-        self._place[self.nodes] = -1
+        self.place[self.nodes] = -1
         self.nodes = seeds
-        self._place[seeds] = np.arange(len(seeds), dtype=np.int32)
+        self.place[seeds] = np.arange(len(seeds), dtype=np.int32)
 
     def add(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         """Append those of `sources` that are new, ascending, and return them."""
         found = np.empty(len(sources), self.nodes.dtype)
-        new = np.sort(found[: _add(self._place, sources, found)])
-        self._place[new] = np.arange(len(self.nodes), len(self.nodes) + len(new), dtype=np.int32)
+        new = np.sort(found[: _add(self.place, sources, found)])
+        self.place[new] = np.arange(len(self.nodes), len(self.nodes) + len(new), dtype=np.int32)
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
     def places(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """int32, position of each of `sources`; all of them must be known."""
         out = np.empty(len(sources), np.int32)
-        _look_up(self._place, sources, out)
+        _look_up(self.place, sources, out)
         return out

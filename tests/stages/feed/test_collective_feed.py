@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from millrace.stages.feed.collective_feed import SampledByOwners
+from millrace.stages.placement.grid_costs import Cost
 from millrace.stages.placement.row_blocks import Grid
-from millrace.stages.sample.grid_costs import Cost
+from millrace.stages.placement.row_owners import Owners
+from millrace.stages.placement.staged_rows import StagedRows
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.row_owners import Owners
-from millrace.stages.sample.staged_rows import StagedRows
 from millrace.storage.dataset import Split
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition.book import RangeBook

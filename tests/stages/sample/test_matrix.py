@@ -15,10 +15,10 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
-from millrace.stages.sample.matrix import base
-from millrace.stages.sample.matrix.ppr import PprSampler
-from millrace.stages.sample.matrix.saint import SaintSampler
+from millrace.stages.sample import matrix as base
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.sample.ppr import PprSampler
+from millrace.stages.sample.saint import SaintSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.block_sampling import random_graph, random_request, unlike

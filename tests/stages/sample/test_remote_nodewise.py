@@ -24,6 +24,7 @@ from millrace.stages.kernels.sampling.cpu.alias import alias_table
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
+from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample import darts
 from millrace.stages.sample import remote_layerwise as layer_wise
 from millrace.stages.sample import remote_nodewise as node_wise
@@ -31,7 +32,6 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.row_owners import Owners
 from millrace.storage.errors import PeerLostError, RunError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Bulk, MiniBatch

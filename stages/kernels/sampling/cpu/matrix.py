@@ -10,10 +10,10 @@ import numpy.typing as npt
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
-from ...row_block.layerwise import extract
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
 from ..exponential_race import log2_table
+from ..numbering import DenseNumbering
 from ..samples import EdgeList
 from ..sparse import Sparse
 from .draw import LANES, draw, kept
@@ -173,8 +173,26 @@ def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = 
     return Sparse(ends[:-1], ends[1:], out[:e])
 
 
-def induced(graph: Graph, nodes: npt.NDArray[np.integer]) -> EdgeList:
+@njit(**JIT)
+def _induced(indptr, sources, weight, nodes, place, row_ends, out, values):
+    e = 0
+    for i in range(len(nodes)):
+        for at in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            if place[sources[at]] >= 0:
+                out[e] = place[sources[at]]
+                if weight is not None:
+                    values[e] = weight[at]
+                e += 1
+        row_ends[i + 1] = e
+    return e
+
+
+def induced(graph: Graph, known: DenseNumbering) -> EdgeList:
     """See `reference.matrix.induced`."""
-    counts, places, values = extract(graph, nodes, nodes.astype(np.int64))
-    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return EdgeList(indptr, places, None, values if graph.edge_weight is not None else None)
+    nodes, weight = known.nodes, graph.edge_weight
+    room = int(graph.in_degree[nodes].sum())
+    ends, out = np.zeros(len(nodes) + 1, np.int64), np.empty(room, np.int32)
+    values = np.empty(0 if weight is None else room, np.float32)
+    e = _induced(graph.indptr, graph.indices, weight, nodes, known.place, ends, out, values)
+    # What is returned is kept: not the room.
+    return EdgeList(ends.astype(np.int32), out[:e].copy(), None, None if weight is None else values[:e].copy())

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 from .....storage.graph import Graph
 from ....random import draw, draw_word, node_words
 from .. import exponential_race
+from ..numbering import DenseNumbering
 from ..samples import EdgeList
 from ..sparse import Sparse
 from .skeleton import edges_of, extract
@@ -80,7 +81,8 @@ def _row(P: Sparse, r: int, s: int, word: npt.NDArray[np.uint64], replace: bool)
     return columns[np.sort(order)]
 
 
-def induced(graph: Graph, nodes: npt.NDArray[np.integer]) -> EdgeList:
-    """EXTRACT: all edges of the graph between distinct nodes, with their weights if it has any."""
-    indptr, indices, positions = extract(graph, edges_of(graph), nodes.astype(np.int64), nodes.astype(np.int64))
+def induced(graph: Graph, known: DenseNumbering) -> EdgeList:
+    """EXTRACT: all edges of the graph between the known nodes, with their weights if it has any."""
+    nodes = known.nodes.astype(np.int64)
+    indptr, indices, positions = extract(graph, edges_of(graph), nodes, nodes)
     return EdgeList(indptr, indices, None, None if graph.edge_weight is None else graph.edge_weight[positions])

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.errors import InputError
-from ...kernels.sampling.samples import NeighborSample
-from ...kernels.sampling.sparse import Sparse, stacked
-from ...random import branches
-from .base import Context, SubgraphSampler, whole_numbers
+from ...storage.errors import InputError
+from ..kernels.sampling.samples import NeighborSample
+from ..kernels.sampling.sparse import Sparse, stacked
+from ..random import branches
+from .matrix import Context, SubgraphSampler, whole_numbers
 
 ONE = 1 << 40
 """Mass of a seed."""

@@ -8,13 +8,13 @@ import pytest
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.placement.grid_costs import Asked, Sizes
 from millrace.stages.placement.row_blocks import Grid
-from millrace.stages.sample.grid_costs import Asked, Sizes
+from millrace.stages.placement.row_owners import Owners
+from millrace.stages.placement.staged_rows import StagedRows
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.row_owners import Owners
-from millrace.stages.sample.staged_rows import StagedRows
 from millrace.storage.graph import Graph
 from millrace.storage.minibatch import Bulk
 from millrace.storage.partition.book import RangeBook

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...storage.graph import edges_of_rows
-from ..comm.base import Group, Swap
+from .base import Group, Swap
 
 IdArray = npt.NDArray[np.int64]
 TAG = 0

@@ -20,17 +20,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.errors import InputError, RunError
-from ....storage.graph import Graph
-from ....storage.minibatch import Bulk, MiniBatch
-from ...assignment import BulkRequest
-from ...kernels.runtime.threads import get_num_threads, parallel
-from ...kernels.sampling.edge_weights import scaled
-from ...kernels.sampling.numbering import DenseNumbering
-from ...kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
-from ...kernels.sampling.sparse import Sparse, adjacency
-from ...random import branches
-from ..base import check_kernel, minibatch_of
+from ...storage.errors import InputError, RunError
+from ...storage.graph import Graph
+from ...storage.minibatch import Bulk, MiniBatch
+from ..assignment import BulkRequest
+from ..kernels.runtime.threads import get_num_threads, parallel
+from ..kernels.sampling.edge_weights import scaled
+from ..kernels.sampling.numbering import DenseNumbering
+from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
+from ..kernels.sampling.sparse import Sparse, adjacency
+from ..random import branches
+from .base import check_kernel, minibatch_of
 
 Words = npt.NDArray[np.uint64]
 
@@ -63,7 +63,7 @@ class Context:
         seeds = len(self.known.nodes)
         self.known.add(found)
         nodes = self.known.nodes
-        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (self.kernel.induced(self.graph, nodes),))
+        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (self.kernel.induced(self.graph, self.known),))
 
 
 @dataclass(frozen=True)

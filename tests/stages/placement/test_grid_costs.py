@@ -8,9 +8,9 @@ import pytest
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.placement.grid_costs import Asked, Cost, Degrees, Sizes, expected, sampler_kind
 from millrace.stages.placement.row_blocks import Grid
 from millrace.stages.sample.fastgcn import FastGCNSampler
-from millrace.stages.sample.grid_costs import Asked, Cost, Degrees, Sizes, expected, sampler_kind
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler

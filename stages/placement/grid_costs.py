@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..placement.row_blocks import Grid
+from .row_blocks import Grid
 
 WORD = 4
 """Bytes of a word."""

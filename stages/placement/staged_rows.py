@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from ...storage.graph import Graph
 from ..comm.base import Group
+from ..comm.row_fetch import RowFetch, Rows, Traffic
 from ..kernels.row_block.layerwise import Rates
-from ..placement.row_blocks import BlockRows, Grid
-from .row_fetch import RowFetch, Rows, Traffic
+from .row_blocks import BlockRows, Grid
 from .row_owners import Held, IdArray, Ids, Owners, RowsHere
 
 

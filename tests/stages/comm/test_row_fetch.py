@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.stages.sample.row_fetch import RowFetch, Rows, Traffic
+from millrace.stages.comm.row_fetch import RowFetch, Rows, Traffic
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 

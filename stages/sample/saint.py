@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ...kernels.sampling.samples import NeighborSample
-from ...kernels.sampling.sparse import Sparse
-from .base import Context, SubgraphSampler, whole_numbers
+from ..kernels.sampling.samples import NeighborSample
+from ..kernels.sampling.sparse import Sparse
+from .matrix import Context, SubgraphSampler, whole_numbers
 
 
 @dataclass(frozen=True)

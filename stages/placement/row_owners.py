@@ -10,7 +10,7 @@ import torch
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..kernels.row_block.layerwise import Rates
-from ..placement.row_blocks import BlockRows
+from .row_blocks import BlockRows
 
 Ids = npt.NDArray[np.integer]
 IdArray = npt.NDArray[np.int64]

@@ -1,1 +1,0 @@
-"""Samplers that are written as products of sparse matrices, without a kernel of their own."""
