@@ -11,8 +11,8 @@ from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
+from ..placement.row_owners import Owners
 from ..sample.base import Sampler
-from ..sample.row_owners import Owners
 from .plan import LinkRequest
 
 
