@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ...stages.evaluate.layerwise import evaluating, infer
-from ...stages.models.base import as_model, check_initialised, layered
+from ...stages.models.base import as_model, check_initialised, layered, reads_edges
 from ...stages.models.pyg import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
 from ...storage.errors import InputError
@@ -80,6 +80,8 @@ def export_program(
     check_initialised(net)
     if isinstance(net, PyGModel):
         raise InputError(f"{name} has convolutions of PyG, which are exported without Millrace: torch.export them")
+    if reads_edges(net):
+        raise InputError(f"{name} reads features of edges, which a program of x and edge_index does not take")
     program = _traced(net, name, num_features, bool(weighted))
     if path is not None:
         written(Path(path), lambda aside: _save(program, aside))

@@ -119,9 +119,9 @@ def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any], first: int) -> tu
         return None
     ends = []
     for i, end in enumerate(ENDS):
-        numbers, unknown, first = work.nodes.numbers(batch[end])
+        numbers, unknown, first_unknown = work.nodes.numbers(batch[end])
         if unknown:
-            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or first)
+            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or first_unknown)
             seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + unknown)
         seen["least"] = _put(seen["least"], i, min(seen["least"][i], int(numbers.min())))
         seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], int(numbers.max())))

@@ -98,6 +98,10 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     if not reads_edges(record):
         return job, system, model
     name, width = getattr(record, "name", type(record).__name__), dataset.num_edge_features
+    if dataset.task == "link":
+        raise InputError(
+            f"the model {name} reads features of edges, which links do not read in this version; use another one"
+        )
     if not width:
         raise InputError(
             f"the model {name} reads features of edges, but {dataset.name} has none; give edge_attr (PyG, .npz) or "

@@ -2,7 +2,7 @@
 fingerprint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ...stages.models import MODELS, RGCN
 from ...stages.models.base import reads_edges
 from ...stages.sample.base import check_kernel
 from ...storage.dataset import MATRIX_TASKS, Dataset
+from ...storage.errors import InputError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ..config.load import Job
@@ -163,6 +164,11 @@ def keeping_edges(system: System, dataset: Dataset) -> System:
     if dataset.graph.types is None or not isinstance(system.sample, Sampled):
         return system
     sampler: Any = system.sample.sampler
+    if "edge_ids" not in {f.name for f in fields(sampler)}:
+        raise InputError(
+            f"{dataset.name} has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
+            "use another sampler"
+        )
     return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
 
 

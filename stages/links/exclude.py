@@ -40,6 +40,11 @@ class WithoutOwnEdges:
         """L."""
         return self.inner.num_layers
 
+    @property
+    def edge_ids(self) -> bool:
+        """See `Sampler.edge_ids`."""
+        return self.inner.edge_ids
+
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         return {**self.inner.record(), "without": "own edges"}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ...storage.errors import InputError
 from .base import Message, Reduce
 
 
@@ -96,9 +97,22 @@ class EdgeIndexNeighbourhood:
         total = self._added(share) + of_self
         return (self._added(share[..., None] * z[self.src]) + of_self[..., None] * z) / total[..., None]
 
-    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+    @property
+    def edge_features(self) -> Tensor:
+        """Raises InputError: there are none."""
+        raise InputError("edges have no features here")
+
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+    ) -> Tensor:
         """See `Neighbourhood.apply`."""
-        messages = message(h[self.src], h[self.dst], self.weight, *params)
+        of_edges = () if edge is None else (edge,)
+        messages = message(h[self.src], h[self.dst], self.weight, *of_edges, *params)
         reducers: dict[Reduce, Callable[[], Tensor]] = {
             "sum": lambda: self._added(self._weighted(messages)),
             "mean": lambda: self._over_degree(self._added(self._weighted(messages))),

@@ -267,6 +267,7 @@ REFUSED = [
     ({"system": "grappa"}, "system 'grappa' trains on labelled nodes"),
     ({"bulk": {"topology": "partitioned"}}, 'bulk.topology is "partitioned"'),
     ({"learned": 4}, "links train no learnt features"),
+    ({"model": "gine"}, "gine reads features of edges, which links do not read"),
     ({"metrics": ["macro_f1"]}, "the task is link"),
     ({"monitor": "accuracy"}, "train.monitor is 'accuracy'"),
     ({"loss": "cross_entropy"}, "expected bce or margin or infonce"),

@@ -72,8 +72,9 @@ def clean_edges(
         InputError: names the defect and the option that resolves it.
     """
     src, dst = _checked_ids(src, dst, num_nodes)
-    absent = features is None or (features.ndim == 2 and not features.shape[1])
-    rows = None if absent else edge_rows(features, len(src), np.float32)
+    rows = None
+    if features is not None and not (features.ndim == 2 and not features.shape[1]):
+        rows = edge_rows(features, len(src), np.float32)
     w = OfEdges(_checked_weight(weight, len(src), options, notes), None if rows is None else np.arange(len(src)))
     src, dst, w, loops = without_loops(src, dst, w, options)
     tell_loops(*loops, options, notes)
