@@ -124,7 +124,7 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
 
 
 def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tmp_path):
-    table = {**JOB, "system": "bulk", "minibatches_per_step": 4, "dtype": "float64"}
+    table = {**JOB, "epochs": 2, "system": "bulk", "minibatches_per_step": 4, "dtype": "float64"}
     found = {}
     for name, more in {
         "1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}, "k": {"queue": {"bulk_size": 3}},
@@ -252,7 +252,7 @@ def test_the_command_line_from_start_to_end(tmp_path):
 
 
 def test_a_cluster_samples_and_trains_the_same(store, scheduler, tmp_path):
-    options = {**JOB, "dtype": "float64", "minibatches_per_step": 2, "verbose": False}
+    options = {**JOB, "epochs": 1, "dtype": "float64", "minibatches_per_step": 2, "verbose": False}
     alone = mr.run(store, out=tmp_path / "alone", **options)
     queue = {"queue": {"kind": "zarr"}, "ranks": 2, "scheduler": scheduler}
     both = mr.run(store, out=tmp_path / "both", **options, **queue)

@@ -99,7 +99,7 @@ def test_sums_stay_without_bias_with_weights():
 def test_what_it_passes_on():
     sampler = mr.NeighborSampler((3, 2))
     without = WithoutOwnEdges(sampler)
-    assert (without.num_layers, without.host_only) == (2, False)
+    assert (without.num_layers, without.host_only, without.edge_ids) == (2, False, False)
     assert without.record() == {**sampler.record(), "without": "own edges"}
     with pytest.raises(InputError, match="taken out of samples on the host"):
         without.sample_on_device(None, None)
