@@ -3,6 +3,7 @@ to exists."""
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,8 @@ PAGES = sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
 
 @pytest.fixture(scope="module")
 def reference():
-    """docs/reference.py, which Sphinx imports by its folder."""
+    """docs/reference.py, which Sphinx imports by its folder, as it does its neighbours."""
+    sys.path.insert(0, str(DOCS))
     spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
