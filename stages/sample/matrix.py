@@ -14,7 +14,7 @@ The two backends ``cpu`` and ``reference`` draw the same bits: a sampler has no 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,6 +49,8 @@ class Context:
     known: DenseNumbering
     """Nodes of the minibatch in their order, at first the seeds. `add` appends those that are new, ascending, and
     returns them; `places` says where nodes are."""
+    keep_positions: bool = False
+    """True if edges keep their positions in the graph's edge arrays."""
 
     def multiply(self, Q: Sparse, A: Sparse | None = None) -> Sparse:
         """Q A, or the product with another matrix of V columns."""
@@ -63,13 +65,16 @@ class Context:
         seeds = len(self.known.nodes)
         self.known.add(found)
         nodes = self.known.nodes
-        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (self.kernel.induced(self.graph, self.known),))
+        edges = self.kernel.induced(self.graph, self.known, self.keep_positions)
+        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (edges,))
 
 
 @dataclass(frozen=True)
 class MatrixSampler(ABC):
     """Base of samplers that are matrices and callbacks. Subclasses are frozen dataclasses with a `name`."""
 
+    edge_ids: bool = field(default=False, kw_only=True)
+    """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
     host_only: ClassVar[bool] = True
     replace: ClassVar[bool] = False
@@ -109,7 +114,8 @@ class MatrixSampler(ABC):
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        # At its default, `edge_ids` is left out, as other samplers do.
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k != "edge_ids" or v}
         return {"sampler": self.name, **options}
 
     def check(self, graph: Graph) -> None:  # noqa: B027
@@ -127,7 +133,7 @@ class MatrixSampler(ABC):
             for q in range(k * t // threads, k * (t + 1) // threads):
                 seeds = request.seeds[q].astype(graph.indices.dtype)
                 known.begin(seeds)
-                s = self._draw(seeds, Context(graph, A, kernel.matrix, keys[q], known))
+                s = self._draw(seeds, Context(graph, A, kernel.matrix, keys[q], known, self.edge_ids))
                 made[q] = self._minibatch(request, q, s, graph)
 
         parallel(span, [(t,) for t in range(threads)])
@@ -155,12 +161,7 @@ class MatrixSampler(ABC):
             kept = np.diff(edges.indptr)
             rows = s.nodes[: len(kept)]
             weight = scaled(edges.weight, None, kept, graph.in_degree[rows] / np.maximum(kept, 1))
-        ends = (
-            s.node_ends
-            if len(s.node_ends) > self.num_layers
-            else (*s.node_ends, *[s.node_ends[-1]] * (self.num_layers - 1))
-        )
-        return minibatch_of(request, q, NeighborSample(s.nodes, ends, s.lists), [weight], [None], nested=True)
+        return minibatch_of(request, q, s, [weight], [edges.positions], nested=True)
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises InputError: there are kernels for the CPU only."""

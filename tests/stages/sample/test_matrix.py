@@ -149,6 +149,7 @@ SAMPLERS: tuple[Callable[[], Any], ...] = (
     lambda: PprSampler(3, 4, 2),
     lambda: PprSampler(1, 100, 1, 0.9, 0.01),
     lambda: PprSampler(2, 2, 4, 0.1, 1e-6),
+    lambda: SaintSampler(2, 2, 2, edge_ids=True),
 )
 
 

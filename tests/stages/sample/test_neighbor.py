@@ -349,7 +349,8 @@ def test_edge_ids_name_the_edges_of_the_graph_and_change_nothing_else(name):
     options = [{"expand": "new"}, {"expand": "all"}] if name in ("neighbor", "labor") else [{}]
     for option in options:
         request = BulkRequest(0, 0, 0, 0, (np.arange(20),))
-        plain, sampler = SAMPLERS.find(name)((3, 2), **option), SAMPLERS.find(name)((3, 2), edge_ids=True, **option)
+        size = 2 if name in ("saint", "ppr") else (3, 2)
+        plain, sampler = SAMPLERS.find(name)(size, **option), SAMPLERS.find(name)(size, edge_ids=True, **option)
         assert sampler.record() == {**plain.record(), "edge_ids": True}
         found = sampler.sample(graph, request, cpu).minibatches[0]
         without = replace(found, blocks=tuple(replace(b, edge_id=None) for b in found.blocks))

@@ -174,7 +174,7 @@ def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = 
 
 
 @njit(**JIT)
-def _induced(indptr, sources, weight, nodes, place, row_ends, out, values):
+def _induced(indptr, sources, weight, nodes, place, row_ends, out, values, positions):
     e = 0
     for i in range(len(nodes)):
         for at in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
@@ -182,17 +182,25 @@ def _induced(indptr, sources, weight, nodes, place, row_ends, out, values):
                 out[e] = place[sources[at]]
                 if weight is not None:
                     values[e] = weight[at]
+                if positions is not None:
+                    positions[e] = at
                 e += 1
         row_ends[i + 1] = e
     return e
 
 
-def induced(graph: Graph, known: DenseNumbering) -> EdgeList:
+def induced(graph: Graph, known: DenseNumbering, keep_positions: bool = False) -> EdgeList:
     """See `reference.matrix.induced`."""
     nodes, weight = known.nodes, graph.edge_weight
     room = int(graph.in_degree[nodes].sum())
     ends, out = np.zeros(len(nodes) + 1, np.int64), np.empty(room, np.int32)
     values = np.empty(0 if weight is None else room, np.float32)
-    e = _induced(graph.indptr, graph.indices, weight, nodes, known.place, ends, out, values)
+    positions = np.empty(room, np.int64) if keep_positions else None
+    e = _induced(graph.indptr, graph.indices, weight, nodes, known.place, ends, out, values, positions)
     # What is returned is kept: not the room.
-    return EdgeList(ends.astype(np.int32), out[:e].copy(), None, None if weight is None else values[:e].copy())
+    return EdgeList(
+        ends.astype(np.int32),
+        out[:e].copy(),
+        None if positions is None else positions[:e].copy(),
+        None if weight is None else values[:e].copy(),
+    )

@@ -81,8 +81,10 @@ def _row(P: Sparse, r: int, s: int, word: npt.NDArray[np.uint64], replace: bool)
     return columns[np.sort(order)]
 
 
-def induced(graph: Graph, known: DenseNumbering) -> EdgeList:
-    """EXTRACT: all edges of the graph between the known nodes, with their weights if it has any."""
+def induced(graph: Graph, known: DenseNumbering, keep_positions: bool = False) -> EdgeList:
+    """EXTRACT: all edges of the graph between the known nodes, with their weights if it has any; with `keep_positions`
+    also where they are in its edge arrays."""
     nodes = known.nodes.astype(np.int64)
     indptr, indices, positions = extract(graph, edges_of(graph), nodes, nodes)
-    return EdgeList(indptr, indices, None, None if graph.edge_weight is None else graph.edge_weight[positions])
+    weight = None if graph.edge_weight is None else graph.edge_weight[positions]
+    return EdgeList(indptr, indices, positions if keep_positions else None, weight)
