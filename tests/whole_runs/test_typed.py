@@ -176,7 +176,6 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
         ({"model": "rgcn", "bulk": {"topology": "partitioned"}}, "topology = partitioned cuts it into parts"),
         ({"model": "rgcn", "features": "owned"}, "features is 'owned'"),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
-        ({"model": "rgcn", "sampler": {"name": "saint"}}, "the sampler saint does not keep which edges it drew"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (
             {"model": "rgcn", "sampler": {"relations": {"lkes": [1, 1]}, "fanout": [1, 1]}},
