@@ -9,6 +9,7 @@ import millrace as mr
 from millrace.stages import kernels
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample import SAMPLERS
+from millrace.stages.sample.matrix import MatrixSampler
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts.command import command
 
@@ -40,7 +41,10 @@ def test_the_kernel_does_not_show(tmp_path, sampler):
 
 @pytest.mark.parametrize("name", kernels.SAMPLING)
 def test_every_kernel_has_every_sampler(name):
-    assert all(callable(getattr(kernels.sampling_backend(name), sampler)) for sampler in SAMPLERS)
+    """Of those that are not written as matrices, which have no kernel of their own."""
+    own = [sampler for sampler in SAMPLERS if not issubclass(SAMPLERS.find(sampler), MatrixSampler)]
+    assert len(own) >= 4
+    assert all(callable(getattr(kernels.sampling_backend(name), sampler)) for sampler in own)
 
 
 def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
