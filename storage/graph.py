@@ -7,15 +7,17 @@ a bulk.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
-from .features import FeatureStore, MemoryFeatures
 from .plural import are, counted
 from .typed.graph_types import GraphTypes, check_edge_type
+
+if TYPE_CHECKING:
+    from .features import FeatureStore
 
 IntArray = npt.NDArray[np.integer]
 
@@ -67,7 +69,7 @@ class Graph:
     """Types of nodes and edges; None: there is one of each. Edges of a row are then sorted by (relation, source)."""
     edge_type: npt.NDArray[Any] | None = None
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
-    edge_features: FeatureStore | None = None
+    edge_features: "FeatureStore | None" = None
     """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none."""
 
     @property
@@ -295,12 +297,17 @@ def from_edges(
     )
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(dst, minlength=num_nodes) if len(dst) else np.zeros(num_nodes, np.int64), out=indptr[1:])
+    rows = None
+    if edge_features is not None:
+        from .features import MemoryFeatures  # kernels import this module where there is no Zarr
+
+        rows = MemoryFeatures(edge_rows(edge_features, len(src))[order])
     return Graph(
         indptr,
         np.ascontiguousarray(src[order], dtype=index_dtype(num_nodes)),
         None if edge_weight is None else np.asarray(edge_weight, np.float32)[order],
         order.astype(np.int64) if keep_edge_id else None,
-        edge_features=None if edge_features is None else MemoryFeatures(edge_rows(edge_features, len(src))[order]),
+        edge_features=rows,
     ).check()
 
 
