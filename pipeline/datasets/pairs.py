@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray
 from ...storage.node_names import NodeNames
 from .readers.npz_members import load_members
-from .readers.parquet import is_list
-from .readers.tables import KINDS, read_table
 
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+KINDS = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+"""Suffixes of tables, as in `readers.tables`."""
 SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
 """Names of sets of pairs."""
 FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
@@ -124,13 +126,18 @@ def _require_file(path: Path) -> None:
         raise InputError(f"{path} is no file of pairs; {FORMS}")
 
 
-def _table(path: Path) -> pa.Table:
+def _table(path: Path) -> "Table":
     if path.suffix == ".npy":
         raise InputError(f"{path} holds one array; expected a table with a column split, or .npz")
+    # Arrow starts a thread when it is imported, which the server of ranks must not have.
+    from .readers.tables import read_table
+
     return read_table([path], "edges")
 
 
-def _ends(table: pa.Table, path: Path, dataset: Dataset) -> PairArray:
+def _ends(table: "Table", path: Path, dataset: Dataset) -> PairArray:
+    from .readers.parquet import is_list
+
     columns = []
     for key in ("src", "dst"):
         if key not in table.column_names:

@@ -53,7 +53,7 @@ def test_fanout_and_layers_follow_each_other(table, fanout, layers):
 @pytest.mark.parametrize("name", ["ladies", "fastgcn"])
 def test_sizes_and_layers_follow_each_other(name, table, sizes, layers):
     job = resolve({**table, "sampler": {"name": name, **table.get("sampler", {})}})
-    assert job.sampler == {"name": name, "sizes": sizes, "debias": "ratio"}
+    assert job.sampler == {"name": name, "sizes": sizes, "debias": "ratio", "edge_ids": False}
     assert job.model["layers"] == layers
     assert resolve(tomllib.loads(job.to_toml())) == job
 

@@ -362,10 +362,7 @@ BAD_OBJECTS = [
     (lambda: open_dataset(without(bare(n1={"y": [0, 1]}), 0, "y")), "multi-label vectors are needed on every node"),
     (lambda: open_dataset(half_weighted()), "1 of 2 edges have no attribute 'weight'"),
     (lambda: from_networkx(bare(), label="z"), "no node has the attribute 'z'"),
-    (
-        lambda: open_dataset(HeteroData()),
-        "typed graphs are not supported; expected a Data of one node type and one edge type, such as",
-    ),
+    (lambda: open_dataset(HeteroData()), "no node type has y; say which one is predicted"),
     (lambda: from_pyg(Data(y=torch.tensor([0, 1]))), "no edge_index"),
     (lambda: from_pyg(Data(edge_index=RING)), "has no y"),
     (lambda: from_pyg(Data(edge_index=RING[0], y=torch.tensor([0, 1]))), "edge_index has shape [2]"),

@@ -357,9 +357,7 @@ def test_without_a_gpu_the_device_is_refused(tmp_path):
     said = without_gpu("train", "--dataset", "digits", "--device", "cuda", "--out", tmp_path / "run")
     assert (said.returncode, said.stdout) == (2, "")
     assert 'device is "cuda", but' in said.stderr
-    reason = (
-        "is built without CUDA; install one with it" if not torch.backends.cuda.is_built() else "torch sees no GPU here"
-    )
+    reason = "is built without CUDA; install one with it" if torch.version.cuda is None else "torch sees no GPU here"
     assert reason in said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -52,13 +52,13 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
         assert found is not None and (found.counts is None) and found.values.keys() == {"macro_f1"}
         return found.accuracy
 
-    by_host, real = evaluation.ranks_by_host, evaluation.split_outputs
+    by_host, real = evaluation.ranks_by_host, evaluation.split_rows
 
     def watched(*args: Any, **options: Any) -> Any:
         computed.append(1 if options["group"] is None else options["group"].size)
         return real(*args, **options)
 
-    monkeypatch.setattr(evaluation, "split_outputs", watched)
+    monkeypatch.setattr(evaluation, "split_rows", watched)
     for name, value in memory.items():
         monkeypatch.setattr(evaluation, name, value)
     return run_threads(rank, ranks), computed

@@ -39,7 +39,9 @@ def of_sklearn(name, task, out, y):
     return metrics.average_precision_score(y, scores)
 
 
-CASES = [(name, task) for task, names in METRICS.items() for name in names if name in GATHERED]
+TASKS = [task for task in METRICS if task != "link"]
+"""Metrics of links rank pairs: see test_links.py."""
+CASES = [(name, task) for task in TASKS for name in METRICS[task] if name in GATHERED]
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
@@ -48,7 +50,7 @@ def test_numbers_are_those_of_sklearn(name, task):
     assert gathered_metric(name, task, out, y) == pytest.approx(of_sklearn(name, task, out, y), rel=1e-14)
 
 
-@pytest.mark.parametrize("task", list(METRICS))
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("cuts", [(0, N), (40, 41)])
 def test_ranks_get_the_metric_of_all_rows_and_no_mean_of_theirs(task, cuts):
     out, y = rows(task)
