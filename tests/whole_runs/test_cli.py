@@ -251,7 +251,7 @@ BAD = {
     "key: dropout of all": (f"{RUN} --dropout 1.5", "dropout is 1.5"),
     "key: seed negative": (f"{RUN} --seed -1", "'seed' is -1"),
     "key: queue in memory keeps all": (f"{RUN} --set queue.keep=all", "use the Zarr queue"),
-    "key: no GPU for this": (f"{RUN} --device cuda --system sar", 'or device = "cpu"'),
+    "key: no GPU for this": (f"{RUN} --device cuda --system retexo", 'or device = "cpu"'),
     "sar: fanout": (f"{RUN} --system sar --fanout 3,2", "system 'sar' samples nothing"),
     "sar: a sampler": (f"{RUN} --system sar --set sampler.name=ladies", "system 'sar' samples nothing"),
     "sar: batch size": (f"{RUN} --system sar --batch-size 8", "takes all train nodes in one step"),
@@ -410,7 +410,7 @@ def test_help_tells_the_defaults(command):
         "split": "what the dataset has",
         "executor": "inline",
     }
-    known["scheduler"] = None
+    known["scheduler"] = known["link"] = None  # the flag --link of a plan is a network's
     for word, path in SHORTHANDS.items():
         if word not in ("fanout", "scheduler", "heads"):
             section = getattr(job, path[0])
