@@ -131,8 +131,9 @@ def test_bad_input_is_refused_in_a_few_lines_and_nothing_is_written(name, key, p
     assert not (tmp_path / "run").exists()
 
 
-REFUSED: dict[tuple[str, str], str] = {}
-"""Models that a system does not train, with words of the refusal."""
+NEEDS = {"gine": "reads features of edges", **dict.fromkeys(("rgcn", "rsage", "rgat"), "reads relations")}
+REFUSED = {(name, model): words for name in NAMES for model, words in NEEDS.items()}
+"""Models that a system does not train on a plain graph, with words of the refusal."""
 
 
 @pytest.mark.parametrize(("name", "model"), list(product(NAMES, MODELS)))
