@@ -53,8 +53,8 @@ class Batch:
     minibatch: MiniBatch
     """The structure, as `millrace.to_pyg` and `to_dgl_blocks` take it."""
     pairs: Tensor | None = None
-    """Of a link task: int64 [b, 1 + k, 2], a positive pair and its k negatives, as rows of what a model gives. `y` is
-    [b] zeros."""
+    """int64 [b, 1 + k, 2] in a link task: positive pairs, each with its k negatives, as rows of what a model gives. `y`
+    is [b] zeros."""
 
 
 class _Seat(Solo):

@@ -201,7 +201,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
 
 
 def _graph_on_disk(store: Store) -> str:
-    """How the graph lies on disk, and what graph = "mapped" needs."""
+    """Form of the graph on disk, and what graph = "mapped" needs."""
     if graph_place(store) == "memory":
         return 'compressed; graph = "mapped" needs it written again: millrace convert STORE --out NEW --graph npy'
     entries = [store.entries[name] for name in GRAPH_DIGESTS if name in store]
@@ -214,7 +214,7 @@ def _edge_features(features: FeatureStore | None) -> dict[str, str]:
 
 
 def _features(features: FeatureStore) -> dict[str, str]:
-    """Of several node types, each has a width of its own."""
+    """Line with the number of features and their dtype; node types have widths of their own, so of these the dtype."""
     if isinstance(features, TypedFeatures):
         return {"features": f"of {features.dtype}, for each node type"}
     kept = features.kind if isinstance(features, WidenedFeatures) else features.dtype

@@ -69,11 +69,11 @@ class Settings:
     split: str | None
     seed: int
     features: str
-    """zarr or npy."""
+    """Form of the feature rows: zarr or npy."""
     graph: str = "zarr"
-    """Likewise, of the graph's arrays."""
+    """Form of the graph's arrays: zarr or npy."""
     feature_dtype: FeatureDtype | None = None
-    """How rows of features are kept."""
+    """Dtype of stored feature rows; None: their own."""
 
 
 class Ingest:

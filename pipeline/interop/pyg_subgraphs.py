@@ -20,13 +20,13 @@ SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """What temporal sampling needs beside a plain one."""
+    """Times of a graph and of the seeds of some minibatches."""
 
     graph: TimedGraph
     last: bool
     """Draw the latest edges in place of a uniform choice."""
     moments: list[npt.NDArray[np.number]]
-    """Of the seeds of each minibatch, [B]: later edges are not drawn in the seed's tree."""
+    """[B] times of the seeds of each minibatch: a seed's tree has no later edge."""
 
 
 IdArray = npt.NDArray[np.int64]
