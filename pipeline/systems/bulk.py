@@ -113,9 +113,9 @@ class BulkOptions(Section):
     travel. A step has the same seeds either way, but minibatches depend on the number of ranks. For a partitioned
     topology."""
     algorithm: Algorithm = "owners"
-    """Algorithm that samples a partitioned topology; minibatches are the same. ``owners``: ids travel to the rows' owners and
-    drawn edges come back; ``1.5d``: rows travel along the columns of the grid, each once for the bulks of a grid row;
-    ``auto``: by the expected cost, as ``millrace plan`` prints it."""
+    """Algorithm that samples a partitioned topology; minibatches are the same. ``owners``: ids travel to the rows'
+    owners and drawn edges come back; ``1.5d``: rows travel along the columns of the grid, each once for the bulks of a
+    grid row; ``auto``: by the expected cost, as ``millrace plan`` prints it."""
 
 
 class _Bulk(Registered):
