@@ -281,6 +281,15 @@ class ModelConfig(ABC):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{self.name}: {field} is {value!r}; expected a whole number, at least 1")
 
+    def divided_by(self, field: str) -> None:
+        """Raise InputError unless the field, a number of heads, is above 0 and divides `hidden`."""
+        self.positive(field)
+        if left := self.hidden % (heads := getattr(self, field)):
+            raise InputError(
+                f"{self.name}: hidden={self.hidden} is not a multiple of {field}={heads}; hidden is the width of all "
+                f"heads together: take hidden={self.hidden + heads - left}"
+            )
+
     def probability(self, field: str) -> None:
         """Raise InputError unless the field is in [0, 1)."""
         value = getattr(self, field)

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...storage.errors import InputError
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
 from ..nn.dense import activate, linear, per_head
 from .base import ModelConfig
@@ -97,14 +96,8 @@ class GAT(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("heads")
+        self.divided_by("heads")
         self.probability("attention_dropout")
-        if self.hidden % self.heads:
-            raise InputError(
-                f"gat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads "
-                "together: "
-                f"take hidden={self.hidden + self.heads - self.hidden % self.heads}"
-            )
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
         """See `ModelConfig.conv`."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
 from ..nn.dense import linear
 from .relational import OwnByType, RelationalConfig, RelationalConv
@@ -69,13 +68,8 @@ class RGAT(RelationalConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("heads")
+        self.divided_by("heads")
         self.probability("attention_dropout")
-        if self.hidden % self.heads:
-            raise InputError(
-                f"rgat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads "
-                f"together: take hidden={self.hidden + self.heads - self.hidden % self.heads}"
-            )
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
         """See `RelationalConfig.relational_conv`."""
