@@ -265,8 +265,9 @@ def _security(c: Cluster) -> Security | None:
     files = {"cluster.tls_ca": c.tls_ca, "cluster.tls_cert": c.tls_cert, "cluster.tls_key": c.tls_key}
     given = {name: path for name, path in files.items() if path is not None}
     if given:
-        for name in files.keys() - given.keys():
-            raise InputError(f"{name} is not set but {', '.join(given)} is; TLS needs all three files")
+        for name in files:
+            if name not in given:
+                raise InputError(f"{name} is not set but {', '.join(given)} is; TLS needs all three files")
         for name, path in given.items():
             if not Path(path).is_file():
                 raise InputError(f"{name} is {path}, which is not a file; give a PEM file")

@@ -170,7 +170,8 @@ flat = torch.cat([p.detach().flatten() for p in model.parameters()])
 both = [torch.empty_like(flat) for _ in range(2)]
 dist.all_gather(both, flat)
 assert torch.equal(*both)
-print(len(loader), file=sys.stderr)
+assert len(loader) == 6
+print(f"rank {dist.get_rank()} ended", file=sys.stderr)
 dist.destroy_process_group()
 """
 
@@ -185,4 +186,5 @@ def test_torchs_own_data_parallelism_trains_on_them(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.split().count("6") == 2
+    # Two processes write to one pipe, so their lines may mix.
+    assert all(f"rank {rank} ended" in done.stderr for rank in range(2))
