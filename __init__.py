@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
+    from millrace.pipeline.interop.pyg_hgt_loader import HGTLoader
     from millrace.pipeline.interop.pyg_link_loader import LinkNeighborLoader
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
-    from millrace.pipeline.interop.pyg_other_loaders import HGTLoader
     from millrace.pipeline.minibatches import Batch, Minibatches, minibatches
     from millrace.pipeline.planning.inputs import Cluster, Numbers
     from millrace.pipeline.planning.network import Link
@@ -90,7 +90,7 @@ _HOMES = {
     "to_dgl_blocks": "pipeline.interop.export",
     "to_pyg": "pipeline.interop.export",
     "NeighborLoader": "pipeline.interop.pyg_loader",
-    "HGTLoader": "pipeline.interop.pyg_other_loaders",
+    "HGTLoader": "pipeline.interop.pyg_hgt_loader",
     "LinkNeighborLoader": "pipeline.interop.pyg_link_loader",
     "plan": "pipeline.planning.planner",
     "Cluster": "pipeline.planning.inputs",

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ...stages.sample.neighbor import NeighborSampler
-from ...stages.sample.temporal import STRATEGIES, TimedGraph
+from ...stages.sample.temporal import STRATEGIES
 from ...storage.errors import InputError, nearest
-from ...storage.graph import Graph, from_edges
 from .pyg_subgraphs import SUBGRAPH_TYPES
 
 DATALOADER = {
@@ -33,36 +32,10 @@ DROPPED = {"collate_fn": None, "dataset": None}
 """Arguments of torch's DataLoader that PyG's loader drops."""
 EFFECTIVE = ("sampler", "batch_sampler", "pin_memory")
 """Arguments in `DATALOADER` that act as in a DataLoader. The others are for worker processes."""
-REFUSED = {"custom_cls": "it belongs to remote feature stores"}
-"""Arguments of PyG's loaders that would change the samples, and why they are refused."""
 
 
 class UnknownArgumentError(InputError, TypeError):
     """An argument that `NeighborLoader` does not have."""
-
-
-def check_data(data: Any) -> None:
-    """Refuse `data` unless it is a homogeneous PyG `Data` with an edge_index."""
-    from torch_geometric.data import Data, HeteroData
-
-    if isinstance(data, HeteroData):
-        raise InputError(
-            "data is a HeteroData, and NeighborLoader takes a Data of one node type and one edge type; train it with "
-            "mr.run(mr.from_pyg(data), ...)"
-        )
-    if isinstance(data, (tuple, list)):
-        raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
-    if not isinstance(data, Data):
-        raise InputError(f"data is {type(data).__name__}; expected a torch_geometric.data.Data")
-    for name in ("adj", "adj_t"):
-        if name in data:
-            raise InputError(
-                f"data has {name}, which is not supported; expected edge_index [2, E]: do not apply ToSparseTensor"
-            )
-    if data.edge_index is not None and (data.edge_index.ndim != 2 or data.edge_index.shape[0] != 2):
-        raise InputError(f"data.edge_index has shape {list(data.edge_index.shape)}; expected [2, E]")
-    if data.num_nodes is None:
-        raise InputError("data has neither node attributes nor edges; expected x, edge_index or num_nodes")
 
 
 def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
@@ -74,12 +47,9 @@ def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Itera
         own: names of the loader's own arguments, for hints.
     """
     for name in given:
-        if name not in DATALOADER and name not in DROPPED and name not in REFUSED:
-            known = [*own, *DATALOADER, *DROPPED, *REFUSED]
+        if name not in DATALOADER and name not in DROPPED:
+            known = [*own, *DATALOADER, *DROPPED]
             raise UnknownArgumentError(f"NeighborLoader has no argument '{name}'{nearest(name, known)}")
-    for name, why in REFUSED.items():
-        if given.get(name) is not None:
-            raise InputError(f"{name} is not supported: {why}")
     for name in ("sampler", "batch_sampler"):
         if given.get(name) is not None and not (hasattr(given[name], "__iter__") and hasattr(given[name], "__len__")):
             raise InputError(
@@ -149,54 +119,34 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSampler:
-    """The sampler described by PyG's arguments."""
-    from torch_geometric.sampler import NumNeighbors
+def sampler(
+    num_neighbors: Any, replace: bool, weighted: bool, relations: dict[str, int | tuple[int, ...]] | None = None
+) -> NeighborSampler | None:
+    """The sampler described by PyG's arguments; None if there are no hops: a minibatch has its seeds only.
 
-    values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
-    if isinstance(values, dict):
-        raise InputError(
-            "num_neighbors for each edge type is not supported; expected one number for each hop, such as [15, 10, 5]"
+    Args:
+        num_neighbors: one number for each hop.
+        replace: draw with replacement.
+        weighted: draw by weight.
+        relations: numbers of single relations, see `NeighborSampler.relations`.
+    """
+    fanout = whole_numbers(num_neighbors, "num_neighbors", "one number for each hop, such as [15, 10, 5]")
+    if not fanout:
+        return None
+    try:
+        return NeighborSampler(
+            fanout, replace=bool(replace), weighted=weighted, edge_ids=True, relations=relations or {}
         )
-    try:
-        fanout = tuple(index(n) for n in values)
-    except TypeError:
-        raise InputError(
-            f"num_neighbors is {num_neighbors!r}; expected one number for each hop, such as [15, 10, 5]"
-        ) from None
-    try:
-        return NeighborSampler(fanout, replace=bool(replace), weighted=weighted, edge_ids=True)
     except InputError as e:
         raise InputError(f"num_neighbors: {e}") from None
 
 
-def graph(data: Any, weight_attr: str | None) -> Graph:
-    """In-neighbour lists of `data`, with the columns of ``edge_index`` as edge ids."""
-    edges = (
-        np.empty((2, 0), np.int64) if data.edge_index is None else tensor("data.edge_index", data.edge_index).numpy()
-    )
-    num_edges = edges.shape[1]
-    weight = None
-    if weight_attr is not None:
-        if not isinstance(weight_attr, str):
-            raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
-        if weight_attr not in data:
-            raise InputError(
-                f"weight_attr is '{weight_attr}', but data has no such "
-                f"attribute{nearest(weight_attr, list(data.keys()))}"
-            )
-        weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
-        if weight.shape != (num_edges,):
-            raise InputError(
-                f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each "
-                "edge"
-            )
-        weight = weight.astype(np.float32)
-        if not np.isfinite(weight).all() or (weight < 0).any():
-            raise InputError(
-                f"weight_attr: data.{weight_attr} holds negative, NaN or infinite values; expected finite values >= 0"
-            )
-    return from_edges(edges[0], edges[1], data.num_nodes, edge_weight=weight, keep_edge_id=True)
+def whole_numbers(given: Any, name: str, expected: str) -> tuple[int, ...]:
+    """A list of whole numbers."""
+    try:
+        return tuple(index(n) for n in given)
+    except TypeError:
+        raise InputError(f"{name} is {given!r}; expected {expected}") from None
 
 
 def tensor(name: str, value: Any) -> Tensor:
@@ -222,77 +172,60 @@ def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
             raise InputError(f"{name} is {type(function).__name__}; expected a function")
 
 
-def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tensor]:
+def input_nodes(given: Any, num_nodes: int, name: str = "input_nodes") -> tuple[npt.NDArray[np.int64], Tensor]:
     """The seeds, int64 [N], and the `input_id` of each, int64 [N]."""
     if given is None:
         return np.arange(num_nodes), torch.arange(num_nodes)
-    if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):
-        raise InputError("input_nodes names a node type, which is not supported; expected node ids or a boolean mask")
-    nodes = tensor("input_nodes", given).numpy()
+    nodes = tensor(name, given).numpy()
     if nodes.dtype == np.bool_:
         if nodes.shape != (num_nodes,):
-            raise InputError(f"input_nodes is a mask of shape {list(nodes.shape)}; expected [{num_nodes}]")
+            raise InputError(f"{name} is a mask of shape {list(nodes.shape)}; expected [{num_nodes}]")
         seeds = np.flatnonzero(nodes)
         return seeds, torch.from_numpy(seeds.copy())
     if nodes.ndim != 1 or (len(nodes) and not np.issubdtype(nodes.dtype, np.integer)):
         raise InputError(
-            f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask "
-            f"[{num_nodes}]"
+            f"{name} is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask [{num_nodes}]"
         )
     seeds = nodes.astype(np.int64)
     if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):
-        raise InputError(f"input_nodes lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")
+        raise InputError(f"{name} lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")
     return seeds, torch.arange(len(seeds))
 
 
-def times(
-    data: Any, graph: Graph, seeds: npt.NDArray[np.int64], time_attr: Any, input_time: Any, weighted: bool
-) -> tuple[TimedGraph, npt.NDArray[np.number], Tensor | None]:
-    """The graph with the times of its edges, and those of the seeds, [N], also as they were given.
-
-    Args:
-        data: has the attribute `time_attr` of nodes or edges. An edge of a node's time has that of its source.
-        graph: of `data`, with edge ids.
-        seeds: int64 [N].
-        time_attr: argument of the loader.
-        input_time: likewise; None: the seeds' own times.
-        weighted: True if edges are drawn by weight.
-    """
-    if not isinstance(time_attr, str) or time_attr not in data:
-        hint = nearest(time_attr, list(data.keys())) if isinstance(time_attr, str) else ""
-        raise InputError(
-            f"time_attr is {time_attr!r}; expected the name of an attribute of data's nodes or edges{hint}"
-        )
-    if weighted:
-        raise InputError("both time_attr and weight_attr are given; expected one of them, as in PyG")
-    time = _numbers(f"time_attr: data.{time_attr}", data[time_attr])
-    of_nodes = data.is_node_attr(time_attr)
-    expected = graph.num_nodes if of_nodes else graph.num_edges
-    if time.shape != (expected,):
-        raise InputError(
-            f"time_attr: data.{time_attr} has shape {list(time.shape)}; expected [{graph.num_nodes}], one for each "
-            f"node, or [{graph.num_edges}], one for each edge"
-        )
-    assert graph.edge_id is not None
-    try:
-        timed = TimedGraph.of(graph, time[graph.indices] if of_nodes else time[graph.edge_id])
-    except InputError as e:
-        raise InputError(f"time_attr: data.{time_attr}: {e}") from None
-    if input_time is None and not of_nodes:
-        raise InputError(f"time_attr is '{time_attr}', a time of edges; give the seeds theirs by input_time")
-    given = None if input_time is None else tensor("input_time", input_time)
-    moments = time[seeds] if given is None else _numbers("input_time", given)
-    if moments.shape != (len(seeds),):
-        raise InputError(
-            f"input_time has shape {list(moments.shape)}; expected [{len(seeds)}], one for each input node"
-        )
-    if np.isnan(moments).any():
-        raise InputError("input_time holds NaN; expected numbers")
-    return timed, moments, given
-
-
-def _numbers(name: str, value: Any) -> npt.NDArray[np.number]:
+def numbers(name: str, value: Any) -> npt.NDArray[np.number]:
     array = tensor(name, value).numpy()
     if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
         raise InputError(f"{name} is {array.dtype}; expected numbers")
     return array
+
+
+def edges(name: str, given: Any) -> npt.NDArray[np.integer]:
+    """The edge list `name`, integers [2, E]."""
+    if given is None:
+        return np.empty((2, 0), np.int64)
+    if given.ndim != 2 or given.shape[0] != 2:
+        raise InputError(f"{name} has shape {list(given.shape)}; expected [2, E]")
+    return tensor(name, given).numpy()
+
+
+def weights(name: str, given: Any, num_edges: int) -> npt.NDArray[np.float32]:
+    """The edge attribute `name` as weights, float32 [E], finite and non-negative."""
+    weight = tensor(name, given).numpy()
+    if weight.shape != (num_edges,):
+        raise InputError(
+            f"weight_attr: {name} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge"
+        )
+    weight = weight.astype(np.float32)
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise InputError(f"weight_attr: {name} holds negative, NaN or infinite values; expected finite values >= 0")
+    return weight
+
+
+def moments(name: str, given: Any, count: int, of: str) -> npt.NDArray[np.number]:
+    """Times of the inputs of a loader, [N]."""
+    found = numbers(name, given)
+    if found.shape != (count,):
+        raise InputError(f"{name} has shape {list(found.shape)}; expected [{count}], one for each {of}")
+    if np.isnan(found).any():
+        raise InputError(f"{name} holds NaN; expected numbers")
+    return found

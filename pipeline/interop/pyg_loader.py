@@ -14,19 +14,22 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
-from ...stages.sample.temporal import TimedGraph
+from ...stages.sample.neighbor import NeighborSampler
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
 from .export import SampledGraph, require_pyg
+from .pyg_many_types import ManyTypes
+from .pyg_one_type import OneType
 from .pyg_prefetch import Prefetcher, SamplingThreads
-from .pyg_subgraphs import Timed, as_pyg, sample
+from .pyg_stores import of_stores
+from .pyg_subgraphs import Timed, Times, sample
 
 CALLS = -1
 """Epoch of the samples drawn by calling a loader."""
 
 
 class NeighborLoader(SamplingThreads, DataLoader[Any]):
-    """Iterates over sampled minibatches of a homogeneous `torch_geometric.data.Data`, like PyG's `NeighborLoader`.
+    """Iterates over sampled minibatches of a `torch_geometric.data.Data` or `HeteroData`, like PyG's `NeighborLoader`.
 
     Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered
     (by PyG's own rules and code) and
@@ -41,6 +44,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     * ``batch`` int64 [n]: position of the seed whose tree a node is in, if `disjoint`, else None;
     * ``seed_time`` [B]: the `input_time` of the seeds, if given, else None.
 
+    Of a `HeteroData` it is a `HeteroData`: nodes and edges of each type have these attributes, and the seeds' type has
+    ``input_id``, ``batch_size`` and ``seed_time``. Each edge type draws for itself. Every type is there, with no rows
+    where nothing was found.
+
     Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges draws none, with `replace`
     too. A node that is a seed twice draws in-edges for each position separately; edges out of it leave its first
     position. A thread samples ahead, in bulks; features are gathered and `transform` runs in the caller's thread. The
@@ -49,15 +56,14 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     or `num_workers`. ``loader(index)`` samples the input nodes at these positions at once.
 
     The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported arguments
-    are refused by name: HeteroData and feature stores, `neighbor_sampler`, `custom_cls`, `disjoint` or `time_attr` with
-    "induced", `time_attr` with `weight_attr`. The semantics are those of PyG 2.8,
-    `loader.NodeLoader`.
+    are refused by name: `neighbor_sampler`, `disjoint` or `time_attr` with "induced", `time_attr` with `weight_attr`.
+    The semantics are those of PyG 2.8, `loader.NodeLoader`.
     """
 
     def __init__(
         self,
         data: Any,
-        num_neighbors: Sequence[int],
+        num_neighbors: Sequence[int] | dict[tuple[str, str, str], Sequence[int]],
         input_nodes: Any = None,
         input_time: Any = None,
         replace: bool = False,
@@ -86,10 +92,13 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     ) -> None:
         """
         Args:
-            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges. Later
-                changes to its edges have no effect.
-            num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all.
+            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges; or
+                `HeteroData`, whose edge types have such; or a pair of PyG's `FeatureStore` and `GraphStore`. Later
+                changes to edges have no effect.
+            num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all. With types, of each
+                edge type: the same numbers, or those of a dictionary, in which 0 does not follow an edge type.
             input_nodes: the seeds, as node ids [N], which may repeat, or a boolean mask [V]; None means every node.
+                With types ``(node type, ids, mask or None)``, or a node type.
             input_time: [N], the time of each seed; nothing later is in its tree. By default the node's own, if
                 `time_attr` is one of nodes.
             replace: draw with replacement.
@@ -99,12 +108,14 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             disjoint: each seed grows its own tree, and a node is in each tree that finds it.
             temporal_strategy: of the edges that are not too late, draw "uniform" ones or the "last".
             time_attr: name of an attribute of nodes [V] or edges [E], numbers. An edge may be drawn if its own time, or
-                that of its source, is at most the seed's. Trees are disjoint then.
+                that of its source, is at most the seed's. Trees are disjoint then. Edges of types without it may always
+                be drawn.
             weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
+                Edge types without it are drawn uniformly.
             transform: called with each minibatch, in the caller's thread; its result is yielded.
-            transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose
-                ``edge`` has columns of ``data.edge_index``), in the caller's thread; its result decides how attributes
-                are filtered.
+            transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` or
+                `HeteroSamplerOutput` (whose ``edge`` has columns of ``edge_index``), in the caller's thread; its result
+                decides how attributes are filtered.
             is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always refers to columns of
                 ``edge_index``.
             filter_per_worker: decides what `collate_fn` returns, and is True unless `data` is on a GPU; iterations
@@ -124,7 +135,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             dataloader: other arguments of torch's DataLoader. `sampler` and `batch_sampler` give positions in
                 `input_nodes`, those of a whole epoch when it begins, and need a length; `pin_memory` pins minibatches
                 if there is CUDA. `collate_fn`, which PyG drops too, and arguments for worker processes are ignored with
-                one warning.
+                one warning. Also PyG's `custom_cls`, the class of minibatches of feature stores.
 
         Raises:
             InputError: an argument is unusable or not supported; the message names it.
@@ -132,7 +143,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             MissingExtraError: PyTorch Geometric is not installed.
         """
         require_pyg(type(self).__name__)
-        arguments.check_data(data)
+        self._source = _source(data, weight_attr, time_attr, dataloader.pop("custom_cls", None))
         if neighbor_sampler is not None:
             raise InputError(
                 "neighbor_sampler is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it"
@@ -150,13 +161,15 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
         self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output
         self.input_nodes, self.input_id = input_nodes, input_id
-        self.filter_per_worker = not data.is_cuda if filter_per_worker is None else bool(filter_per_worker)
+        if filter_per_worker is None:
+            filter_per_worker = not getattr(data, "is_cuda", False)
+        self.filter_per_worker = bool(filter_per_worker)
         self.epoch = 0
         """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
         self._calls, self._seed = 0, seed
-        self._sampler = arguments.sampler(num_neighbors, replace, weight_attr is not None)
-        self._graph = arguments.graph(data, weight_attr)
-        self._seeds, self._ids = self._inputs(input_nodes)
+        self._graph = self._source.graph
+        self._sampler = self._sampler_of(num_neighbors, bool(replace))
+        self._type, self._seeds, self._ids = self._inputs(input_nodes)
         if input_id is not None:
             self._ids = arguments.tensor("input_id", input_id)
             if self._ids.shape != (len(self._seeds),):
@@ -164,14 +177,13 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                     f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input "
                     "node"
                 )
-        self._timed: tuple[TimedGraph, bool, npt.NDArray[np.number]] | None = None
-        self._input_time: torch.Tensor | None = None
+        self._times: Times | None = None
+        self._moments, self._input_time = np.empty(0), None
         if time_attr is not None:
-            weighted = weight_attr is not None
-            timed, moments, self._input_time = arguments.times(
-                data, self._graph, self._seeds, time_attr, input_time, weighted
-            )
-            self._timed, self._graph = (timed, last, moments), timed.graph
+            if weight_attr is not None:
+                raise InputError("both time_attr and weight_attr are given; expected one of them, as in PyG")
+            self._times = self._source.times(time_attr, last)
+            self._moments, self._input_time = self._input_moments(time_attr, input_time)
         self._shuffle = bool(shuffle)
         self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
         self._workspaces: list[Any] = []
@@ -189,9 +201,26 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         except (TypeError, ValueError) as e:
             raise InputError(f"torch's DataLoader refuses the arguments: {e}") from None
 
-    def _inputs(self, given: Any) -> tuple[npt.NDArray[np.int64], Tensor]:
-        """The inputs of minibatches, one in each row, and the `input_id` of each, int64 [N]."""
-        return arguments.input_nodes(given, self._graph.num_nodes)
+    def _sampler_of(self, num_neighbors: Any, replace: bool) -> NeighborSampler | None:
+        """The sampler that `_sampled` uses, or None."""
+        return self._source.sampler(num_neighbors, replace)
+
+    def _inputs(self, given: Any) -> tuple[Any, npt.NDArray[np.int64], Tensor]:
+        """The type of the inputs, None for a `Data`; the inputs of minibatches, one in each row; and the `input_id` of
+        each, int64 [N]."""
+        return self._source.input_nodes(given)
+
+    def _input_moments(self, time_attr: str, given: Any) -> tuple[npt.NDArray[np.number], Tensor | None]:
+        """The time of each input, [N], and what was given."""
+        if given is not None:
+            moments = arguments.moments("input_time", given, len(self._seeds), "input node")
+            return moments, arguments.tensor("input_time", given)
+        assert self._times is not None
+        if self._times.of_nodes is None:
+            raise InputError(f"time_attr is '{time_attr}', a time of edges; give the seeds theirs by input_time")
+        if self._type not in self._times.node_types:
+            raise InputError(f"time_attr is '{time_attr}', which '{self._type}' has not; give the seeds' by input_time")
+        return arguments.moments(time_attr, self._times.of_nodes[self._seeds], len(self._seeds), "input node"), None
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin the next epoch."""
@@ -234,36 +263,24 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         Raises:
             InputError: `transform_sampler_output` returned something else.
         """
-        from torch_geometric.loader.utils import filter_data
-        from torch_geometric.sampler import SamplerOutput
-
         metadata: Any = out.metadata
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
-            if not isinstance(out, SamplerOutput):
-                raise InputError(
-                    f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput"
-                )
-        batch = filter_data(self.data, out.node, out.row, out.col, out.edge)
-        # The user's own n_id and e_id were filtered with the rest and stay, as in PyG.
-        if "n_id" not in batch:
-            batch.n_id = out.node
-        if out.edge is not None and "e_id" not in batch:
-            batch.e_id = out.edge
-        batch.batch = out.batch
-        batch.num_sampled_nodes, batch.num_sampled_edges = out.num_sampled_nodes, out.num_sampled_edges
+        batch = self._source.filtered(out)
         self._describe(batch, metadata if out.metadata is None else out.metadata)
         return batch if self.transform is None else self.transform(batch)
 
     def _describe(self, batch: Any, metadata: Any) -> None:
         """Add what is known of the inputs."""
-        batch.input_id, batch.seed_time = metadata
-        batch.batch_size = len(batch.input_id)
+        store = batch if self._type is None else batch[self._type]
+        store.input_id, store.seed_time = metadata
+        store.batch_size = len(store.input_id)
 
-    def _output(self, found: SampledGraph, cut: npt.NDArray[np.int64]) -> Any:
-        """PyG's `SamplerOutput` of a minibatch of the inputs at the positions `cut`."""
+    def _output(self, found: Any, cut: npt.NDArray[np.int64]) -> Any:
+        """PyG's `SamplerOutput` or `HeteroSamplerOutput` of a minibatch of the inputs at the positions `cut`."""
         at = torch.from_numpy(cut)
-        return as_pyg(found, self._ids[at], None if self._input_time is None else self._input_time[at])
+        metadata = self._ids[at], None if self._input_time is None else self._input_time[at]
+        return self._source.output(found, metadata, self._kind == "bidirectional")
 
     def _epoch_seed(self) -> int:
         if self._seed is not None:
@@ -290,12 +307,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         first: int,
         cuts: Sequence[npt.NDArray[np.int64]],
         workspace: Any,
-    ) -> list[SampledGraph]:
-        timed = None
-        if self._timed is not None:
-            graph, last, moments = self._timed
-            timed = Timed(graph, last, [moments[cut] for cut in cuts])
-        return self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed)
+    ) -> list[Any]:
+        timed = None if self._times is None else Timed(self._times, [self._moments[cut] for cut in cuts])
+        found = self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed)
+        return [self._source.split(graph) for graph in found]
 
     def _sampled(
         self,
@@ -309,7 +324,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     ) -> list[SampledGraph]:
         """The neighbourhoods of the seeds of some minibatches."""
         request = BulkRequest(seed, epoch, number, first, tuple(seeds))
-        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint, timed)
+        relations = self._source.relations
+        # PyG makes a sample with types bidirectional: `ManyTypes.output`.
+        kind = "directional" if relations is not None and self._kind == "bidirectional" else self._kind
+        return sample(self._sampler, self._graph, request, workspace, kind, self._disjoint, timed, relations)
 
     def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
         try:
@@ -317,7 +335,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         except IndexError:
             workspace = sampling_backend("cpu").Workspace()
 
-        def make(number: int) -> list[SampledGraph]:
+        def make(number: int) -> list[Any]:
             first = number * self.bulk_size
             return self._sample(seed, epoch, number, first, cuts[first : first + self.bulk_size], workspace)
 
@@ -332,3 +350,13 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                     yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
         finally:
             ahead.stop()
+
+
+def _source(data: Any, weight_attr: Any, time_attr: Any, custom_cls: Any) -> OneType | ManyTypes:
+    from torch_geometric.data import HeteroData
+
+    if isinstance(data, tuple | list):
+        return of_stores(data, weight_attr, time_attr, custom_cls)
+    if custom_cls is not None:
+        raise InputError(f"custom_cls is for feature stores, and data is {type(data).__name__}; leave it out")
+    return ManyTypes(data, weight_attr) if isinstance(data, HeteroData) else OneType(data, weight_attr)

@@ -1,5 +1,9 @@
-"""Sampled graphs of `NeighborLoader`: repeated seeds, disjoint trees, and PyG's induced and bidirectional subgraphs."""
+"""Sampled graphs of `NeighborLoader`: repeated seeds, disjoint trees, and PyG's induced and bidirectional subgraphs.
 
+A graph with types is one graph here too, with global ids; `pyg_many_types` splits what was sampled.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +13,9 @@ import torch
 
 from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
+from ...stages.kernels.row_block.relation_rows import RelationRows
 from ...stages.random import branches
+from ...stages.sample.hgt import earlier_occurrences
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import TimedGraph
 from ...storage.graph import Graph, edges_of_rows
@@ -19,54 +25,71 @@ SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
-    """Times of a graph and of the seeds of some minibatches."""
+class Times:
+    """Times of a graph's edges."""
 
     graph: TimedGraph
-    last: bool
-    """Draw the latest edges in place of a uniform choice."""
+    """The graph, or its rows by relation, in the order of time."""
+    last: tuple[bool, ...]
+    """For each relation: draw the latest edges in place of a uniform choice."""
+    of_nodes: npt.NDArray[np.number] | None
+    """[V], if an edge's time is that of its source; None: edges have their own."""
+    node_types: frozenset[str | None]
+    """Node types that have times; the type of a `Data` is None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Times for some minibatches."""
+
+    times: Times
     moments: list[npt.NDArray[np.number]]
     """[B] times of the seeds of each minibatch: a seed's tree has no later edge."""
 
 
 IdArray = npt.NDArray[np.int64]
+NONE: IdArray = np.empty(0, np.int64)
 Keys = npt.NDArray[np.uint64]
 
 
 def sample(
-    sampler: NeighborSampler,
+    sampler: NeighborSampler | None,
     graph: Graph,
     request: BulkRequest,
     workspace: Any,
     subgraph_type: str,
     disjoint: bool,
     timed: Timed | None = None,
+    relations: RelationRows | None = None,
 ) -> list[SampledGraph]:
     """The minibatches of `request`, whose seeds may repeat, as PyG's sampler returns them.
 
     Args:
-        sampler: sampler of in-neighbours, with edge ids.
+        sampler: sampler of in-neighbours, with edge ids; None: no hops.
         graph: graph with edge ids.
         request: the minibatches to draw.
         workspace: buffers reused from bulk to bulk.
         subgraph_type: one of `SUBGRAPH_TYPES`.
         disjoint: True if each seed grows its own tree.
-        timed: times, with trees that are disjoint; `graph` is its graph then.
+        timed: times, with trees that are disjoint.
+        relations: rows of `graph`, if it has types.
     """
-    assert graph.edge_id is not None and sampler.edge_ids
+    assert graph.edge_id is not None and (sampler is None or sampler.edge_ids)
     count = len(request.seeds)
-    apart = [i for i, seeds in enumerate(request.seeds) if disjoint or len(np.unique(seeds)) < len(seeds)]
+    # The bulk kernel draws within relations, but not by weight.
+    alone = disjoint or sampler is None or (relations is not None and sampler.weighted)
+    apart = [i for i, seeds in enumerate(request.seeds) if alone or len(np.unique(seeds)) < len(seeds)]
     together = sorted(set(range(count)) - set(apart))
     out: dict[int, SampledGraph] = {}
-    if together:
+    if together and sampler is not None:
         seeds, indices = tuple(request.seeds[i] for i in together), tuple(request.indices[i] for i in together)
         plain = BulkRequest(request.seed, request.epoch, request.number, request.first_index, seeds, indices)
         bulk = sampler.sample(graph, plain, sampling_backend("cpu"), workspace)
         out.update((i, sampled_graph(m, graph.edge_id)) for i, m in zip(together, bulk.minibatches))
     if apart:
-        keys = request.keys(sampler.num_layers)
+        keys = request.keys(0 if sampler is None else sampler.num_layers)
         for i in apart:
-            out[i] = sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint, timed, i)
+            out[i] = sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint, timed, i, relations)
     change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
         subgraph_type
     ]
@@ -74,18 +97,20 @@ def sample(
 
 
 def sample_separately(
-    sampler: NeighborSampler,
+    sampler: NeighborSampler | None,
     graph: Graph,
     seeds: IdArray,
     keys: Keys,
     disjoint: bool,
     timed: Timed | None = None,
     number: int = 0,
+    relations: RelationRows | None = None,
 ) -> SampledGraph:
     """One minibatch, hop by hop: each seed draws for itself, even if a node is a seed twice.
 
-    Seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed are edges out
-    of its first position (as in torch-sparse's sampler). If trees are disjoint, a node is in each tree that finds it.
+    Without types, seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed
+    are edges out of its first position (as in torch-sparse's sampler). If trees are disjoint, a node is in each tree
+    that finds it.
 
     Args:
         sampler: see `sample`.
@@ -95,37 +120,50 @@ def sample_separately(
         disjoint: see `sample`.
         timed: see `sample`.
         number: of the minibatch in `timed`.
+        relations: see `sample`.
     """
-    assert graph.edge_id is not None
+    rows_of = graph if relations is None else relations.graph
+    rows_of = rows_of if timed is None else timed.times.graph.graph
+    assert rows_of.edge_id is not None
     count, size = len(seeds), max(graph.num_nodes, 1)
     node, tree = seeds, np.arange(count) if disjoint else np.zeros(count, np.int64)
     # A node of a tree is one number; `known` has them in ascending order, `place` the first position of each.
     known, place = np.unique(tree * size + seeds, return_index=True)
-    nodes, trees, rows, columns, edges, ends = [node], [tree], [], [], [], [count]
-    lengths, first = np.ones(count, np.int64), 0
-    for hop, fanout in enumerate(sampler.fanout):
+    nodes, trees, ends, first = [node], [tree], [count], 0
+    rows: list[IdArray] = [NONE]
+    columns, edges = [NONE], [NONE]
+    for hop in range(0 if sampler is None else sampler.num_layers):
+        assert sampler is not None
         if disjoint:
-            key = branches(keys[hop], np.arange(count))
+            key, segment = branches(keys[hop], np.arange(count)), tree
         elif hop == 0:
-            turn = _earlier_occurrences(seeds)
-            key = np.where(turn == 0, keys[0], branches(keys[0], turn))
+            turn = earlier_occurrences(seeds)
+            key, segment = np.where(turn == 0, keys[0], branches(keys[0], turn)), np.arange(count)
         else:
-            key, lengths = keys[hop : hop + 1], np.array([len(node)])
-        if timed is None:
-            kept, positions = _draw(sampler, graph, node, lengths, key, fanout)
-        else:
-            options = {"last": timed.last, "replace": sampler.replace}
-            kept, positions = timed.graph.draw(node, timed.moments[number][tree], key[tree], fanout, **options)
-        rows.append(np.repeat(tree, kept) * size + graph.indices[positions])
-        columns.append(np.repeat(np.arange(first, first + len(node)), kept))
-        edges.append(graph.edge_id[positions])
+            key, segment = keys[hop : hop + 1], np.zeros(len(node), np.int64)
+        drawn: list[tuple[IdArray, IdArray]] = []
+        for r, at, row, fanout in _parts(sampler, relations, node, hop):
+            if timed is None:
+                lengths = np.bincount(segment[at], minlength=len(key))
+                kept, positions = _draw(sampler, rows_of, row, lengths, key, fanout)
+            else:
+                moments = timed.moments[number][tree[at]]
+                options = {"last": timed.times.last[r], "replace": sampler.replace}
+                kept, positions = timed.times.graph.draw(row, moments, key[tree[at]], fanout, **options)
+            drawn.append((np.repeat(at, kept), positions))
+        column, positions = (np.concatenate(arrays) for arrays in zip((NONE, NONE), *drawn))
+        if len(drawn) > 1:
+            order = np.argsort(column, kind="stable")
+            column, positions = column[order], positions[order]
+        rows.append(tree[column] * size + rows_of.indices[positions].astype(np.int64, copy=False))
+        columns.append(first + column)
+        edges.append(rows_of.edge_id[positions])
         new = np.setdiff1d(rows[-1], known)
         first = ends[-1]
         known, place = np.concatenate([known, new]), np.concatenate([place, np.arange(first, first + len(new))])
         order = np.argsort(known)
         known, place = known[order], place[order]
         tree, node = np.divmod(new, size)
-        lengths = np.bincount(tree, minlength=count)
         nodes.append(node)
         trees.append(tree)
         ends.append(first + len(new))
@@ -136,18 +174,20 @@ def sample_separately(
         col=torch.from_numpy(np.concatenate(columns)),
         edge=torch.from_numpy(np.concatenate(edges)),
         num_sampled_nodes=[len(n) for n in nodes],
-        num_sampled_edges=[len(e) for e in edges],
+        num_sampled_edges=[len(e) for e in edges[1:]],
         batch=torch.from_numpy(np.concatenate(trees)) if disjoint else None,
     )
 
 
-def _earlier_occurrences(seeds: IdArray) -> IdArray:
-    """Number of earlier occurrences of each seed."""
-    order = np.argsort(seeds, kind="stable")
-    _, begin, times = np.unique(seeds[order], return_index=True, return_counts=True)
-    turn = np.empty(len(seeds), np.int64)
-    turn[order] = np.arange(len(seeds)) - np.repeat(begin, times)
-    return turn
+def _parts(
+    sampler: NeighborSampler, relations: RelationRows | None, node: IdArray, hop: int
+) -> Iterator[tuple[int, IdArray, IdArray, int]]:
+    """What a hop draws: for each relation its number, the positions of rows in `node`, the rows, and the fanout."""
+    if relations is None:
+        yield 0, np.arange(len(node)), node, sampler.fanout[hop]
+        return
+    fanout = sampler.by_relation(relations.types)[hop]
+    yield from ((r, at, row, int(fanout[r])) for r, at, row in relations.parts(node) if fanout[r])
 
 
 def _draw(
@@ -209,20 +249,4 @@ def bidirectional(found: SampledGraph) -> SampledGraph:
         num_sampled_nodes=None,
         num_sampled_edges=None,
         batch=found.batch,
-    )
-
-
-def as_pyg(found: SampledGraph, input_id: torch.Tensor, time: torch.Tensor | None = None) -> Any:
-    """A `torch_geometric.sampler.SamplerOutput`, whose edges are columns of ``edge_index``; `time` is the seeds'."""
-    from torch_geometric.sampler import SamplerOutput
-
-    return SamplerOutput(
-        node=found.node,
-        row=found.row,
-        col=found.col,
-        edge=found.edge,
-        batch=found.batch,
-        num_sampled_nodes=found.num_sampled_nodes,
-        num_sampled_edges=found.num_sampled_edges,
-        metadata=(input_id, time),
     )

@@ -54,7 +54,7 @@ def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return ((32 - top) << FRACTION_BITS) - log
 
 
-def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64 | np.float32]) -> npt.NDArray[np.float64]:
+def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.number]) -> npt.NDArray[np.float64]:
     """Race keys, float64; infinite if the weight is zero (such a candidate never wins)."""
     out = np.full(len(bits), np.inf)
     np.divide(exponentials(bits).astype(np.float64), weights.astype(np.float64), out=out, where=weights > 0)

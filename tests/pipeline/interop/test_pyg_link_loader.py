@@ -18,7 +18,8 @@ V = 40
 
 def graph(edges: int = 160) -> Data:
     rng = torch.Generator().manual_seed(0)
-    return Data(x=torch.arange(V)[:, None].float(), edge_index=torch.randint(V, (2, edges), generator=rng))
+    edge_index = torch.randint(V, (2, edges), generator=rng)
+    return Data(x=torch.arange(V)[:, None].float(), at=torch.arange(V) % 9, edge_index=edge_index)
 
 
 PAIRS = torch.randint(V, (2, 23), generator=torch.Generator().manual_seed(1))
@@ -138,14 +139,15 @@ def test_positions_are_sampled_at_once():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"edge_label_index": PAIRS + V}, "edge_label_index lies in"),
+        ({"edge_label_index": PAIRS + V}, r"edge_label_index has sources in \[4\d, 7\d\]; expected \[0, 40\)"),
         ({"edge_label_index": PAIRS[0]}, r"edge_label_index is torch|edge_label_index is int64\[23\]"),
         ({"edge_label_index": PAIRS.float()}, "expected integer node ids"),
         ({"edge_label_index": (("a", "to", "b"), PAIRS)}, "names an edge type"),
         ({"edge_label": torch.ones(3)}, r"edge_label has shape \[3\]"),
         ({"edge_label": torch.ones(23), "neg_sampling": "triplet"}, "beside triplets"),
-        ({"edge_label_time": torch.ones(23)}, "edge_label_time is not supported"),
-        ({"time_attr": "t"}, "time_attr is not supported"),
+        ({"edge_label_time": torch.ones(23)}, "'time_attr' is not set, but edge_label_time is"),
+        ({"time_attr": "at"}, "'edge_label_time' is not set, but time_attr is"),
+        ({"time_attr": "at", "edge_label_time": torch.ones(3)}, r"edge_label_time has shape \[3\]; expected \[23\]"),
         ({"neg_sampling": "all"}, "neg_sampling is 'all'"),
         ({"neg_sampling": {"mode": "triplet", "amount": 0.5}}, "neg_sampling is"),
         ({"neg_sampling": NegativeSampling("binary", 1, torch.ones(3))}, "neg_sampling.src_weight has shape"),
@@ -159,8 +161,171 @@ def test_bad_arguments_are_a_sentence(options, sentence):
         LinkNeighborLoader(graph(), [2], **{"edge_label_index": PAIRS, **options})
 
 
-def test_other_data_is_refused():
-    with pytest.raises(InputError, match="HeteroData"):
-        LinkNeighborLoader(HeteroData(), [2], PAIRS)
+def test_data_without_edges_needs_pairs():
     with pytest.raises(InputError, match="data has no edges"):
         LinkNeighborLoader(Data(x=torch.ones(3, 1)), [2])
+
+
+# --- several types
+# ----------------------------------------------------------------------------------------------------------------------
+
+BUYS, LIKES, BACK = ("user", "buys", "item"), ("user", "likes", "user"), ("item", "rev_buys", "user")
+SIZES = {"item": 30, "user": 25}
+
+
+def hetero():
+    rng, data = torch.Generator().manual_seed(0), HeteroData()
+    for t, n in SIZES.items():
+        data[t].x, data[t].at = torch.arange(n), torch.arange(n) % 9
+    for r, count in ((BUYS, 90), (LIKES, 60), (BACK, 80)):
+        data[r].edge_index = torch.stack([torch.randint(SIZES[t], (count,), generator=rng) for t in (r[0], r[2])])
+        data[r].e = torch.arange(count)
+    return data
+
+
+def typed_ends(batch, kind, triplet):
+    """`ends`, of a HeteroData."""
+    source, destination = batch[kind[0]], batch[kind[2]]
+    if not triplet:
+        at, count = batch[kind].edge_label_index, len(batch[kind].input_id)
+        pairs = torch.stack([source.n_id[at[0]], destination.n_id[at[1]]], 1)
+        return pairs[:count], pairs[count:]
+    first = source.n_id[source.src_index]
+    negative = destination.n_id[destination.dst_neg_index].reshape(len(first), -1)
+    repeated = first[:, None].expand_as(negative)
+    positive = torch.stack([first, destination.n_id[destination.dst_pos_index]], 1)
+    return positive, torch.stack([repeated, negative], 2).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("kind", [BUYS, LIKES])
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_pairs_of_an_edge_type(case, disjoint, kind):
+    data, law = hetero(), CASES[case]
+    cast = NegativeSampling.cast(law)
+    triplet = cast is not None and cast.is_triplet()
+    pairs = data[kind].edge_index[:, 1::3]
+    options = {"neg_sampling": law, "batch_size": 8, "shuffle": True, "disjoint": disjoint}
+    seen = []
+    for batch in LinkNeighborLoader(data, [-1], (kind, pairs), **options):
+        assert isinstance(batch, HeteroData) and batch.input_type == kind
+        positive, negative = typed_ends(batch, kind, triplet)
+        store, count = batch[kind], len(batch[kind].input_id)
+        seen += store.input_id.tolist()
+        assert torch.equal(positive, pairs.T[store.input_id])
+        assert len(negative) == -(-count * (0 if cast is None else cast.amount) // 1)
+        both = torch.cat([positive, negative])
+        for t in SIZES:
+            assert torch.equal(batch[t].x, batch[t].n_id) and len(batch[t].n_id) == sum(batch[t].num_sampled_nodes)
+            # The seeds of a type are its ends, and come first.
+            seeds = torch.cat([both[:, i] for i in (0, 1) if kind[2 * i] == t] or [both[:0, 0]])
+            first = batch[t].n_id[: batch[t].num_sampled_nodes[0]]
+            assert torch.equal(first.unique(), seeds.unique()) and (disjoint or torch.equal(first, seeds.unique()))
+            for r in data.edge_types:
+                if r[2] == t and not disjoint:
+                    wanted = torch.isin(data[r].edge_index[1], seeds).nonzero()[:, 0]
+                    assert torch.equal(batch[r].e.sort().values, wanted)
+        source, destination = batch[kind[0]], batch[kind[2]]
+        if disjoint:
+            here = (source.src_index, destination.dst_pos_index) if triplet else store.edge_label_index[:, :count]
+            assert all(torch.equal(s.batch[at], torch.arange(count)) for s, at in zip((source, destination), here))
+            assert all((batch[t].batch < count).all() for t in SIZES)
+        if triplet:
+            assert "edge_label_index" not in store and destination.dst_neg_index.shape[0] == count
+            if disjoint:
+                tree = destination.batch[destination.dst_neg_index].reshape(count, -1)
+                assert (tree == torch.arange(count)[:, None]).all()
+        elif law is not None:
+            assert store.edge_label.tolist() == [1.0] * count + [0.0] * len(negative)
+    assert sorted(seen) == list(range(pairs.shape[1]))
+
+
+@pytest.mark.parametrize(
+    "named", [BUYS, ("user", "item"), ("buys",), (BUYS, None), (("user", "item"), None), ["user", "item"]]
+)
+def test_an_edge_type_alone_means_all_its_edges(named):
+    batch = next(iter(LinkNeighborLoader(hetero(), [1], named, batch_size=200)))
+    assert torch.equal(typed_ends(batch, BUYS, False)[0], hetero()[BUYS].edge_index.T)
+
+
+def test_negatives_of_an_edge_type_have_the_law_of_its_types():
+    data = hetero()
+    weight = torch.arange(25.0)
+    law = NegativeSampling("binary", 60, src_weight=weight)
+    (batch,) = LinkNeighborLoader(data, [1], (BUYS, data[BUYS].edge_index), neg_sampling=law, batch_size=90, seed=0)
+    _, negative = typed_ends(batch, BUYS, False)
+    users, items = np.bincount(negative[:, 0], minlength=25), np.bincount(negative[:, 1], minlength=30)
+    assert users[0] == 0 and chisquare(users[1:], (weight[1:] / weight.sum()).double().numpy() * 5400).pvalue > 1e-3
+    assert len(items) == 30 and chisquare(items).pvalue > 1e-3
+
+
+# --- times
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [None, "binary", "triplet"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_nothing_is_later_than_its_pair(typed, law):
+    data = hetero()
+    kind, time = BUYS, torch.arange(90) % 8
+    if not typed:
+        data, time = graph(), torch.arange(160) % 8
+    options = {"time_attr": "at", "edge_label_time": time, "neg_sampling": law, "batch_size": 16, "shuffle": True}
+    for batch in LinkNeighborLoader(data, [3, 2], kind if typed else None, **options):
+        pairs = batch[kind] if typed else batch
+        count, mine = len(pairs.input_id), time[pairs.input_id]
+        stores = [batch[t] for t in SIZES] if typed else [batch]
+        if law == "triplet":
+            assert all(torch.equal(store.seed_time, mine) for store in stores)
+            negative = batch["item"].dst_neg_index if typed else batch.dst_neg_index
+            assert (stores[0].at[negative] <= mine).all(), "a negative that was not there yet"
+        else:
+            again = mine if law is None else torch.cat([mine, mine])
+            assert torch.equal(pairs.edge_label_time, again)
+            if law == "binary":
+                ends = [batch[kind[0]], batch[kind[2]]] if typed else [batch, batch]
+                assert all((s.at[i[count:]] <= mine).all() for s, i in zip(ends, pairs.edge_label_index))
+        # What was found in a tree is not later than its pair; the pair's own ends may be.
+        for store in stores:
+            found = slice(store.num_sampled_nodes[0], None)
+            assert (store.at[found] <= mine[store.batch[found]]).all()
+
+
+def test_negatives_at_a_time_have_their_law():
+    data = Data(edge_index=torch.tensor([[0], [1]]), at=torch.tensor([3, 0, 5, 1, 1, 9]), num_nodes=6)
+    weight = torch.tensor([2.0, 0, 3, 1, 4, 5])
+    pairs = torch.zeros(2, 4000, dtype=torch.int64)
+    time = torch.tensor([3, 0]).repeat(2000)
+    for given, law in ((None, [1, 1, 0, 1, 1, 0]), (weight, [2, 0, 0, 1, 4, 0])):
+        sampling = NegativeSampling("triplet", 1, dst_weight=given)
+        options = {"time_attr": "at", "edge_label_time": time, "neg_sampling": sampling, "batch_size": 4000}
+        (batch,) = LinkNeighborLoader(data, [1], pairs, seed=0, **options)
+        drawn = batch.n_id[batch.dst_neg_index].view(2000, 2)
+        # At 0 only node 1 is there; of no weight, it is the earliest.
+        assert (drawn[:, 1] == 1).all()
+        found, p = np.bincount(drawn[:, 0], minlength=6), np.array(law) / sum(law)
+        assert not found[p == 0].any() and chisquare(found[p > 0], p[p > 0] * 2000).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "edge_label_index is for a HeteroData, and needs an edge type"),
+        (PAIRS, "edge_label_index is for a HeteroData, and needs an edge type"),
+        (("user", "owns", "item"), "names the edge type user,owns,item, which has no edges"),
+        (("user", "buys", "itm"), "edge_label_index: there is no node type 'itm'.*did you mean 'item'"),
+        ((BUYS, torch.full((2, 1), 29)), r"has sources of 'user' in \[29, 29\]; expected \[0, 25\)"),
+        ((BUYS, PAIRS, PAIRS), "edge_label_index has 3 parts"),
+        (((3,), PAIRS), r"edge_label_index is \(3,\); expected an edge type"),
+    ],
+)
+def test_bad_pairs_of_types_are_a_sentence(given, sentence):
+    with pytest.raises(InputError, match=sentence):
+        LinkNeighborLoader(hetero(), [2], given)
+
+
+def test_pairs_of_a_type_without_edges():
+    data = HeteroData()
+    data["a"].num_nodes = 5
+    loader = LinkNeighborLoader(data, [2], (("a", "a"), torch.tensor([[3, 1], [3, 2]])), neg_sampling="binary")
+    assert [typed_ends(b, ("a", "to", "a"), False)[0].tolist() for b in loader] == [[[3, 3]], [[1, 2]]]

@@ -182,6 +182,19 @@ def test_induced_has_all_edges_among_the_sampled_nodes() -> None:
     assert torch.bincount(batch.edge_index[1])[:2].tolist() == [into, into] and not (batch.edge_index[0] == 1).any()
 
 
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}])
+def test_without_hops_a_minibatch_has_its_seeds(options: dict[str, Any]) -> None:
+    data = random_data()
+    for batch in NeighborLoader(data, [], [5, 3, 40], batch_size=2, **options):
+        check(batch, data)
+        inside = torch.isin(data.edge_index, batch.n_id).all(0).sum() if "subgraph_type" in options else 0
+        assert batch.n_id.tolist() == [[5, 3], [40]][batch.batch_size == 1] and batch.num_edges == inside
+        assert "subgraph_type" in options or (batch.num_sampled_nodes, batch.num_sampled_edges) == (
+            [len(batch.n_id)],
+            [],
+        )
+
+
 def test_directed_is_deprecated() -> None:
     with pytest.warns(UserWarning, match="directed=False is deprecated: use subgraph_type='induced'") as caught:
         old = NeighborLoader(random_data(), [2], batch_size=30, seed=0, directed=False)

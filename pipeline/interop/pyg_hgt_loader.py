@@ -1,0 +1,125 @@
+"""`HGTLoader`, PyG's loader of that name on Millrace's sampler. Only the import of a script changes."""
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...stages.assignment import BulkRequest
+from ...stages.sample.hgt import sample_by_budget
+from ...storage.errors import InputError, nearest
+from . import pyg_arguments as arguments
+from .export import SampledGraph, require_pyg
+from .pyg_loader import NeighborLoader
+from .pyg_many_types import ManyTypes
+from .pyg_subgraphs import Timed
+
+
+class HGTLoader(NeighborLoader):
+    """Iterates over minibatches of a `torch_geometric.data.HeteroData` with about as many nodes of each type, like
+    PyG's `HGTLoader`.
+
+    In each round the same number of nodes of each type joins the seeds, those with many edges to the nodes so far
+    before others (`stages.sample.hgt.sample_by_budget`). A minibatch has all edges among its nodes, or 50 of a node's
+    in-edges of a type, where it has more. It is a `HeteroData` as that of `NeighborLoader`, without
+    ``num_sampled_nodes`` and ``num_sampled_edges``; nodes are in the order of the rounds. The semantics are those of
+    PyG 2.8 with torch-sparse, which is not needed.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_samples: Sequence[int] | dict[str, Sequence[int]],
+        input_nodes: Any,
+        is_sorted: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Any = None,
+        filter_per_worker: bool | None = None,
+        **loader: Any,
+    ) -> None:
+        """
+        Args:
+            data: see `NeighborLoader`, as for all arguments that are not here.
+            num_samples: nodes of each type in each round: one list for all types, or one for each.
+            input_nodes: ``(node type, ids, mask or None)``, or a node type.
+            is_sorted: accepted.
+            transform: called with each minibatch, in the caller's thread.
+            transform_sampler_output: called with its `torch_geometric.sampler.HeteroSamplerOutput`.
+            filter_per_worker: see `NeighborLoader`.
+            loader: other arguments of `NeighborLoader` that are named only (`batch_size`, `shuffle`, `seed`, ...), and
+                of torch's DataLoader.
+
+        Raises:
+            InputError: an argument is unusable or not supported; the message names it.
+            UnknownArgumentError: there is no such argument (also a TypeError).
+            MissingExtraError: PyTorch Geometric is not installed.
+        """
+        require_pyg("HGTLoader")
+        from torch_geometric.data import HeteroData
+
+        if not isinstance(data, HeteroData):
+            raise InputError(f"data is {type(data).__name__}; HGTLoader expects a torch_geometric.data.HeteroData")
+        for name, parameter in signature(NeighborLoader).parameters.items():
+            if name in loader and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
+                raise arguments.UnknownArgumentError(f"HGTLoader has no argument '{name}', which NeighborLoader has")
+        self._num_samples = np.empty((0, 0), np.int64)
+        super().__init__(
+            data,
+            num_samples,  # pyright: ignore[reportArgumentType]
+            input_nodes,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            is_sorted=is_sorted,
+            filter_per_worker=filter_per_worker,
+            **loader,
+        )
+
+    def _sampler_of(self, num_neighbors: Any, replace: bool) -> None:
+        """Note the numbers of nodes: there is no sampler of neighbours."""
+        assert isinstance(self._source, ManyTypes)
+        names, given = self._source.types.node_types, num_neighbors
+        if not isinstance(given, dict):
+            given = dict.fromkeys(names, given)
+        for name in given:
+            if name not in names:
+                raise InputError(
+                    f"num_samples is for the node type {name!r}, which is not there; expected one of "
+                    f"{', '.join(names)}{nearest(str(name), names)}"
+                )
+        if missing := [name for name in names if name not in given]:
+            raise InputError(
+                f"num_samples has nothing for the node type '{missing[0]}'; expected numbers for each, [0, ...] to "
+                "leave one out"
+            )
+        what = "numbers of nodes, one for each round, such as [512, 512]"
+        lists = [arguments.whole_numbers(given[name], "num_samples", what) for name in names]
+        if len({len(numbers) for numbers in lists}) > 1 or not lists[0]:
+            raise InputError(
+                f"num_samples has {[len(n) for n in lists]} rounds; expected one number of them, 1 or more"
+            )
+        if min(min(numbers) for numbers in lists) < 0:
+            raise InputError(f"num_samples is {num_neighbors!r}; expected {what}, 0 or more")
+        self._num_samples = np.array(lists, np.int64).T
+
+    def _sampled(
+        self,
+        seed: int,
+        epoch: int,
+        number: int,
+        first: int,
+        seeds: Sequence[npt.NDArray[np.int64]],
+        workspace: Any,
+        timed: Timed | None = None,
+    ) -> list[SampledGraph]:
+        keys = BulkRequest(seed, epoch, number, first, tuple(seeds)).keys(2 * len(self._num_samples) + 1)
+        relations = self._source.relations
+        assert relations is not None and relations.graph.edge_id is not None
+        found = []
+        for nodes, key in zip(seeds, keys):
+            s = sample_by_budget(relations, nodes, self._num_samples, key)
+            tensors = (torch.from_numpy(a) for a in (s.nodes, s.row, s.col, relations.graph.edge_id[s.positions]))
+            found.append(SampledGraph(*tensors, num_sampled_nodes=None, num_sampled_edges=None))
+        return found
