@@ -6,7 +6,6 @@ a true process.
 """
 
 import atexit
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NoReturn
+
+from millrace.tests.contracts.forked_cluster import become_fork_server, fork_server, forked_cluster
 
 
 class ForkedCommand:
@@ -26,11 +27,9 @@ class ForkedCommand:
             out: file to which standard output is appended; None: it is lost.
             err: the same of standard error. It may be the same file.
         """
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
         environment = dict(os.environ)
         files = [str(file or os.devnull) for file in (out, err)]
-        self._process = context.Process(target=_become, args=([*map(str, words)], files, environment))
+        self._process = fork_server().Process(target=_become, args=([*map(str, words)], files, environment))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -86,8 +85,10 @@ def _become(words: list[str], files: list[str], environment: dict[str, str]) -> 
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["millrace", *words]
+    become_fork_server()
     try:
-        main()
+        with forked_cluster():
+            main()
     finally:
         atexit._run_exitfuncs()
     raise AssertionError("a command exits")

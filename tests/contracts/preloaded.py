@@ -6,17 +6,26 @@ that.
 """
 
 import gc
-import importlib
+import importlib.util
 
 from numba.core.registry import cpu_target
 
+from millrace.pipeline.cluster import rank_server
+
 MODULES = (
+    *(importlib.util.resolve_name(name, rank_server.__package__) for name in rank_server.IMPORTED),
     "millrace.pipeline.commands.run",
     "millrace.pipeline.run",
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",
     "millrace.stages.comm.gloo",
     "millrace.stages.partition.stage",
+    "millrace.pipeline.cluster.partition_task",
+    "millrace.pipeline.cluster.rank_host",
+    "millrace.pipeline.cluster.sample_task",
+    "millrace.pipeline.supervision.supervisor",
+    "millrace.tests.contracts.forked_command",
+    "distributed.nanny",
     "millrace.stages.kernels.aggregation.cpu.backend",
     "millrace.stages.kernels.sampling.cpu.backend",
     # The first optimiser imports dynamo, which takes as long as torch itself.

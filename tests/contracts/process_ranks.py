@@ -5,7 +5,6 @@ not seconds a rank.
 """
 
 import importlib.util
-import multiprocessing
 import multiprocessing.connection
 import pickle
 import sys
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from millrace.stages.comm.gloo import Gloo
 from millrace.storage.ledger import Ledger
+from millrace.tests.contracts.forked_cluster import fork_server
 
 
 class RankFailedError(AssertionError):
@@ -47,8 +47,7 @@ def run_ranks(
     Raises:
         RankFailedError: the message has the traceback of the first rank that failed. No process outlives this call.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
+    context = fork_server()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     # Plain pickles: multiprocessing's own would pass tensors as files of processes that may be gone.

@@ -1,0 +1,109 @@
+"""Dask workers and servers of ranks that are forked from a process that has imported what they need.
+
+Started from scratch, as users' are, a worker that samples and a server of ranks take three seconds of a core each,
+nearly all of them imports. Here they have the environment, folder and command line that they would have then.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import Any, NoReturn
+
+import dask.config
+import distributed.utils
+import pytest
+from distributed.nanny import WorkerProcess
+
+from millrace.pipeline.cluster import rank_server
+from millrace.pipeline.cluster.signals import kept_from_children, leave_signals_to_driver
+
+
+def fork_server() -> ForkServerContext:
+    """The context of `multiprocessing` whose processes are forked from one that has imported `preloaded`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
+    return context
+
+
+def become_fork_server() -> None:
+    """Fork a fork server from this process, so that what it forks is below this process. There must be no threads."""
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    address = f"\0millrace-fork-server-{os.getpid()}"
+    alive, ours = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(ours)
+                leave_signals_to_driver()
+                forkserver.main(os.dup(listener.fileno()), alive, [])
+            finally:
+                os._exit(0)
+    os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
+
+
+@contextmanager
+def forked_cluster() -> Iterator[None]:
+    """Context in which workers and servers of ranks of clusters that are started here are forked."""
+    fork_server()
+    start = WorkerProcess.start
+
+    async def start_as_spawned(process: WorkerProcess) -> Any:
+        process.env = {**os.environ, **process.pre_spawn_env, **process.env}
+        return await start(process)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+    ):
+        patch.setattr(distributed.utils, "_forkserver_preload_set", True)
+        patch.setattr(WorkerProcess, "start", start_as_spawned)
+        patch.setattr(WorkerProcess, "_run", staticmethod(_become_worker))
+        patch.setattr(rank_server, "_start", _ForkedServer)
+        yield
+
+
+def _become_worker(**options: Any) -> None:
+    rank_server._show_as([sys.executable, "-c", "from multiprocessing.spawn import spawn_main"])
+    os.environ.clear()
+    WorkerProcess._run(**options)
+
+
+class _ForkedServer:
+    """A server of ranks, with the part of `subprocess.Popen` that `rank_server.serving` uses."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        context = fork_server()
+        lifeline, self.stdin = context.Pipe(duplex=False)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, kept_from_children(), lifeline:
+            listener.bind(rank_server._address(environment))
+            listener.listen(128)
+            self._process = context.Process(target=_become_server, args=(listener, lifeline, dict(environment)))
+            self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+def _become_server(listener: socket.socket, lifeline: Connection, environment: dict[str, str]) -> NoReturn:
+    os.environ.clear()
+    os.environ.update(environment)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for target, file in enumerate((lifeline.fileno(), nothing, nothing)):
+        os.dup2(file, target)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  not the one that `multiprocessing` has put there
+    sys.argv = ["rank_server", str(listener.fileno()), environment[rank_server.PLACE]]
+    rank_server._show_as([sys.executable, "-m", rank_server.__name__, *sys.argv[1:]])
+    rank_server.main()
