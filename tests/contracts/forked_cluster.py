@@ -21,13 +21,14 @@ import pytest
 from distributed.nanny import WorkerProcess
 
 from millrace.pipeline.cluster import rank_server
-from millrace.pipeline.cluster.signals import kept_from_children, leave_signals_to_driver
+from millrace.pipeline.cluster.signals import leave_signals_to_driver
 
 
 def fork_server() -> ForkServerContext:
     """The context of `multiprocessing` whose processes are forked from one that has imported `preloaded`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
+    forkserver.ensure_running()  # now: later it might be started with signals blocked, and so would all its processes
     return context
 
 
@@ -84,7 +85,7 @@ class _ForkedServer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         context = fork_server()
         lifeline, self.stdin = context.Pipe(duplex=False)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, kept_from_children(), lifeline:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, lifeline:
             listener.bind(rank_server._address(environment))
             listener.listen(128)
             self._process = context.Process(target=_become_server, args=(listener, lifeline, dict(environment)))
