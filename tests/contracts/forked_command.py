@@ -6,30 +6,50 @@ a true process.
 """
 
 import atexit
+import ctypes
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
+from distributed.deploy.spec import SpecCluster
+
 from millrace.tests.contracts.forked_cluster import become_fork_server, fork_server, forked_cluster
+
+CLONE_NEWNET = 0x40000000
 
 
 class ForkedCommand:
     """A running command, with the part of `subprocess.Popen` that tests use. It leads a session of its own."""
 
-    def __init__(self, *words: str | Path | float, out: Path | None = None, err: Path | None = None) -> None:
+    def __init__(
+        self,
+        *words: str | Path | float,
+        out: Path | None = None,
+        err: Path | None = None,
+        program: str = "millrace.pipeline.__main__",
+        namespace: Path | None = None,
+        stuck_by: Path | None = None,
+    ) -> None:
         """
         Args:
-            words: what follows ``millrace``.
+            words: what follows the program's name.
             out: file to which standard output is appended; None: it is lost.
             err: the same of standard error. It may be the same file.
+            program: the module whose `main` is called.
+            namespace: the network namespace to run in.
+            stuck_by: once this file is there, the event loop of the command's client and scheduler hangs.
         """
         environment = dict(os.environ)
         files = [str(file or os.devnull) for file in (out, err)]
-        self._process = fork_server().Process(target=_become, args=([*map(str, words)], files, environment))
+        arguments = (program, [*map(str, words)], files, environment, namespace, stuck_by)
+        self._process = fork_server().Process(target=_become, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -60,11 +80,13 @@ class ForkedCommand:
         self.send_signal(signal.SIGKILL)
 
 
-def run_forked(*words: str | Path | float, timeout: float = 240.0) -> tuple[int, str, str]:
+def run_forked(
+    *words: str | Path | float, timeout: float = 240.0, namespace: Path | None = None
+) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of a command that is waited for. See `ForkedCommand`."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        command = ForkedCommand(*words, out=out, err=err)
+        command = ForkedCommand(*words, out=out, err=err, namespace=namespace)
         try:
             code = command.wait(timeout)
         finally:
@@ -72,9 +94,15 @@ def run_forked(*words: str | Path | float, timeout: float = 240.0) -> tuple[int,
         return code, out.read_text(), err.read_text()
 
 
-def _become(words: list[str], files: list[str], environment: dict[str, str]) -> NoReturn:
-    from millrace.pipeline.__main__ import main
-
+def _become(
+    program: str,
+    words: list[str],
+    files: list[str],
+    environment: dict[str, str],
+    namespace: Path | None,
+    stuck_by: Path | None,
+) -> NoReturn:
+    main = importlib.import_module(program).main
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -82,13 +110,25 @@ def _become(words: list[str], files: list[str], environment: dict[str, str]) -> 
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, target)
         os.close(file)
+    if namespace is not None:
+        with namespace.open() as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["millrace", *words]
     become_fork_server()
+    if stuck_by is not None:
+        threading.Thread(target=_stick, args=[stuck_by], daemon=True).start()
     try:
         with forked_cluster():
             main()
     finally:
         atexit._run_exitfuncs()
     raise AssertionError("a command exits")
+
+
+def _stick(sign: Path) -> None:
+    while not sign.exists():
+        time.sleep(0.02)
+    for cluster in SpecCluster._instances:
+        cluster.loop.add_callback(time.sleep, 1000)

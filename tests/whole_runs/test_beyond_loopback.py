@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.pipeline import cli
+from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 SCHEDULER = f"tls://{HERE}:8786"
@@ -66,6 +67,10 @@ class Link:
     def at(self, address: str, *words: str | Path) -> list[str]:
         """The command line that runs Python there."""
         return ["ip", "netns", "exec", self.spaces[address], sys.executable, *map(str, words)]
+
+    def namespace(self, address: str) -> Path:
+        """The file of the network namespace there."""
+        return Path("/run/netns", self.spaces[address])
 
     def start(self, address: str, log: Path, *words: str | Path, hidden: Path | None = None) -> subprocess.Popen[str]:
         """Start Python there, where the folder `hidden` is empty."""
@@ -185,25 +190,20 @@ def keys(tls: dict[str, Path]) -> list[str]:
 
 @pytest.mark.slow
 def test_ranks_on_two_hosts_train_the_parameters_of_one_host(cluster, tls, tmp_path):
-    alone = subprocess.Popen(
-        [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--executor", "dask", "--out",
-        str(tmp_path / "alone")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert alone.wait(RUN_S) == 0, alone.stdout.read()
+    code, _, said = run_forked("run", *JOB, "--executor", "dask", "--out", tmp_path / "alone", timeout=RUN_S)
+    assert code == 0, said
     before = {address: cluster.received_bytes(address) for address in (HERE, THERE)}
-    run = cluster.start(
-        HERE, tmp_path / "run.log", "-m", "millrace.pipeline", "run", *JOB, "--scheduler", SCHEDULER, "--host", HERE,
-        *keys(tls),
-        "--out", tmp_path / "apart",
-    )  # fmt: skip
+    log = tmp_path / "run.log"
+    words = ("--scheduler", SCHEDULER, "--host", HERE, *keys(tls), "--out", tmp_path / "apart")
+    run = ForkedCommand("run", *JOB, *words, out=log, err=log, namespace=cluster.namespace(HERE))
     ranks: dict[str, set[str]] = {HERE: set(), THERE: set()}
     end = time.monotonic() + RUN_S
     while run.poll() is None and time.monotonic() < end:
         for address, seen in ranks.items():
             seen |= cluster.ranks(address)
         time.sleep(0.1)
-    assert run.poll() == 0, (tmp_path / "run.log").read_text()
+    run.kill()
+    assert run.returncode == 0, log.read_text()
     assert ranks == {HERE: {HERE}, THERE: {THERE}}, "a rank on each host, which speaks from its own host's address"
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("alone", "apart"))
     assert two["parameters_sha256"] == one["parameters_sha256"]
@@ -260,9 +260,8 @@ def test_who_has_no_certificate_of_ours_is_refused(cluster, tls, stranger):
 
 
 def run_here(cluster: Link, out: Path, *words: str | Path) -> tuple[int, str]:
-    command = cluster.at(HERE, "-m", "millrace.pipeline", "run", *JOB, "--out", out, *words)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    return done.returncode, done.stderr.splitlines()[-1]
+    code, _, said = run_forked("run", *JOB, "--out", out, *words, namespace=cluster.namespace(HERE))
+    return code, said.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ and can be resumed to the same parameters."""
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,21 +30,6 @@ FLAGS = (
 LIMIT_S, GONE_S, PATIENCE_S = 10.0, 120.0, 240.0
 """`cluster.silence_limit_s`, longer than a scheduler on a busy machine is silent; time after which nothing of a command
 is left; longest wait for a command."""
-STUCK = """
-import pathlib, sys, threading, time
-from millrace.pipeline.__main__ import main
-
-def stick(sign):
-    while not sign.exists():
-        time.sleep(0.02)
-    from distributed.deploy.spec import SpecCluster
-    for cluster in SpecCluster._instances:
-        cluster.loop.add_callback(time.sleep, 1000)
-
-threading.Thread(target=stick, args=[pathlib.Path(sys.argv.pop(1))], daemon=True).start()
-main()
-"""
-"""The command, in which the event loop of the client and the scheduler hangs once a file is there."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +58,10 @@ ALL = [Cell(system, own, sig) for system in SYSTEMS for own in (False, True) for
 def external_cluster(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """Address and process of a scheduler that has two workers."""
     told = folder / "scheduler.json"
-    with ExitStack() as stack, (folder / "cluster.log").open("w") as log:
+    with ExitStack() as stack:
 
         def start(module: str, *words: str) -> psutil.Process:
-            command = [sys.executable, "-m", f"distributed.cli.{module}", *words, "--no-dashboard"]
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            process = ForkedCommand(*words, "--no-dashboard", program=f"distributed.cli.{module}")
             stack.callback(end, process)
             return psutil.Process(process.pid)
 
@@ -90,7 +72,7 @@ def external_cluster(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         yield json.loads(told.read_text())["address"], scheduler
 
 
-def end(process: subprocess.Popen | ForkedCommand) -> None:
+def end(process: ForkedCommand) -> None:
     """Kill a process and all that it has started."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -134,31 +116,25 @@ def run_cell(cell: Cell, folder: Path, scheduler: str) -> tuple[str, float, str]
     words = ["run", "--system", cell.system, *SYSTEMS[cell.system], *FLAGS, "--out", str(out)]
     limit = f"--set=cluster.silence_limit_s={LIMIT_S if cell.signal is None else 600}"
     with ExitStack() as stack:
-        if cell.is_own:
-            command = ["-c", STUCK, str(sign), *words, limit]
-        else:
+        if not cell.is_own:
             address, frozen = stack.enter_context(external_cluster(folder))
-            command = [*words, limit, "--scheduler", address]
-        with log.open("w") as file:
-            if cell.is_own:
-                process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, start_new_session=True)
-            else:
-                process = ForkedCommand(*command, out=log, err=log)
-            stack.callback(end, process)
-            until(lambda: steps_taken(out) > 2 or process.poll() is not None, "no step")
-            assert process.poll() is None, log.read_text()
-            left = [*psutil.Process(process.pid).children(recursive=True), *ranks_of(out)]
-            if cell.is_own:
-                sign.touch()
-            else:
-                frozen.suspend()
+            words += ["--scheduler", address]
+        process = ForkedCommand(*words, limit, out=log, err=log, stuck_by=sign)
+        stack.callback(end, process)
+        until(lambda: steps_taken(out) > 2 or process.poll() is not None, "no step")
+        assert process.poll() is None, log.read_text()
+        left = [*psutil.Process(process.pid).children(recursive=True), *ranks_of(out)]
+        if cell.is_own:
+            sign.touch()
+        else:
+            frozen.suspend()
+        asked = time.monotonic()
+        if cell.signal is not None:
+            time.sleep(1.0)
             asked = time.monotonic()
-            if cell.signal is not None:
-                time.sleep(1.0)
-                asked = time.monotonic()
-                process.send_signal(getattr(signal, f"SIG{cell.signal}"))
-            code = process.wait(PATIENCE_S)
-            seconds = time.monotonic() - asked
+            process.send_signal(getattr(signal, f"SIG{cell.signal}"))
+        code = process.wait(PATIENCE_S)
+        seconds = time.monotonic() - asked
         said = log.read_text()
         assert code == (3 if cell.signal is None else 130), said
         assert "Traceback" not in said
