@@ -1,8 +1,6 @@
 """Models that read features of edges in whole runs: what only these say is learnt by every system, on one rank and
 several, after a stop too; and refusals."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from millrace.stages.partition.stage import book_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
+from millrace.tests.contracts.command import command
 
 V, E, CLASSES = 300, 3000, 3
 JOB: dict[str, Any] = {
@@ -174,11 +173,8 @@ def test_a_bad_file_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     attr = np.ones((4, 2))
     attr[2, 1] = np.nan
     np.savez(tmp_path / "bad.npz", edge_index=[[0, 1, 2, 3], [1, 2, 3, 0]], y=[0, 1, 0, 1], edge_attr=attr)
-    found = subprocess.run(
-        [sys.executable, "-m", "millrace", "run", "--dataset", tmp_path / "bad.npz", "--model", "gine",
-         "--set", "read.direction=directed", "--out", tmp_path / "r"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert found.returncode == 2
-    assert "1 edge feature value is NaN or infinite (first: edge 2 of the input); correct them" in found.stderr
-    assert "Traceback" not in found.stderr
+    words = ("--dataset", tmp_path / "bad.npz", "--model", "gine", "--set", "read.direction=directed")
+    code, _, said = command("run", *words, "--out", tmp_path / "r")
+    assert code == 2
+    assert "1 edge feature value is NaN or infinite (first: edge 2 of the input); correct them" in said
+    assert "Traceback" not in said

@@ -17,8 +17,8 @@ import pytest
 from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 
 SYSTEMS = {
-    "bulk": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "30", "--set=queue.kind=zarr"),
-    "grappa": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "30", "--set=grappa.repartition_every=2"),
+    "bulk": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "10", "--set=queue.kind=zarr"),
+    "grappa": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "10", "--set=grappa.repartition_every=2"),
     "retexo": ("--epochs", "100"),
     "sar": ("--epochs", "100"),
 }

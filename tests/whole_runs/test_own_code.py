@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS
+from millrace.tests.contracts.forked_command import run_forked
 
 JOB = {"epochs": 5, "seed": 3, "threads": 1, "dtype": "float64"}
 OWN = {"hidden": 8, "layers": 2, "dropout": 0.1}
@@ -282,26 +283,23 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_and_the_command_line_give_code(scheduler, tmp_path):
+def test_a_script_and_the_command_line_give_code(scheduler, tmp_path, monkeypatch):
     """What a script defines in `__main__` reaches ranks; the command line names it."""
     (tmp_path / "own.py").write_text(SCRIPT.replace("SCHEDULER", repr(scheduler)))
-
-    def told(*arguments):
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    status, said, error = told("own.py")
-    assert (status, said) == (0, "done\n"), error
+    done = subprocess.run(
+        [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     job = ("--set", "epochs=2", "--fanout", "3", "--layers", "1", "--hidden", "4")
     data = ("--dataset", "sbm:nodes=200,classes=3,features=5,train=0.3", "--set", "threads=1")
     own = ("--code", "loss=own:focal", "--code", "callback=own:Quarter")
-    status, _, error = told("-m", "millrace", "run", *data, *job, *own, "--out", "by_name", "--json")
+    status, _, error = run_forked("run", *data, *job, *own, "--out", "by_name", "--json")
     assert status == 0, error
     by_script, by_name = (json.loads((tmp_path / out / "result.json").read_text()) for out in ("by_script", "by_name"))
     assert by_name["fingerprint"]["loss"] == by_script["fingerprint"]["loss"]
     assert logged(tmp_path / "by_name") == logged(tmp_path / "by_script") and len(logged(tmp_path / "by_name")) == 2
-    status, _, error = told("-m", "millrace", "run", "--resume", "--out", "by_name")
+    status, _, error = run_forked("run", "--resume", "--out", "by_name")
     assert status == 2 and "--code loss=MODULE:NAME" in error
     assert not list((tmp_path / "by_name").rglob("*.pkl")), "no code in the folder"
