@@ -166,7 +166,10 @@ class Dataset:
                     data[name].x = torch.from_numpy(features.gather(np.arange(first, stop))[:, :width].copy())
             starts = np.array(types.offsets)[types.ends]
             for r, relation in enumerate(types.relations):
-                data[relation].edge_index = torch.from_numpy(ends[:, graph.edge_type == r] - starts[r][:, None])
+                own = graph.edge_type == r
+                data[relation].edge_index = torch.from_numpy(ends[:, own] - starts[r][:, None])
+                if graph.edge_weight is not None:
+                    data[relation].edge_weight = torch.from_numpy(graph.edge_weight[own])
             target = data[types.node_types[0]]
         if self.task != "link":
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
@@ -178,7 +181,7 @@ class Dataset:
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
             target[f"{name}_mask"] = mask
-        if graph.edge_weight is not None:
+        if graph.edge_weight is not None and types is None:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
         if graph.edge_features is not None:
             data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))

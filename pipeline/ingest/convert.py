@@ -21,6 +21,7 @@ from ..config.load import Job
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
+from ..datasets.readers.typed_names import are_typed
 from ..setup.open_data import open_data, with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
@@ -28,7 +29,7 @@ from .run import Ingest, Settings
 from .scratch import commit, scratch
 from .source import Source, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
-from .url_files import fetched_store, holds_store, uploaded
+from .url_files import fetched_store, holds_store, names_at, uploaded
 
 FORMATS = ("zarr", "npy")
 LAYOUT = 3
@@ -111,6 +112,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     """Reason for reading a source into memory, empty if it is none to mention; None if it need not be."""
     at_url = isinstance(spec, str) and is_url(spec)
     reader = None if at_url else reader_of(spec)
+    if are_typed(names_at(spec)) if at_url else reader is not None and reader.name == "typed-tables":
+        return "tables of several types are joined in memory"
     if not at_url and (reader is None or reader.name not in ("tables", "edge-file")):
         return ""
     if options.components == "largest":
@@ -225,7 +228,7 @@ def convert(
 
     Files of edges and nodes, Parquet or CSV, are read in pieces and sorted on disk: memory grows with neither edges nor
     features. Everything else is opened by `open_dataset` first, and so are tables with ``components=largest``,
-    ``normalize_features=standard`` or ``edges_on=gpu``. The store is the same, to the bit.
+    ``normalize_features=standard`` or ``edges_on=gpu``, and tables of several types. The store is the same, to the bit.
 
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, RunError
+from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import read_blocks
@@ -85,6 +86,7 @@ class Source:
 def find_source(path: Path | str, options: ReadOptions) -> Source:
     """The files of a folder of tables, or of a URL; or a file of edges and the one of nodes beside it. Raises
     InputError."""
+    check_no_target(options)
     if isinstance(path, str):
         if options.nodes_file is not None:
             raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")

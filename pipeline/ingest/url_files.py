@@ -62,6 +62,11 @@ def opened(path: Path | UrlFile) -> Any:
     return path.open() if isinstance(path, UrlFile) else path
 
 
+def names_at(url: str) -> list[str]:
+    """Names of the files directly below a URL, in order. Raises RunError if the object store does not answer."""
+    return sorted(n for n in _place(url).files() if "/" not in n)
+
+
 def files_at(url: str, stem: str) -> tuple[UrlFile, ...]:
     """The files ``stem*.parquet`` directly below a URL, in order.
 
@@ -69,7 +74,7 @@ def files_at(url: str, stem: str) -> tuple[UrlFile, ...]:
         InputError: there are none.
         RunError: the object store does not answer.
     """
-    names = sorted(n for n in _place(url).files() if "/" not in n and n.startswith(stem) and n.endswith(".parquet"))
+    names = [n for n in names_at(url) if n.startswith(stem) and n.endswith(".parquet")]
     if not names:
         raise InputError(f"{url} holds no {stem}*.parquet; expected a folder with edges*.parquet and nodes*.parquet")
     return tuple(UrlFile(url, name) for name in names)

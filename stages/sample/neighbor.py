@@ -108,6 +108,11 @@ class NeighborSampler:
             )
         if graph.types is not None:
             self.by_relation(graph.types)
+            if self.weighted:
+                raise InputError(
+                    "the sampler is weighted, but the graph has several relations, within which edges are drawn "
+                    "uniformly; set weighted = false"
+                )
         if self.weighted and not graph.is_weighted:
             raise InputError(
                 "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
@@ -149,7 +154,11 @@ class NeighborSampler:
 
         def finish(i: int) -> None:
             m, weight = samples[i], [e.weight if graph.types is not None else None for e in samples[i].lists]
-            if graph.edge_weight is not None:
+            of_edges = graph.edge_weight
+            if of_edges is not None and graph.types is not None:
+                # A kept edge stands for those of its relation that were not: their number is the sample's weight.
+                weight = [e.weight * of_edges[e.positions] for e in m.lists]
+            elif of_edges is not None:
                 weight = [
                     self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None)
                     for e in m.lists

@@ -140,6 +140,33 @@ def test_the_other_models_reach_it_too(tmp_path, model):
     assert found.test_accuracy > 0.85
 
 
+def test_tables_train_and_predictions_name_the_users_ids(tmp_path):
+    folder, rng = tmp_path / "shops", np.random.default_rng(0)
+    folder.mkdir()
+    wanted = np.arange(60) % 2
+    src = [f"u{2 * rng.integers(0, 10) + c}" for c in np.repeat(wanted, 3)]
+    lines = [f"{u},i{i},{w:.2f}" for u, i, w in zip(src, np.repeat(np.arange(60), 3), rng.random(180) + 0.1)]
+    _csv(folder / "edges-user-likes-item.csv", "src,dst,weight", lines)
+    _csv(folder / "nodes-user.csv", "id,x0,x1", [f"u{u},{u % 2},1" for u in range(20)])
+    _csv(folder / "nodes-item.csv", "id,label", [f"i{i},{'ab'[c] if i < 50 else ''}" for i, c in enumerate(wanted)])
+    out = tmp_path / "run"
+    code, _, error = command(
+        "run", "--dataset", folder, "--model", "rgcn", "--fanout", "2", "--epochs", 30, "--lr", 0.05, "--split",
+        "fraction:0.6,0.2", "--set", "model.layers=1", "--set", "threads=1", "--out", out,
+    )  # fmt: skip
+    assert code == 0, error
+    code, _, error = command("predict", out, "--nodes", "i7,i58,i3", "--out", tmp_path / "found.csv")
+    assert code == 0, error
+    rows = [row.replace('"', "").split(",")[:2] for row in (tmp_path / "found.csv").read_text().splitlines()[1:]]
+    assert rows == [["i7", "b"], ["i58", "a"], ["i3", "b"]]
+    code, _, error = command("predict", out, "--nodes", "u3", "--out", tmp_path / "x.csv")
+    assert code == 2 and "1 name (first: 'u3') is no node's; expected names such as 'i0'" in error
+
+
+def _csv(path, head, lines):
+    path.write_text("\n".join([head, *lines, ""]))
+
+
 class Own(nn.Module):
     num_layers = 1
 

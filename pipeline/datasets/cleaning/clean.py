@@ -37,6 +37,7 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
 
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     notes = list(raw.notes)
+    check_no_target(options)
     labels, class_names = np.asarray(raw.labels), raw.class_names
     if options.task == "link":  # the pairs take their place
         labels, class_names = np.zeros(len(labels) if labels.ndim else 0, np.int64), None
@@ -87,6 +88,12 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     return Dataset(
         raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
     ).check()
+
+
+def check_no_target(options: ReadOptions) -> None:
+    """Raise InputError if a node type is to be predicted, of a graph with one."""
+    if options.target is not None:
+        raise InputError(f"target is '{options.target}', but there is one type of nodes; leave target out")
 
 
 def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
-FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs")
+FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -64,6 +64,8 @@ class ReadOptions:
     label_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as labels, in this order: names, or a text such as "age,income". None: label,
     or label_0, label_1, ..."""
+    target: str | None = None
+    """Node type of a typed graph whose labels are predicted. None: the one that has labels."""
     ignored_labels: int | tuple[int, ...] | None = None
     """Class numbers that are read as unlabelled, such as 255 or -100; nodes with them are left out of the stored
     split."""

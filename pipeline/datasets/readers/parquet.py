@@ -256,10 +256,12 @@ def labels_of(nodes: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[
     return numbers_of(column, f"nodes.{key}"), None, column.null_count
 
 
-def chosen_features(nodes: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
+def chosen_features(
+    nodes: pa.Table, source: Path | str, options: ReadOptions, notes: list[str], labels: Sequence[str] | None = None
+) -> tuple[str, ...]:
     """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
-    noted."""
-    taken = ("id", "split", "label", *label_columns(nodes, source, options))
+    noted. `labels` are the columns of labels; None: see `label_columns`."""
+    taken = ("id", "split", "label", *(label_columns(nodes, source, options) if labels is None else labels))
     others = [c for c in nodes.column_names if c and c not in taken]
     wanted = options.named_features
     if wanted == ("*",):

@@ -17,6 +17,7 @@ from .digits import read_digits
 from .npz import read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
+from .typed_names import are_typed
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 """Suffixes of files with tables."""
@@ -41,7 +42,7 @@ def _is_file(source: Any, *ends: str) -> bool:
 
 
 def _folder(source: Any) -> str | None:
-    """Contents of a folder: a store, an OGB folder, or tables; None for anything else."""
+    """Contents of a folder: a store, an OGB folder, tables, or tables of several types; None for anything else."""
     path = path_of(source)
     if path is None or not path.is_dir():
         return None
@@ -49,7 +50,10 @@ def _folder(source: Any) -> str | None:
         return "store"
     if (path / "raw").is_dir():
         return "ogb"
-    return "tables" if any(is_table(f) for f in path.iterdir()) else None
+    files = list(path.iterdir())
+    if are_typed(f.name for f in files):
+        return "typed-tables"
+    return "tables" if any(is_table(f) for f in files) else None
 
 
 def _is_object_of(source: Any, package: str) -> bool:
@@ -83,6 +87,12 @@ def _read_tables(source: Any, request: Request) -> Raw:
     from .parquet import read_parquet_folder
 
     return read_parquet_folder(Path(source).expanduser(), request.options, request.name)
+
+
+def _read_typed_tables(source: Any, request: Request) -> Dataset:
+    from .typed_tables import read_typed_folder
+
+    return read_typed_folder(Path(source).expanduser(), request.options, request.name, request.split, request.seed)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
@@ -172,6 +182,7 @@ READERS: Registry[Reader] = Registry(
             "a folder of Parquet or CSV",
             is_clean=False,
         ),
+        Reader("typed-tables", lambda source: _folder(source) == "typed-tables", _read_typed_tables, is_clean=False),
         Reader("store", lambda source: _folder(source) == "store", _read_store, "a Millrace dataset store"),
         Reader("ogb-folder", lambda source: _folder(source) == "ogb", _read_ogb_folder, is_clean=False),
         Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False),

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
@@ -63,9 +65,9 @@ def check(graph, block, coefficient):
                     torch.testing.assert_close(own, slope, rtol=1e-10, atol=1e-10)
 
 
-def block_of(graph, sampler, seed=0):
+def block_of(graph, sampler, seed=0, kernel=cpu):
     plan = SeedPlan(np.arange(graph.num_nodes), 5, 1, seed)
-    return sampler.sample(graph, plan.request(0, 0), cpu).minibatches[0].blocks[0]
+    return sampler.sample(graph, plan.request(0, 0), kernel).minibatches[0].blocks[0]
 
 
 @settings(max_examples=25, deadline=None)
@@ -73,6 +75,20 @@ def block_of(graph, sampler, seed=0):
 def test_relations_of_a_sample_are_those_of_a_dense_matrix(graph):
     block = block_of(graph, NeighborSampler((2, 2)))
     check(graph, block, block.weight.astype(np.float64))
+
+
+@settings(max_examples=15, deadline=None)
+@given(typed_graphs(), st.sampled_from([(2,), (-1,)]))
+def test_an_edge_that_was_kept_stands_for_those_of_its_relation_by_its_weight(graph, fanout):
+    weight = np.random.default_rng(0).random(graph.num_edges).astype(np.float32)
+    weighted = replace(graph, edge_weight=weight)
+    for kernel in (cpu, reference):
+        plain, block = (block_of(g, NeighborSampler(fanout), kernel=kernel) for g in (graph, weighted))
+        np.testing.assert_array_equal(block.edge_id, plain.edge_id)
+        np.testing.assert_array_equal(block.weight, plain.weight * weight[block.edge_id])
+        check(weighted, block, block.weight.astype(np.float64))
+    if fanout == (-1,):
+        np.testing.assert_array_equal(block.weight, weight[block.edge_id])
 
 
 def test_a_sampler_over_all_edges_weighs_relations_by_the_whole_row():

@@ -157,6 +157,9 @@ def test_damaged_features_of_one_type_are_noticed(tmp_path):
         ({"features": {**GIVEN["features"], "a,b": np.ones((2, 1))}}, "a node type is called 'a,b'"),
         ({"labels": []}, "there are no labels"),
         ({"train": [6]}, "train"),
+        ({"edge_weights": {("paper", "in", "venue"): [1.0]}}, r"paper,in,venue have shape \[1\]; expected \[6\]"),
+        ({"edge_weights": {("a", "b", "c"): [1.0]}}, "weights of a,b,c, which is no relation"),
+        ({"options": mr.ReadOptions(target="venue")}, "target is 'paper' and the option target 'venue'"),
         ({"options": mr.ReadOptions(self_loops="drop")}, "a typed graph is read as it is, without self_loops"),
     ],
 )
@@ -195,7 +198,7 @@ def test_a_heterodata_is_the_same_dataset(hetero):
     [
         (lambda d: d["author"].update({"y": torch.zeros(4)}), "the node types author, paper have y; say which"),
         (lambda d: d["paper"].pop("y"), "no node type has y"),
-        (lambda d: d["paper", "in", "venue"].update({"edge_weight": torch.ones(6)}), "has an edge_weight"),
+        (lambda d: d["paper", "in", "venue"].update({"edge_weight": -torch.ones(6)}), "paper,in,venue: 6 edge weights"),
         (lambda d: d["paper", "in", "venue"].pop("edge_index"), "paper,in,venue has no edge_index"),
     ],
 )
@@ -203,6 +206,18 @@ def test_what_a_heterodata_lacks_is_named(hetero, change, said):
     change(hetero)
     with pytest.raises(InputError, match=said):
         mr.from_pyg(hetero)
+
+
+def test_weights_of_a_relation_go_to_pyg_and_back(hetero):
+    weight = torch.arange(6.0)
+    hetero["paper", "in", "venue"].edge_weight = weight
+    data = mr.from_pyg(hetero)
+    again = data.to_pyg()
+    assert again["paper", "in", "venue"].edge_weight.tolist() == weight.tolist()
+    assert (again["paper", "cites", "paper"].edge_weight == 1).all()
+    assert dataset_fingerprint(mr.from_pyg(again)) == dataset_fingerprint(data)
+    hetero["author"].y = torch.zeros(4)
+    assert mr.open_dataset(hetero, options=mr.ReadOptions(target="paper")).num_targets == 6
 
 
 def test_a_target_must_be_there_and_have_labels(hetero):

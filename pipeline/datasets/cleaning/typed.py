@@ -1,0 +1,247 @@
+"""Cleaning of a typed graph's arrays into a checked `Dataset`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.dataset import MATRIX_TASKS, Dataset
+from ....storage.errors import InputError, nearest
+from ....storage.features import MemoryFeatures
+from ....storage.graph import Graph
+from ....storage.node_names import NodeNames
+from ....storage.plural import counted
+from ....storage.typed.features import TypedFeatures
+from ....storage.typed.graph_types import GraphTypes, RelationType
+from .class_names import numbered_text
+from .clean import names_of_classes
+from .columns import clean_features
+from .edges import IGNORED, as_weights, check_weights
+from .labels import clean_labels
+from .options import ReadOptions
+from .raw import AnyArray
+from .relations import graph_of_relations
+from .splits import make_split
+
+OF_NODES = (
+    "nan_features", "normalize_features", "task", "ignored_labels", "nan_labels", "label_gaps", "overlapping_splits",
+    "unlabelled_in_split", "edge_weights", "target",
+)  # fmt: skip
+"""Options that a typed graph follows; the others change edges, or choose columns of tables."""
+Ends = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class TypedRaw:
+    """One graph with several types of nodes and edges as a source stores it. Ids are those within a type."""
+
+    edges: Mapping[RelationType, Any]
+    """Sources and destinations of each relation."""
+    labels: AnyArray
+    """Of the nodes of the target type, as in `Raw`."""
+    target: str
+    num_nodes: Mapping[str, int]
+    """Of types without features."""
+    features: Mapping[str, Any]
+    """[n, F] of a type, or None."""
+    weights: Mapping[RelationType, AnyArray | None] = field(default_factory=dict)
+    """[E] of each relation that has weights."""
+    split: Mapping[str, AnyArray] = field(default_factory=dict)
+    """'train', 'val', 'test' to ids of the target type, or masks."""
+    notes: tuple[str, ...] = ()
+    node_names: Mapping[str, NodeNames | None] = field(default_factory=dict)
+    """Names of a type's nodes; None: they are called 0 to n - 1."""
+    class_names: tuple[str, ...] | None = None
+    label_names: tuple[str, ...] | None = None
+    nulls: int = 0
+    """See `Raw.nulls`."""
+
+
+def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
+    """Raise InputError for an option that a typed graph does not follow."""
+    given = [f.name for f in fields_of(options) if f.name not in followed and getattr(options, f.name) != f.default]
+    if given:
+        raise InputError(f"{name}: a typed graph is read as it is, without {', '.join(given)}; leave it out")
+
+
+def clean_typed(
+    name: str, raw: TypedRaw, options: ReadOptions, split: str | None, seed: int, add_reverse: bool = False
+) -> Dataset:
+    """Check `raw`; the target's nodes come first, those of the other types follow. All edges are kept as they are.
+
+    Args:
+        name: of the dataset.
+        raw: the arrays of a reader.
+        options: treatment of defects of features, labels and splits.
+        split: see `make_split`.
+        seed: of a random split.
+        add_reverse: add the relation ``rev_NAME`` with all edges turned round, for each relation.
+
+    Raises:
+        InputError: names the relation or node type with the defect.
+    """
+    notes, labels = list(raw.notes), np.asarray(raw.labels)
+    if labels.ndim == 0 or not len(labels):
+        raise InputError(f"{name}: there are no labels; expected one for each node of type '{raw.target}'")
+    counts = _counts(raw.target, len(labels), raw.num_nodes, raw.features)
+    types = tuple(counts)
+    offsets = tuple(np.concatenate([[0], np.cumsum(list(counts.values()))]).tolist())
+    found = _relations(raw.edges, counts, offsets)
+    weights = _weights(found, raw.weights, options, notes)
+    if add_reverse:
+        turned = {(d, f"rev_{r}", s): (dst, src) for (s, r, d), (src, dst) in found.items()}
+        if both := sorted(set(turned) & set(found)):
+            raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
+        found |= turned
+        weights = None if weights is None else [*weights, *weights]
+    graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights)
+    parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
+    class_names = raw.class_names
+    if labels.dtype.kind in "USO" and labels.size == len(labels):
+        labels, class_names = numbered_text(labels)
+    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None, nulls=raw.nulls)
+    if task in MATRIX_TASKS:
+        class_names = raw.label_names
+    elif options.label_gaps == "compact" and class_names is None:
+        class_names = names_of_classes(labels, y, num_classes)
+    chosen = make_split(y, raw.split, split, seed, options, notes)
+    full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
+    full[: len(y)] = y
+    notes.append(
+        f"{counted(len(types), 'node type')}, of which '{raw.target}' is predicted, and "
+        f"{counted(len(found), 'relation')}; nodes of '{raw.target}' keep their ids."
+    )
+    names = _names(counts, raw.node_names)
+    features = TypedFeatures(parts, offsets)
+    return Dataset(name, graph, features, full, chosen, num_classes, task, tuple(notes), names, class_names).check()
+
+
+def _names(counts: Mapping[str, int], given: Mapping[str, NodeNames | None]) -> NodeNames | None:
+    """Names of all nodes, if those of some type have others than their numbers."""
+    if all(given.get(t) is None for t in counts):
+        return None
+    names = [NodeNames.of_numbers(n) if (own := given.get(t)) is None else own for t, n in counts.items()]
+    starts = [np.zeros(1, np.int64)]
+    for own in names:
+        starts.append(own.starts[1:] + starts[-1][-1])
+    return NodeNames(np.concatenate([own.text for own in names]), np.concatenate(starts))
+
+
+def _counts(target: str, labelled: int, num_nodes: Mapping[str, int], features: Mapping[str, Any]) -> dict[str, int]:
+    """Nodes of each type, the target first."""
+    counts = {target: labelled}
+    for t, n in num_nodes.items():
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+            raise InputError(f"num_nodes of '{t}' is {n!r}; expected a whole number, at least 0")
+        if counts.setdefault(str(t), int(n)) != n:
+            raise InputError(f"there are {labelled} labels of '{t}', and num_nodes says {n}; expected one number")
+    for t, x in features.items():
+        if x is None and t not in counts:
+            raise InputError(f"node type '{t}' has no features; expected num_nodes={{'{t}': ...}} for it")
+        if x is not None:
+            counts.setdefault(str(t), len(x))
+    for t in counts:
+        if not t or "," in t or not t.isprintable():
+            raise InputError(f"a node type is called {t!r}; expected a printable name without commas")
+    return counts
+
+
+def _relations(
+    edges: Mapping[RelationType, Any], counts: Mapping[str, int], offsets: tuple[int, ...]
+) -> dict[RelationType, Ends]:
+    """Global ids of each relation's sources and destinations."""
+    if not edges:
+        raise InputError("there are no relations; expected at least one, {(source type, name, type): edges}")
+    start = dict(zip(counts, offsets))
+    found: dict[RelationType, Ends] = {}
+    for key, pair in edges.items():
+        if not isinstance(key, tuple) or len(key) != 3 or not all(isinstance(part, str) for part in key):
+            raise InputError(f"a relation is called {key!r}; expected (source type, name, destination type)")
+        what = ",".join(key)
+        if not key[1] or "," in key[1] or not key[1].isprintable():
+            raise InputError(f"a relation is called {key[1]!r}; expected a printable name without commas")
+        for end in (key[0], key[2]):
+            if end not in counts:
+                raise InputError(
+                    f"the relation {what} has the node type '{end}', which is not there; expected one of "
+                    f"{', '.join(counts)}{nearest(end, list(counts))}, or num_nodes={{'{end}': ...}}"
+                )
+        ends = [np.asarray(side) for side in pair]
+        if len(ends) != 2 or any(e.ndim != 1 for e in ends) or len(ends[0]) != len(ends[1]):
+            raise InputError(
+                f"edges of {what} are {[list(e.shape) for e in ends][:3]}; expected two vectors of a length"
+            )
+        for side, (ids, t) in enumerate(zip(ends, (key[0], key[2]))):
+            if len(ids) and ids.dtype.kind not in "iu":
+                raise InputError(f"edges of {what} hold {ids.dtype}; expected integer ids")
+            if len(ids) and (ids.min() < 0 or ids.max() >= counts[t]):
+                raise InputError(
+                    f"{'destinations' if side else 'sources'} of {what} lie in [{ids.min()}, {ids.max()}]; there are "
+                    f"{counts[t]} nodes of '{t}'"
+                )
+        src, dst = (ids.astype(np.int64) + start[t] for ids, t in zip(ends, (key[0], key[2])))
+        found[key] = src, dst
+    return found
+
+
+def _weights(
+    found: Mapping[RelationType, Ends],
+    given: Mapping[RelationType, AnyArray | None],
+    options: ReadOptions,
+    notes: list[str],
+) -> list[npt.NDArray[np.float32]] | None:
+    """Weights of each relation's edges, 1 where the relation has none; None if no relation has weights."""
+    for key in given:
+        if key not in found:
+            raise InputError(f"there are weights of {','.join(map(str, key))}, which is no relation; leave them out")
+    given = {key: w for key, w in given.items() if w is not None}
+    if not given:
+        return None
+    if options.edge_weights == "ignore":
+        notes.append(IGNORED)
+        return None
+    weights = []
+    for key, (src, _) in found.items():
+        what, own = ",".join(key), np.asarray(given.get(key, np.ones(len(src), np.float32)))
+        if own.shape != src.shape:
+            raise InputError(
+                f"weights of {what} have shape {list(own.shape)}; expected [{len(src)}], one for each edge"
+            )
+        try:
+            w, faults = as_weights(own)
+            check_weights(faults)
+        except InputError as e:
+            raise InputError(f"relation {what}: {e}") from e
+        weights.append(w)
+    if bare := [",".join(key) for key in found if key not in given]:
+        notes.append(f"Edges of {', '.join(bare)} have no weights; each counts 1.")
+    return weights
+
+
+def _features(
+    node_type: str, given: Any, num_nodes: int, options: ReadOptions, notes: list[str]
+) -> npt.NDArray[np.float32]:
+    """float32 [n, F] of a node type; F is 0 if it has none."""
+    if given is None:
+        return np.zeros((num_nodes, 0), np.float32)
+    try:
+        x = given if hasattr(given, "todense") else np.asarray(given)
+    except ValueError:
+        raise InputError(f"features of node type '{node_type}' have rows of different widths; expected one") from None
+    if x.ndim == 2 and x.shape[1] == 0 and len(x) == num_nodes:
+        return np.zeros((num_nodes, 0), np.float32)
+    if x.ndim != 2 or x.shape[0] != num_nodes:
+        raise InputError(
+            f"features of node type '{node_type}' have shape {list(x.shape)}; expected [{num_nodes}, F], a row for "
+            "each of its nodes"
+        )
+    own: list[str] = []
+    try:
+        rows = clean_features(x, Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), options, own)
+    except InputError as e:
+        raise InputError(f"features of node type '{node_type}': {e}") from e
+    notes.extend(f"Node type '{node_type}': {note[0].lower()}{note[1:]}" for note in own)
+    return rows
