@@ -6,10 +6,11 @@ from .gat import GAT
 from .gcn import GCN
 from .gin import GIN
 from .gine import GINE
+from .hgt import HGT
 from .rgat import RGAT
 from .rgcn import RGCN
 from .rsage import RSAGE
 from .sage import SAGE
 
-MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, GINE, RGCN, RSAGE, RGAT))
+MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, GINE, RGCN, RSAGE, RGAT, HGT))
 """The first is the default."""

@@ -209,6 +209,51 @@ class Relation:
         return f"Relation({','.join(self.type)}: {self.num_edges:,} edges into {self.num_dst:,} rows)"
 
 
+def attend_together(
+    relations: Sequence[Relation],
+    z: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    matrices: Tensor,
+    num_dst: int,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Softmax attention over the present in-edges of all relations together, without the row itself.
+
+    Args:
+        relations: R relations of a block.
+        z: [n, H, D], for each relation a row of each of its `Relation.sources`.
+        logits: [e, H], for each relation, of its edges.
+        matrices: [R, H, D, D'], factor of the rows of each relation.
+        num_dst: destinations of the block.
+        dropout: probability of dropping an attention coefficient, by torch's generator; pass 0 in evaluation.
+
+    Returns:
+        [num_dst, H, D'], zeros for rows without in-edges.
+    """
+    matrices, z, logits = full_precision(matrices), [*map(full_precision, z)], [*map(full_precision, logits)]
+    H, width = matrices.shape[1], matrices.shape[3]
+    kernels: Any = [r._given or aggregation_on(rows.device) for r, rows in zip(relations, z)]
+    # A softmax does not change by a shift; this one keeps its exponentials at most 1.
+    most = matrices.new_full((num_dst, H), -torch.inf)
+    with torch.no_grad():
+        for relation, kernel, logit in zip(relations, kernels, logits):
+            own = Maximum.apply(logit.detach().contiguous(), kernel, relation._edges)
+            present = torch.from_numpy(relation.lists.kept).to(own.device) > 0
+            own = torch.where(present[:, None], own, -torch.inf)
+            most[relation.targets] = torch.maximum(most[relation.targets], own)
+    total, out = matrices.new_zeros(num_dst, H), matrices.new_zeros(num_dst, H, width)
+    for r, (relation, kernel, logit) in enumerate(zip(relations, kernels, logits)):
+        src, dst = relation.compact.ends(logit.device)
+        shares = torch.exp(logit - most[relation.targets[dst]])
+        own = Spmm.apply(shares.contiguous(), None, kernel, relation._edges, None, None)
+        total = total.index_add(0, relation.targets, own)
+        messages = (F.dropout(shares, dropout)[:, :, None] * z[r][src]).flatten(1)
+        rows = Spmm.apply(messages.contiguous(), None, kernel, relation._edges, None, None)
+        rows = torch.einsum("nhd,hde->nhe", rows.view(-1, H, z[r].shape[2]), matrices[r])
+        out = out.index_add(0, relation.targets, rows)
+    return out / torch.where(total > 0, total, 1)[:, :, None]
+
+
 class TypedRows:
     """Nodes and edges of a block, by their types."""
 

@@ -266,6 +266,7 @@ def test_the_registry_has_the_names_of_the_command_line() -> None:
         "rgcn": "RGCN",
         "rsage": "RSAGE",
         "rgat": "RGAT",
+        "hgt": "HGT",
     }
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.models import MODELS, RGAT, RGCN, RSAGE
+from millrace.stages.models import HGT, MODELS, RGAT, RGCN, RSAGE
 from millrace.stages.models.relational import TypedInput
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -27,6 +27,7 @@ CONFIGS = {
     "rgcn with layer norm": RGCN(norm="layer", **OPTIONS),
     "rsage": RSAGE(**OPTIONS),
     "rgat": RGAT(heads=2, **OPTIONS),
+    "hgt": HGT(heads=2, **OPTIONS),
 }
 
 
@@ -50,6 +51,25 @@ def rows_of(nodes):
     return torch.from_numpy(DATA.features.gather(nodes)).double()
 
 
+def hgt(conv, relations, of, v, h):
+    """A row of HGT, edge by edge."""
+    logits, messages, shape = [], [], (conv.heads, conv.head_width)
+    asked = conv.queries[of[v]](h[v]).view(shape)
+    for r, relation in enumerate(relations):
+        src, dst = relation.ends(h.device)
+        for u in src[relation.targets[dst] == v].tolist():
+            key, value = conv.keys[of[u]](h[u]).view(shape), conv.values[of[u]](h[u]).view(shape)
+            key, value = (torch.einsum("hd,hde->he", a, b[r]) for a, b in ((key, conv.to_key), (value, conv.to_value)))
+            logits.append((key * asked).sum(-1) * conv.prior[r] / conv.head_width**0.5)
+            messages.append(value)
+    found = torch.zeros(shape, dtype=h.dtype)
+    if logits:
+        found = (torch.stack(logits).softmax(0)[:, :, None] * torch.stack(messages)).sum(0)
+    share = conv.skip[of[v]].sigmoid()
+    out = share * conv.finish[of[v]](F.gelu(found.flatten())) + (1 - share) * h[v]
+    return out if conv.head is None else conv.head(out)
+
+
 def dense(config, model, neighbourhoods, nodes, h):
     """The model in plain torch, from the ends of the edges alone: every mean is over the edges that are present."""
     of = TYPES.types_of(np.asarray(nodes))
@@ -61,6 +81,9 @@ def dense(config, model, neighbourhoods, nodes, h):
         rows = []
         for v in range(neighbourhood.num_dst):
             t = of[v]
+            if isinstance(config, HGT):
+                rows.append(hgt(conv, neighbourhood.relations(), of, v, h))
+                continue
             if isinstance(config, RGCN):
                 out = conv.own.weight @ h[v] + conv.own.bias
             else:
@@ -171,6 +194,39 @@ def test_others_are_sums_of_pygs_convolutions_by_relation(config):
         torch.testing.assert_close(found[rows.targets], expected, rtol=1e-10, atol=1e-10)
 
 
+def test_hgt_is_that_of_pyg_on_the_same_minibatch():
+    pyg = pytest.importorskip("torch_geometric.nn")
+    (neighbourhood, *_), nodes, _ = minibatch()
+    H, D = 2, 3
+    h = torch.randn(len(nodes), H * D, dtype=torch.float64)
+    conv = HGT(hidden=H * D, heads=H).relational_conv(0, TYPES, H * D, H * D).double()
+    theirs = pyg.HGTConv(H * D, H * D, (list(TYPES.node_types), list(TYPES.relations)), heads=H).double()
+    R, generator = TYPES.num_relations, torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in (conv.prior, conv.skip):
+            p.copy_(torch.rand(p.shape, generator=generator))
+        for t, name in enumerate(TYPES.node_types):
+            kqv = [part[t] for part in (conv.keys, conv.queries, conv.values)]
+            theirs.kqv_lin.lins[name].weight.copy_(torch.cat([part.weight for part in kqv]))
+            theirs.kqv_lin.lins[name].bias.copy_(torch.cat([part.bias for part in kqv]))
+            theirs.out_lin.lins[name].load_state_dict(conv.finish[t].state_dict())
+            theirs.skip[name].copy_(conv.skip[t])
+        for r, relation in enumerate(TYPES.relations):
+            theirs.p_rel["__".join(relation)].copy_(conv.prior[r])
+            for head in range(H):  # theirs are numbered head by head
+                theirs.k_rel.weight[head * R + r].copy_(conv.to_key[r, head])
+                theirs.v_rel.weight[head * R + r].copy_(conv.to_value[r, head])
+    # PyG wants the same rows on both sides: edges of a block reach its first rows only.
+    by_type = {rows.name: h[rows.sources] for rows in neighbourhood.node_types()}
+    edges = {r.type: torch.stack(r.compact.ends(h.device)) for r in neighbourhood.relations()}
+    expected, found = theirs(by_type, edges), conv(neighbourhood, h)
+    for rows in neighbourhood.node_types():
+        if len(rows.targets):
+            torch.testing.assert_close(
+                found[rows.targets], expected[rows.name][: len(rows.targets)], rtol=1e-10, atol=1e-10
+            )
+
+
 class Own(nn.Module):
     """A user's module: one matrix for each relation, in a layer written over `relations()`."""
 
@@ -211,6 +267,8 @@ def test_a_graph_with_one_type_is_refused(name):
     ("make", "said"),
     [
         (lambda: RGCN(bases=-1), "rgcn: bases is -1"),
+        (lambda: HGT(hidden=10, heads=4), "hgt: hidden=10 is not a multiple of heads=4"),
+        (lambda: HGT(attention_dropout=1.0), "hgt: attention_dropout is 1.0"),
         (lambda: RGAT(hidden=10, heads=4), "hidden=10 is not a multiple of heads=4"),
         (lambda: TypedInput.of_record({**TYPES.record(), "widths": [1]}), "widths are not a number"),
     ],
