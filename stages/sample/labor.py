@@ -1,7 +1,7 @@
 """Layer-neighbour sampling (LABOR; Balin and Catalyurek, NeurIPS 2023), in bulk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.edge_weights import scaled
@@ -52,11 +53,14 @@ class LaborSampler:
     ``cpu`` and ``reference`` and a graph that each rank has whole."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
+    relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
+    """See `NeighborSampler.relations`. Of a graph with types, each relation of a row is drawn as a row of its own, by
+    the numbers of all."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
-        NeighborSampler(self.fanout, expand=self.expand)
+        NeighborSampler(self.fanout, expand=self.expand, relations=self.relations)
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
         if self.poisson and self.weighted:
@@ -84,12 +88,22 @@ class LaborSampler:
         # Options at their defaults are left out, so that older stores fit.
         options = {"expand": self.expand != "new", "weighted": self.weighted, "iterations": self.iterations}
         options["edge_ids"] = self.edge_ids
+        options["relations"] = NeighborSampler(self.fanout, relations=self.relations).record().get("relations")
         found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
         return found | {k: v for k, v in options.items() if v}
 
     def check(self, graph: Graph) -> None:
-        """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
-        NeighborSampler(self.fanout, weighted=self.weighted).check(graph)
+        """Raises what `NeighborSampler.check` raises, and InputError for `iterations` on a graph with types."""
+        NeighborSampler(self.fanout, weighted=self.weighted, relations=self.relations).check(graph)
+        if self.iterations and graph.types is not None:
+            raise InputError(
+                f"iterations is {self.iterations}, but the graph has several relations, each of which is drawn by "
+                "itself; leave iterations out"
+            )
+
+    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
+        """See `NeighborSampler.by_relation`."""
+        return NeighborSampler(self.fanout, relations=self.relations).by_relation(types)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
@@ -108,6 +122,7 @@ class LaborSampler:
             keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
             iterations=self.iterations,
             workspace=workspace,
+            **({} if graph.types is None else {"by_relation": self.by_relation(graph.types)}),
         )
         for i, s in enumerate(samples):
             weight = []

@@ -15,8 +15,8 @@ from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .labor_importance import draw_importance
-from .labor_rows import sample_labor
-from .neighbor import most_edges
+from .labor_rows import sample_labor, sample_labor_relations
+from .neighbor import edges_of_relations, most_edges
 from .workspace import Workspace
 
 
@@ -31,6 +31,7 @@ def labor(
     expand: str = "new",
     keep_positions: bool = True,
     iterations: int = 0,
+    by_relation: IdArray | None = None,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.labor.labor`: the same arguments, the same bits."""
@@ -39,14 +40,22 @@ def labor(
         s = fanout[h]
         if iterations:
             return draw_importance(bulk, ends[0], ends[-1], s, iterations, keys)
-        exact = not poisson or s < 0
+        exact = not poisson or (s < 0 and by_relation is None)
         for lo, hi in zip(ends, ends[1:]):
-            expected = most_edges(bulk, lo, hi, s)
+            own = None if by_relation is None else by_relation[h].copy()
+            expected = most_edges(bulk, lo, hi, s) if own is None else edges_of_relations(bulk, lo, hi, own)
             # Poisson draws have no bound but a row's length: there is more room than they need nearly always.
             slack = 0 if exact else most_row + expected // 4
             begin = lo.copy()
             while True:
                 room = bulk.reserve(expected + slack)
+                if own is not None:
+                    walk = (bulk.nodes, begin, hi, own, poisson, keys, bulk.row_ends, bulk.edges, bulk.positions)
+                    lists, to = (graph.indptr, graph.indices, graph.edge_type), (room, bulk.edge_end, bulk.weight)
+                    parallel(sample_labor_relations, [(a, b, *lists, *walk, *to) for a, b in bulk.spans])
+                    if (begin == hi).all():
+                        break
+                    continue
                 walk = (bulk.nodes, begin, hi, s, poisson, keys, bulk.row_ends, bulk.edges, bulk.positions)
                 options = (keep_positions, room, bulk.edge_end, bool(lo.any()), weights, log2_table())
                 parallel(sample_labor, [(a, b, graph.indptr, graph.indices, *walk, *options) for a, b in bulk.spans])
@@ -56,4 +65,6 @@ def labor(
 
     weights = np.empty(0, np.float32) if weight is None else weight
     most_row = int(graph.in_degree.max(initial=0)) if poisson else 0
-    return sample_hops(Bulk(graph, seeds, workspace, keep_positions, iterations > 0), len(fanout), expand, draw)
+    weighed = iterations > 0 or by_relation is not None
+    bulk = Bulk(graph, seeds, workspace, keep_positions or by_relation is not None, weighed)
+    return sample_hops(bulk, len(fanout), expand, draw)

@@ -16,6 +16,7 @@ from ...runtime.intrinsics import LANES, below, ones, prefetch, trailing_zeros
 from ...runtime.jit import njit
 from .draw import BLOCK_ROWS, fetch
 from .exponential_times import exponential
+from .relations import segment_end
 from .rng import mixed
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -255,3 +256,48 @@ def sample_labor(
                     indptr, sources, nodes[q], lo, hi, s, poisson, keys[q], row_ends[q], edges[q], positions[q],
                     keep_positions, room, edge_end[q], words, found, place, weight, log, times
                 )  # fmt: skip
+
+
+@njit(**_JIT)
+def sample_labor_relations(
+    first, last, indptr, sources, kind, nodes, begin, end, fanout, poisson, keys, row_ends, edges, positions, room,
+    edge_end, weights
+):  # fmt: skip
+    """Sample the segment of each relation r of the rows nodes[q, begin[q]:end[q]] as a row of its own, with
+    ``fanout[r]`` edges. begin[q] advances as in `sample_labor`, with `poisson`; else there is room.
+
+    Weights are the inverse of the chance of an edge: the number of the row's edges in a relation divided by the number
+    kept, or, with `poisson`, by its fanout.
+    """
+    largest = np.int64(1)
+    for r in range(len(fanout)):
+        largest = max(largest, fanout[r])
+    most = 2 * _wanted(largest) + PIECE
+    words, found = np.empty(most + LANES, np.uint64), np.empty(most + LANES, np.uint64)
+    place, times, log = np.empty(most, np.int64), np.empty(largest, np.float64), np.empty(0, np.int64)
+    segment, row, ends = np.empty(2, np.int64), np.zeros(1, np.int64), np.zeros(2, np.int64)
+    unweighted = np.empty(0, np.float32)
+    for q in range(first, last):
+        e, f = edge_end[q], begin[q]
+        while f < end[q]:
+            v = np.int64(nodes[q, f])
+            at, stop = indptr[v], indptr[v + 1]
+            if poisson and e + stop - at > room:
+                break
+            while at < stop:
+                until, s = segment_end(kind, at, stop), fanout[kind[at]]
+                if s != 0:
+                    segment[0], segment[1], start = at, until, e
+                    _, e = _take(
+                        segment, sources, row, 0, 1, s, poisson, keys[q], ends, edges[q], positions[q], True,
+                        e + until - at, e, words, found, place, unweighted, log, times
+                    )  # fmt: skip
+                    scale = np.float64(1)
+                    if e > start:
+                        scale = np.float64(until - at) / np.float64(s if poisson and s > 0 else e - start)
+                    for i in range(start, e):
+                        weights[q, i] = np.float32(max(scale, 1.0))
+                at = until
+            f += 1
+            row_ends[q, f] = e
+        begin[q], edge_end[q] = f, e

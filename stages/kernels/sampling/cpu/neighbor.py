@@ -38,6 +38,14 @@ def most_edges(bulk: Bulk, begin: IdArray, end: IdArray, s: int) -> IdArray:
     return total
 
 
+def edges_of_relations(bulk: Bulk, begin: IdArray, end: IdArray, fanout: IdArray, replace: bool = False) -> IdArray:
+    """int64 [k], edges that the rows between `begin` and `end` keep, with a fanout for each relation."""
+    total, graph = np.zeros(bulk.k, np.int64), bulk.graph
+    rows = (bulk.nodes, begin, end, fanout, replace, total)
+    parallel(count_relations, [(a, b, graph.indptr, graph.edge_type, *rows) for a, b in bulk.spans])
+    return total
+
+
 def neighbor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
@@ -106,9 +114,8 @@ def _by_relation(
     lists = (graph.indptr, graph.indices, graph.edge_type)
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
-        rows, total = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace), np.zeros(bulk.k, np.int64)
-        parallel(count_relations, [(a, b, graph.indptr, graph.edge_type, *rows, total) for a, b in bulk.spans])
-        bulk.reserve(total)
+        rows = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace)
+        bulk.reserve(edges_of_relations(bulk, *rows[1:]))
         to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight)
         parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
 

@@ -16,7 +16,7 @@ _U = np.uint64
 
 
 @njit(inline="always")
-def _segment_end(kind, begin, stop):
+def segment_end(kind, begin, stop):
     """End of the segment of equal entries that begins at `begin`: by doubling steps, then by bisection."""
     value, step, low = kind[begin], np.int64(1), begin
     high = begin + 1
@@ -49,7 +49,7 @@ def count_relations(first, last, indptr, kind, nodes, begin, end, fanout, replac
             v = np.int64(nodes[q, f])
             at, stop = indptr[v], indptr[v + 1]
             while at < stop:
-                until = _segment_end(kind, at, stop)
+                until = segment_end(kind, at, stop)
                 n += _kept(until - at, fanout[kind[at]], replace)
                 at = until
         total[q] = n
@@ -70,7 +70,7 @@ def sample_relations(
             v = np.int64(nodes[q, f])
             at, stop = indptr[v], indptr[v + 1]
             while at < stop:
-                until, r = _segment_end(kind, at, stop), np.int64(kind[at])
+                until, r = segment_end(kind, at, stop), np.int64(kind[at])
                 degree, s = until - at, np.int64(fanout[r])
                 kept = _kept(degree, s, replace)
                 weight = np.float32(np.float64(degree) / np.float64(kept)) if kept > 0 else np.float32(0)

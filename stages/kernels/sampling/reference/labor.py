@@ -30,6 +30,7 @@ def labor(
     expand: str = "new",
     keep_positions: bool = True,
     iterations: int = 0,
+    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node, with one random number per source node and minibatch.
@@ -48,6 +49,8 @@ def labor(
         keep_positions: see there.
         iterations: with `poisson` and without `weight` only: how often a hop's importance is computed anew. A row v
             then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.weight`.
+        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
+            relation of a row is a row of its own, with the same numbers, and `EdgeList.weight` has 1 / chance.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -58,7 +61,7 @@ def labor(
     begin, ends = [0] * k, [[len(s)] for s in nodes]
     rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
     scales: list[list[list[npt.NDArray[np.float32]]]] = [[] for _ in range(k)]
-    for s in fanout:
+    for h, s in enumerate(fanout):
         for q in range(k):
             fresh: list[npt.NDArray[np.int64]] = []
             scale: list[npt.NDArray[np.float32]] = []
@@ -69,7 +72,10 @@ def labor(
             for r in range(len(frontier)):
                 positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
                 words = node_words(int(keys[q]), graph.indices[positions])
-                if iterations:
+                if by_relation is not None:
+                    kept, inverse = _keep_relations(graph, positions, words, by_relation[h], poisson)
+                    scale.append(inverse)
+                elif iterations:
                     p = chances(pi[graph.indices[positions]], s)
                     kept = np.flatnonzero((words >> np.uint64(32)).astype(np.float64) < p * 2.0**32)
                     scale.append((1 / p[kept]).astype(np.float32))
@@ -85,14 +91,34 @@ def labor(
     samples = []
     for q in range(k):
         lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
+        keep_positions = keep_positions or by_relation is not None
         edges = tuple(extract_rows(graph, nodes[q], each, keep_positions) for each in lists)
-        if iterations:
+        if iterations or by_relation is not None:
             factors = [[r for hop in scales[q] for r in hop]] if expand == "new" else scales[q]
             edges = tuple(
                 replace(e, weight=np.concatenate([np.empty(0, np.float32), *f])) for e, f in zip(edges, factors)
             )
         samples.append(NeighborSample(nodes[q].astype(graph.indices.dtype), tuple(ends[q]), edges))
     return samples
+
+
+def _keep_relations(
+    graph: Graph,
+    positions: npt.NDArray[np.int64],
+    words: npt.NDArray[np.uint64],
+    fanout: npt.NDArray[np.int64],
+    poisson: bool,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """`_keep` of each relation of a row, one after the other, and the inverse chances of what is kept."""
+    assert graph.edge_type is not None
+    kinds, kept, inverse = graph.edge_type[positions], [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for r in np.flatnonzero(fanout):
+        own, s = np.flatnonzero(kinds == r), int(fanout[r])
+        kept.append(own[_keep(words[own], s, poisson, None)])
+        n = len(kept[-1])
+        divisor = s if poisson and s > 0 else max(n, 1)
+        inverse.append(np.full(n, max(len(own) / divisor, 1.0), np.float32))
+    return np.concatenate(kept), np.concatenate(inverse)
 
 
 def factor(pi: npt.NDArray[np.float32], s: int) -> float:
