@@ -118,8 +118,6 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
             f"{graph}, but device is '{job.device}' and kernel '{job.kernel}'; relations are sampled and aggregated on "
             "the cpu only: leave both out"
         )
-    if job.features == "owned":
-        raise InputError(f"{graph}, but features is 'owned', which is for features of one width; leave it out")
     if job.learned.width:
         raise InputError(f"{graph}, but learned is {job.learned.width}, which is for one node type; leave it out")
     if job.train.compile:

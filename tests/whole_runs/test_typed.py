@@ -39,9 +39,14 @@ def same(one, other, **tolerance):
         torch.testing.assert_close(other[name], value, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-def test_any_number_of_ranks_trains_the_same_parameters(trained, tmp_path):
-    reports = train_bulk(SPEC, tmp_path / "2", {**TABLE, "ranks": 2})
+@pytest.mark.parametrize("features", ["shared", "owned"])
+def test_any_number_of_ranks_trains_the_same_parameters(trained, tmp_path, features):
+    owned = {"features": "owned", "bulk": {"cache_fraction": 0.1}} if features == "owned" else {}
+    reports = train_bulk(SPEC, tmp_path / "2", {**TABLE, "ranks": 2, **owned})
     same(trained[0], last_parameters(tmp_path / "2"), rtol=1e-8, atol=1e-9)
+    if features == "owned":
+        assert reports[0]["bytes"]["network"]["features"] > 0
+        return
     assert reports[0]["test_accuracy"] == trained[1]["test_accuracy"]
     assert {k for k, v in reports[0]["bytes"]["network"].items() if v} == {"gradients", "control"}
 
@@ -201,7 +206,6 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
         ({"system": "grappa", "model": "rgcn"}, "system 'grappa' cuts it into parts"),
         ({"system": "retexo", "model": "rgcn"}, "system 'retexo' cuts it into parts"),
         ({"model": "rgcn", "bulk": {"topology": "partitioned"}}, "topology = partitioned cuts it into parts"),
-        ({"model": "rgcn", "features": "owned"}, "features is 'owned'"),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (
