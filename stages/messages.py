@@ -15,6 +15,7 @@ from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.partition.edge_shards import EdgeShards
+from ..storage.typed.graph_types import GraphTypes
 from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
@@ -85,6 +86,8 @@ class Part:
     """The other parts, for policies that read them."""
     edge_features: FeatureStore | None = None
     """[e, D], row i is of the part's edge at position i; None: there are none, or the model reads none."""
+    types: GraphTypes | None = None
+    """Types of the whole graph; None: there is one type of nodes and edges."""
 
 
 class Peers(Protocol):

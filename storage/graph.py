@@ -39,6 +39,7 @@ class TakenRows:
     """[e], source nodes."""
     edge_weight: npt.NDArray[np.float32] | None
     edge_id: npt.NDArray[np.int64] | None
+    edge_type: npt.NDArray[Any] | None = None
 
 
 def edges_of_rows(
@@ -123,13 +124,14 @@ class Graph:
         """Some rows, ascending."""
         starts = self.indptr[rows]
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
-        weight, ids = self.edge_weight, self.edge_id
+        weight, ids, kinds = self.edge_weight, self.edge_id, self.edge_type
         return TakenRows(
             indptr,
             starts,
             self.indices[edges],
             None if weight is None else weight[edges],
             None if ids is None else ids[edges],
+            None if kinds is None else kinds[edges],
         )
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -140,13 +142,14 @@ class Graph:
         """Rows ``[first, stop)``, without copies of their edges."""
         indptr = self.indptr[first : stop + 1]
         edges = slice(indptr[0], indptr[-1])
-        weight, ids = self.edge_weight, self.edge_id
+        weight, ids, kinds = self.edge_weight, self.edge_id, self.edge_type
         return TakenRows(
             indptr - indptr[0],
             indptr[:-1],
             self.indices[edges],
             None if weight is None else weight[edges],
             None if ids is None else ids[edges],
+            None if kinds is None else kinds[edges],
         )
 
     def written(self, name: str) -> Any:

@@ -78,7 +78,8 @@ def partition(
         check_reachable(job.cluster)
     with Terminal() as terminal:
         data = open_data(job, None, terminal, lazy=True)
-        check_one_type(data, "cutting into parts")
+        if into is not None:
+            check_one_type(data, "renumbering")
         terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         if into is None:

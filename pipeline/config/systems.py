@@ -83,6 +83,8 @@ class Registered:
     them."""
     epochs_decide: ClassVar[bool] = False
     """True if the number of epochs affects the parameters of epochs before the last, so that a resumed run keeps it."""
+    no_relations: ClassVar[str] = ""
+    """Reason, as a verb and its objects, why the system trains on no graph with types; empty: it does."""
     needs_parts: ClassVar[bool] = False
     """True if several ranks always train on parts of the graph."""
     for_slow_links: ClassVar[bool] = False

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
-from ...stages.feed.queue_feed import Sampled
+from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.kernels import sampling_backend
@@ -103,15 +103,12 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
             f"the model is '{record.name}', which knows no relations, but {graph}; expected one of {able}, or a module "
             "of your own over neighbourhood.relations()"
         )
-    if not isinstance(system.sample, Sampled) or system.partition.partitioner is not None:
-        topology = f"system '{system.name}'" + (
-            f" with {' and '.join(f'{k} = {v}' for k, v in system.options.items() if v == 'partitioned')}"
-            if "partitioned" in system.options.values()
-            else ""
-        )
+    if why := SYSTEMS.find(system.name).no_relations:
+        able = [name for name, entry in SYSTEMS.available().items() if not entry.no_relations]
+        raise InputError(f"{graph}, but system '{system.name}' {why}; use {' or '.join(able)}")
+    if isinstance(system.sample, SampledByOwners):
         raise InputError(
-            f'{graph}, but {topology} cuts it into parts, which hold no types; use system = "bulk" with the '
-            "topology replicated"
+            f"{graph}, but bulk.topology is 'partitioned', whose blocks of rows hold no relations; leave it out"
         )
     if job.device != "cpu" or job.kernel not in ("cpu", "reference"):
         raise InputError(

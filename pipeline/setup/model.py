@@ -152,6 +152,8 @@ def model_of(
         if outline.task == "link" and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
             module.decoder = make_decoder(job.link.decoder, outline.num_outputs)
+        if outline.types is not None:
+            vars(module)["reads_blocks"] = True  # relations are those of one block
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
         def again() -> nn.Module:

@@ -11,6 +11,7 @@ from ...stages.messages import Part
 from ...stages.partition.stage import open_neighbours, open_shards
 from ...storage.array_checks import proving, require, require_within
 from ...storage.features import ConvertedFeatures, FeatureStore
+from ...storage.typed.graph_types import GraphTypes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Parts:
     """C, if labels are to be checked."""
     edges: bool = field(default=False, kw_only=True)
     """True if the features of edges are read."""
+    types: GraphTypes | None = field(default=None, kw_only=True)
+    """Types of the whole graph; None: there is one of each."""
 
     def part(self, number: int) -> Part:
         """See `Peers.part`. Raises StoreError if the part is damaged."""
@@ -49,6 +52,7 @@ class Parts:
             rows.split,
             self,
             self._of_edges(rows.edge_features, shards.num_edges),
+            self.types,
         )
 
     def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:

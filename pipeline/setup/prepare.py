@@ -21,6 +21,7 @@ from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.errors import InputError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.records import build, make_system, with_links, without_partitioner
 from ..config.systems import SYSTEMS, System
@@ -227,7 +228,8 @@ def prepare_part(
     make, _, name = model_of(job, outline, system, model)
     edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
     classes = outline.num_classes
-    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task in MATRIX_TASKS, num_classes=classes, edges=edges)
+    matrix, types = outline.task in MATRIX_TASKS, None if outline.types is None else GraphTypes.of_record(outline.types)
+    parts = Parts(folder, TORCH_DTYPES[job.dtype], matrix, num_classes=classes, edges=edges, types=types)
     part = parts.part(system.parts_before(rank))
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)

@@ -94,6 +94,7 @@ class GrappaOptions(Section):
 
 class _Grappa(Registered):
     name = "grappa"
+    no_relations = "corrects for the in-edges that a rank lacks by their number over all relations together"
     about = "isolated ranks that send gradients only"
     options = GrappaOptions
     needs_parts = True

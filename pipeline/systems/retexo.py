@@ -128,6 +128,7 @@ class RetexoOptions(Section):
 
 class _Retexo(Registered):
     name = "retexo"
+    no_relations = "trains each layer on aggregates of all in-edges, which do not tell relations apart"
     about = "layer after layer, one exchange for each"
     options = RetexoOptions
     samples = False

@@ -220,7 +220,8 @@ class Visits:
             )
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            self._halos[id(view)] = Halo(batch, view, self._dtype, self._share.edge_rows, self._device)
+            share = self._share
+            self._halos[id(view)] = Halo(batch, view, self._dtype, share.edge_rows, self._device, share.types)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property

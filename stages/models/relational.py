@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
+from ..neighbourhood.halo import HaloNeighbourhood
 from ..nn.dense import linear
 from .base import ACTIVATIONS, Model, ModelConfig, Stack
 
@@ -98,6 +99,8 @@ class RelationalConv(nn.Module):
 
     def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
+        if isinstance(neighbourhood, HaloNeighbourhood):
+            neighbourhood, h = neighbourhood.as_block(h)
         return ACTIVATIONS[activation](self.messages(neighbourhood, h))
 
 
@@ -127,4 +130,10 @@ class RelationalConfig(ModelConfig):
             self.relational_conv(i, given.types, a, b) for i, (a, b) in enumerate(zip(widths, widths[1:]))
         ]
         convs[0] = Projected(Projection(given.widths, self.hidden), convs[0])
-        return Stack(convs, hidden, self.dropout, self.norm, self.activation)
+        return RelationalStack(convs, hidden, self.dropout, self.norm, self.activation)
+
+
+class RelationalStack(Stack):
+    """A stack of convolutions over relations."""
+
+    reads_blocks = True

@@ -32,7 +32,7 @@ from .checks import (
     no_edge_features,
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
-from .relations import EdgeTypes, NodeRows, Relation, TypedRows
+from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
 
 
 class ListNeighbourhood(ABC):
@@ -263,7 +263,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
-        edge_types: EdgeTypes | None = None,
+        edge_types: EdgeTypes | TypedRows | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
@@ -274,7 +274,7 @@ class BlockNeighbourhood(ListNeighbourhood):
             kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the block.
-            edge_types: of a graph with types.
+            edge_types: of a graph with types; or its rows and edges, by type.
             edges: see `ListNeighbourhood`.
 
         Raises:
@@ -302,10 +302,9 @@ class BlockNeighbourhood(ListNeighbourhood):
     @cached_property
     def _typed(self) -> TypedRows:
         if self._edge_types is None:
-            raise InputError(
-                "a layer asks for relations, but the graph has one type of nodes and edges; train on a graph with "
-                "types: see from_relations"
-            )
+            raise no_types()
+        if isinstance(self._edge_types, TypedRows):
+            return self._edge_types
         return TypedRows(self.block, lambda: self.degree, self._edge_types, self._given)
 
     @property

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.errors import InputError
 from ...storage.minibatch import Block
 from ..autograd import once_differentiable
 from ..kernels import aggregation_on
@@ -22,6 +23,7 @@ from .base import Message, Reduce
 from .block import BlockNeighbourhood
 from .checks import as_matrix, check_scale
 from .full_batch import FullBatch, Shard, View
+from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows, no_types
 from .ring import KIND, Ring
 
 
@@ -36,6 +38,7 @@ class Halo:
         dtype: torch.dtype,
         edge_rows: Tensor | None = None,
         device: torch.device | None = None,
+        types: PartTypes | None = None,
     ) -> None:
         """
         Args:
@@ -44,6 +47,7 @@ class Halo:
             dtype: of the features.
             edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
             device: of the features; None: the host.
+            types: of the rank's rows and edges; None: there is one of each.
         """
         self.batch, self.view = batch, view
         self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
@@ -63,8 +67,18 @@ class Halo:
         self.neighbourhood = BlockNeighbourhood(
             block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
         )
+        self.typed = None if types is None else _typed(block, degree, view, types, whole.edge)
+        """The block's rows and edges by type."""
         self.exchanged_degree: Tensor | None = None
         """Degrees of all rows, including those of other ranks, once they have been needed."""
+
+
+def _typed(block: Block, degree: Tensor, view: View, types: PartTypes, edge: npt.NDArray[np.integer]) -> TypedRows:
+    """Rows and edges by type. A row of another rank is here because an edge reads it, which says its type."""
+    kinds, of_rows = types.of_edges[edge], np.zeros(block.num_src, np.int64)
+    of_rows[block.indices] = types.types.ends[kinds, 0]
+    of_rows[: view.num_src] = types.of_rows[: view.num_src]
+    return TypedRows(block, lambda: degree, EdgeTypes(types.types, lambda: kinds, lambda: of_rows), None)
 
 
 def together(view: View, counts: list[int]) -> Shard:
@@ -97,6 +111,7 @@ class HaloNeighbourhood:
             ring: the exchanges of this pass. All ranks make the same calls in the same order.
         """
         self._halo, self._ring, self._group = halo, ring, ring.group
+        self._last: tuple[Tensor, int, Tensor] | None = None
 
     @property
     def num_dst(self) -> int:
@@ -133,12 +148,33 @@ class HaloNeighbourhood:
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
         return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)
 
+    def all_once(self, h: Tensor) -> Tensor:
+        """Rows of this rank, then those of the others, which come once for several calls with the same h."""
+        if self._last is None or self._last[0] is not h or self._last[1] != h._version:
+            self._last = h, h._version, self._all(h)
+        return self._last[2]
+
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
         """The layer as one block over this rank's rows and those of the others that it reads, and h of these rows. All
         ranks call this at the same time, and use the block's degrees at the same time."""
         halo = self._halo
-        block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges)
+        block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges, edge_types=halo.typed)
         return block, self._all(h)
+
+    def node_types(self) -> tuple[NodeRows, ...]:
+        """See `BlockNeighbourhood.node_types`: of this rank's rows."""
+        own = self.num_src
+        return tuple(NodeRows(n.name, n.sources[n.sources < own], n.targets) for n in self._typed.nodes)
+
+    def relations(self) -> tuple["HaloRelation", ...]:
+        """See `BlockNeighbourhood.relations`. Every rank makes the same calls, whatever edges it has."""
+        return tuple(HaloRelation(r, self) for r in self._typed.relations)
+
+    @property
+    def _typed(self) -> TypedRows:
+        if self._halo.typed is None:
+            raise no_types()
+        return self._halo.typed
 
     def _all_degrees(self) -> Tensor:
         halo = self._halo
@@ -201,6 +237,49 @@ class HaloNeighbourhood:
     ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
         return self._halo.neighbourhood.apply(message, self._all(h), params, reduce, edge)
+
+
+class HaloRelation:
+    """Edges of one relation over several ranks. See `Relation`; calls read the rows of this rank, and those of the
+    others come in one exchange for all
+    calls in turn with one h."""
+
+    def __init__(self, relation: Relation, over: HaloNeighbourhood) -> None:
+        self._relation, self._over = relation, over
+        self.type, self.name, self.targets = relation.type, relation.name, relation.targets
+        self.num_dst, self.num_edges = relation.num_dst, relation.num_edges
+        self.sources = relation.sources[relation.sources < over.num_src]
+        self.num_src = over.num_src
+
+    @property
+    def compact(self) -> "Relation":
+        """Not over several ranks. Raises InputError."""
+        raise InputError(
+            "relation.compact takes the rows of one process, but rows of other ranks are read too; call the relation "
+            "itself with all rows, or train with one rank"
+        )
+
+    def sum(self, h: Tensor) -> Tensor:
+        """See `Relation.sum`."""
+        return self._relation.sum(self._over.all_once(h))
+
+    def mean(self, h: Tensor) -> Tensor:
+        """See `Relation.mean`."""
+        return self._relation.mean(self._over.all_once(h))
+
+    def max(self, h: Tensor) -> Tensor:
+        """See `Relation.max`."""
+        return self._relation.max(self._over.all_once(h))
+
+    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """See `Relation.attend`."""
+        return self._relation.attend(self._over.all_once(z), a_src, logit_dst, slope, dropout)
+
+    def apply(
+        self, message: Message, h: Tensor, own: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum"
+    ) -> Tensor:
+        """See `Relation.apply`."""
+        return self._relation.apply(message, self._over.all_once(h), own, params, reduce)
 
 
 class _Exchange(torch.autograd.Function):

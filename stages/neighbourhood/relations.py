@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...storage.errors import InputError
 from ...storage.minibatch import Block
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels import aggregation_on
@@ -28,6 +29,19 @@ class EdgeTypes:
     types: GraphTypes
     of_edges: Callable[[], npt.NDArray[Any]]
     """Returns the relation of each edge of the block, [e]; called when a layer first needs it."""
+    of_rows: Callable[[], npt.NDArray[np.int64]] | None = None
+    """Returns the node type of each of the block's sources, [num_src]; None: their ids say it."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartTypes:
+    """Types of the rows and the edges of one rank's part of a graph."""
+
+    types: GraphTypes
+    of_rows: npt.NDArray[np.int64]
+    """int64 [N], node type of each row."""
+    of_edges: npt.NDArray[Any]
+    """[e], relation of each edge, in the order of the part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +268,14 @@ def attend_together(
     return out / torch.where(total > 0, total, 1)[:, :, None]
 
 
+def no_types() -> InputError:
+    """Error for a graph without relations."""
+    return InputError(
+        "a layer asks for relations, but the graph has one type of nodes and edges; train on a graph with types: see "
+        "from_relations"
+    )
+
+
 class TypedRows:
     """Nodes and edges of a block, by their types."""
 
@@ -268,7 +290,7 @@ class TypedRows:
             kernels: see `Relation`.
         """
         types = edges.types
-        of_rows = types.types_of(block.src)
+        of_rows = types.types_of(block.src) if edges.of_rows is None else edges.of_rows()
         nodes, places = [], np.empty(block.num_src, np.int64)
         among = np.empty(block.num_dst, np.int64)
         for t, name in enumerate(types.node_types):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.array_checks import proving, require, require_ascending, require_vector, require_within
-from ...storage.dataset import SPLITS, Dataset, Split, check_one_type, require_dataset, require_nodes
+from ...storage.dataset import SPLITS, Dataset, Split, require_dataset, require_nodes
 from ...storage.dataset_store import open_stored
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
@@ -120,7 +120,6 @@ def partition_dataset(
     """
     start = time.perf_counter()
     require_dataset(dataset)
-    check_one_type(dataset, "cutting into parts")
     require_nodes(dataset, "parts hold")
     out, parts = Path(out), check_parts(parts, dataset.num_nodes)
     fingerprint = {

@@ -4,17 +4,19 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...storage.dataset import SPLITS
-from ...storage.errors import InputError
+from ...storage.errors import InputError, StoreError
 from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
 from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.full_batch import FullBatch, arrange
+from ..neighbourhood.relations import PartTypes
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 
@@ -32,6 +34,8 @@ class Share:
     """Rows of each split, int64."""
     edge_rows: Tensor | None = field(default=None, kw_only=True)
     """[e, D], features of the rank's edges in the order of its part; None: they have none, or the model reads none."""
+    types: PartTypes | None = field(default=None, kw_only=True)
+    """Types of its rows and edges; None: there is one of each."""
 
     @property
     def x(self) -> Tensor:
@@ -82,7 +86,19 @@ def share(part: Part, batch: FullBatch) -> Share:
         part.labels[torch.from_numpy(batch.order)],
         splits,
         edge_rows=None if edges is None else torch.from_numpy(edges.gather(np.arange(edges.num_rows))),
+        types=types_of(part, batch.order),
     )
+
+
+def types_of(part: Part, order: npt.NDArray[np.int64]) -> PartTypes | None:
+    """Types of a part's rows, in that order, and edges; None if there is one of each. Raises StoreError if the part
+    does not fit the graph."""
+    if part.types is None:
+        return None
+    types, kinds = part.types, part.shards.edge_type
+    if kinds is None or (len(kinds) and int(kinds.max()) >= types.num_relations):
+        raise StoreError(f"part {part.shards.part} lacks the relations of its edges; partition the dataset again")
+    return PartTypes(types, types.types_of(part.owned)[order], kinds)
 
 
 def whole_part(data: Placement, job: RankJob) -> Part:
@@ -93,4 +109,4 @@ def whole_part(data: Placement, job: RankJob) -> Part:
     partition = extract_partition(data.graph, book, 0)
     shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
     rows = data.features, data.labels, data.split
-    return Part(shards, partition.owned, *rows, edge_features=data.edge_features)
+    return Part(shards, partition.owned, *rows, edge_features=data.edge_features, types=data.graph.types)

@@ -12,6 +12,7 @@ from ..array_checks import AT_ONCE, proving, require, require_splits, require_ve
 from ..errors import InputError
 from ..graph import index_dtype
 from ..store.store import Store, open_store, write_store
+from ..typed.graph_types import relation_dtype
 from .book import PartitionBook
 from .partition import Partition
 
@@ -52,6 +53,8 @@ class EdgeShards:
     """E, edges of the whole graph."""
     edge_weight: npt.NDArray[np.float32] | None = None
     """float32 [e] in shard order, or None."""
+    edge_type: npt.NDArray[Any] | None = None
+    """[e], relation of each edge in the Partition's order; None: there is one."""
 
     @property
     def num_parts(self) -> int:
@@ -94,6 +97,8 @@ class EdgeShards:
                 not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())),
                 "edge_weight is negative or not finite",
             )
+        if self.edge_type is not None:
+            require_vector(self.edge_type, relation_dtype(self.edge_type), e, "edge_type")
         ends = {"row_splits": len(self.rows), "edge_splits": e, "source_splits": len(self.sources)}
         for name, end in ends.items():
             require_splits(getattr(self, name), parts, end, name)
@@ -193,6 +198,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
         first_edge=first_edge,
         total_edges=total_edges,
         edge_weight=None if partition.edge_weight is None else partition.edge_weight[edge],
+        edge_type=partition.edge_type,
     )
 
 

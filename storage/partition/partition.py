@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..graph import Graph, TakenRows
 from ..store.arrays import Rows
 from ..store.store import Store, open_store, write_store
+from ..typed.graph_types import relation_dtype
 from .book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]
@@ -42,6 +43,8 @@ class Partition:
     """float32 [e] or None."""
     edge_id: IdArray | None = None
     """int64 [e] or None: the graph's own `edge_id`."""
+    edge_type: npt.NDArray[Any] | None = None
+    """[e], relation of each edge; None: there is one."""
 
     @property
     def num_owned(self) -> int:
@@ -69,7 +72,7 @@ class Partition:
         return sum(a.nbytes for a in self._arrays().values())
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id")
+        names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id", "edge_type")
         return {n: a for n in names if (a := getattr(self, n)) is not None}
 
     def check(self) -> "Partition":
@@ -96,6 +99,8 @@ class Partition:
             )
         if self.edge_id is not None:
             require_vector(self.edge_id, np.int64, e, "edge_id")
+        if self.edge_type is not None:
+            require_vector(self.edge_type, relation_dtype(self.edge_type), e, "edge_type")
         return self
 
 
@@ -145,7 +150,8 @@ def partition_of(owned: IdArray, rows: TakenRows, book: PartitionBook, part: int
     indices = np.empty(len(src), np.int32)
     indices[~remote] = book.local(src[~remote])
     indices[remote] = len(owned) + np.searchsorted(halo, src[remote])
-    return Partition(part, owned, halo, rows.indptr, indices, np.diff(rows.indptr), rows.edge_weight, rows.edge_id)
+    of_edges = rows.edge_weight, rows.edge_id, rows.edge_type
+    return Partition(part, owned, halo, rows.indptr, indices, np.diff(rows.indptr), *of_edges)
 
 
 def write_partition(

@@ -26,6 +26,7 @@ from ..errors import StoreError
 from ..graph import TakenRows, edges_of_rows
 from ..store.store import Store, open_store, write_store
 from ..stored.edge_features import OF_EDGES
+from ..stored.graph import OF_EACH_EDGE
 from .book import PartitionBook
 from .partition import OwnRows
 
@@ -195,7 +196,7 @@ class ShuffledStore:
         with proving(self._folder):
             require_splits(indptr, rows, edges, "the sum of degrees")
             require_ascending(found["nodes"], "the rows of a part")
-        graph = TakenRows(indptr, found["first_edge"], found["indices"], found.get("edge_weight"), found.get("edge_id"))
+        graph = TakenRows(indptr, found["first_edge"], found["indices"], *(found.get(n) for n in OF_EACH_EDGE[1:]))
         split = Split(
             *(np.flatnonzero(found["set"] == number).astype(np.int64) for number in range(1, 1 + len(SPLITS)))
         )

@@ -10,6 +10,9 @@ from ..array_checks import proving, require, require_splits, require_within
 from ..graph import TakenRows
 from ..store.store import Store
 
+OF_EACH_EDGE = ("indices", "edge_weight", "edge_id", "edge_type")
+"""Arrays of a graph with an entry for each edge."""
+
 
 class StoredGraph:
     """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.rows.RowSource`."""
@@ -24,7 +27,7 @@ class StoredGraph:
         with proving(store.path):
             self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
             self.num_edges: int = store.entries["indices"]["shape"][0]
-            per_edge = [store.entries[n]["shape"] for n in ("indices", "edge_weight", "edge_id") if n in store]
+            per_edge = [store.entries[n]["shape"] for n in OF_EACH_EDGE if n in store]
             vectors = store.entries["indptr"]["dtype"] == "int64" and len(store.entries["indptr"]["shape"]) == 1
             require(
                 vectors and all(shape == [self.num_edges] for shape in per_edge),
@@ -32,7 +35,7 @@ class StoredGraph:
             )
         self.of_edges = {
             n: np.dtype(store.entries[n]["dtype"])
-            for n in ("indices", "edge_weight", "edge_id")
+            for n in OF_EACH_EDGE
             if n in store and (n == "indices" or not only_sources)
         }
         """Arrays with an entry for each edge, and their dtypes."""
@@ -62,9 +65,7 @@ class StoredGraph:
         arrays = {name: self._store.piece(name, edges) for name in self.of_edges}
         with proving(self._store.path):
             require_within(arrays["indices"], self.num_nodes, "indices")
-        return TakenRows(
-            indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id")
-        )
+        return TakenRows(indptr - indptr[0], indptr[:-1], arrays["indices"], *map(arrays.get, OF_EACH_EDGE[1:]))
 
 
 class StoredRows:

@@ -118,6 +118,11 @@ class GraphTypes:
         return self
 
 
+def relation_dtype(array: npt.NDArray[Any]) -> np.dtype[Any]:
+    """uint16 for an array of it, else uint8: the dtypes that relations of edges may have."""
+    return np.dtype(np.uint16 if array.dtype == np.uint16 else np.uint8)
+
+
 def edges_of_types(graph: Any) -> list[int]:
     """Number of edges of each relation of a graph with types."""
     return np.bincount(graph.edge_type, minlength=graph.types.num_relations).tolist()

@@ -66,7 +66,8 @@ class Case:
             at = edges_of_rows(self.graph.indptr[owned], self.graph.in_degree[owned])[1]
             edges = MemoryFeatures(rows.gather(at))
         labels = self.labels[torch.from_numpy(owned)]
-        return Part(shards.check(), owned, MemoryFeatures(self.x[owned]), labels, Split(**of), edge_features=edges)
+        rows = MemoryFeatures(self.x[owned]), labels, Split(**of)
+        return Part(shards.check(), owned, *rows, edge_features=edges, types=self.graph.types)
 
     def share(self, group: Group, layers: int, prune: bool, needs_all_rows: bool = False) -> Share:
         """The share that the rank trains on; all ranks call this at the same time."""

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import millrace as mr
+from millrace.stages.partition.stage import open_part
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.phase_ranks import train_phases
 
 SPEC = "hsbm:nodes=240,classes=3,degree=4,features=6"
 JOB = {"epochs": 3, "seed": 3, "lr": 0.02, "threads": 1, "dtype": "float64", "batch_size": 16}
@@ -49,6 +51,17 @@ def test_any_number_of_ranks_trains_the_same_parameters(trained, tmp_path, featu
         return
     assert reports[0]["test_accuracy"] == trained[1]["test_accuracy"]
     assert {k for k, v in reports[0]["bytes"]["network"].items() if v} == {"gradients", "control"}
+
+
+def test_sar_trains_the_same_parameters_on_any_number_of_ranks(data, tmp_path):
+    table = {k: v for k, v in JOB.items() if k != "batch_size"} | {"system": "sar", "partition": {"method": "ldg"}}
+    table["model"] = {**MODEL, "name": "hgt", "heads": 2}
+    del table["model"]["bases"]
+    table |= {"epochs": 4}
+    one = mr.run(data, config=table, out=tmp_path / "1", verbose=False)
+    report = train_phases(data, tmp_path / "2", {**table, "ranks": 2})[0]
+    same(last_parameters(tmp_path / "1"), last_parameters(tmp_path / "2"), rtol=1e-8, atol=1e-9)
+    assert report["test_accuracy"] == one.test_accuracy
 
 
 @pytest.mark.parametrize("changed", [{"queue": {"bulk_size": 5}}, {"threads": 2}, {"kernel": "reference"}], ids=str)
@@ -202,10 +215,9 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
     ("changed", "said"),
     [
         ({"model": "sage"}, "the model is 'sage', which knows no relations"),
-        ({"system": "sar", "model": "rgcn"}, "system 'sar' cuts it into parts"),
-        ({"system": "grappa", "model": "rgcn"}, "system 'grappa' cuts it into parts"),
-        ({"system": "retexo", "model": "rgcn"}, "system 'retexo' cuts it into parts"),
-        ({"model": "rgcn", "bulk": {"topology": "partitioned"}}, "topology = partitioned cuts it into parts"),
+        ({"system": "grappa", "model": "rgcn"}, "system 'grappa' corrects for the in-edges that a rank lacks by their"),
+        ({"system": "retexo", "model": "rgcn"}, "system 'retexo' trains each layer on aggregates of all in-edges"),
+        ({"model": "rgcn", "bulk": {"topology": "partitioned"}}, "topology is 'partitioned', whose blocks"),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (
@@ -270,12 +282,24 @@ def test_what_knows_one_type_only_is_refused(data, tmp_path):
     said = "has 3 node types and 6 relations, and"
     for call in (
         lambda: mr.reorder(data, np.arange(384)),
-        lambda: mr.partition_dataset(data, mr.partitioner("contiguous"), 2, tmp_path / "parts"),
         lambda: mr.plan(data, verbose=False),
         lambda: mr.predict(Own(), data, workers=2),
     ):
         with pytest.raises(InputError, match=said):
             call()
-    for flag in ("--out", "--into"):
-        code, _, error = command("partition", store, "--parts", 2, flag, tmp_path / "cut")
-        assert code == 2 and said in error, error
+    code, _, error = command("partition", store, "--parts", 2, "--into", tmp_path / "cut")
+    assert code == 2 and said in error, error
+
+
+def test_parts_hold_the_relations_of_their_edges(data, tmp_path):
+    mr.write_dataset(tmp_path / "data", data)
+    for source, out in ((tmp_path / "data", "stored"), (SPEC, "memory")):
+        code, _, error = command("partition", source, "--parts", 3, "--method", "ldg", "--out", tmp_path / out)
+        assert code == 0, error
+    graph = data.graph
+    for p in range(3):
+        found, other = (open_part(tmp_path / out, p)[0] for out in ("stored", "memory"))
+        np.testing.assert_array_equal(found.edge_type, other.edge_type)
+        rows = graph.take(found.owned)
+        np.testing.assert_array_equal(found.edge_type, rows.edge_type)
+        np.testing.assert_array_equal(found.nodes[found.indices], rows.indices)
