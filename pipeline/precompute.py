@@ -61,7 +61,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
             "draw samples for any of them"
         )
     check_types(job, system, dataset.graph.types, RGCN())
-    system = keeping_edges(system, dataset)
+    system = keeping_edges(system, dataset.graph.types)
     assert isinstance(system.sample, Sampled)
     check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)

@@ -19,6 +19,8 @@ from ..storage.typed.graph_types import GraphTypes
 from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
+from .neighbourhood.block import types_of_edges
+from .neighbourhood.relations import EdgeTypes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss: outputs [B, W] and labels (int64 [B], or floating [B, C]) to one value for each seed, [B]."""
@@ -67,6 +69,10 @@ class Placement:
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
         """Labels of training nodes."""
         return self.labels[torch.from_numpy(seeds.astype(np.int64))]
+
+    def types_of(self, positions: Any) -> EdgeTypes | None:
+        """Types of edges by their `Block.edge_id`; None if there is one type of edges."""
+        return types_of_edges(self.graph, positions)
 
 
 @dataclass(frozen=True, eq=False)

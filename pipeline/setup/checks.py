@@ -107,9 +107,16 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
         able = [name for name, entry in SYSTEMS.available().items() if not entry.no_relations]
         raise InputError(f"{graph}, but system '{system.name}' {why}; use {' or '.join(able)}")
     if isinstance(system.sample, SampledByOwners):
-        raise InputError(
-            f"{graph}, but bulk.topology is 'partitioned', whose blocks of rows hold no relations; leave it out"
-        )
+        if not hasattr(sampler := system.sample.sampler, "by_relation"):
+            raise InputError(
+                f"{graph}, but the sampler {sampler.name} does not draw relation by relation, as owners of a "
+                "partitioned topology do; use neighbor or labor"
+            )
+        if system.sample.algorithm != "owners":
+            raise InputError(
+                f"{graph}, but bulk.algorithm is '{system.sample.algorithm}', whose rows travel without relations; "
+                "use owners"
+            )
     if job.device != "cpu" or job.kernel not in ("cpu", "reference"):
         raise InputError(
             f"{graph}, but device is '{job.device}' and kernel '{job.kernel}'; relations are sampled and aggregated on "

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.queue_feed import Sampled
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
@@ -121,7 +122,7 @@ def prepare(
     check_losses(job, system)
     check_learned(job, system)
     check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)
-    system = keeping_edges(system, dataset)
+    system = keeping_edges(system, dataset.graph.types)
     outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)
     built = make()
@@ -160,14 +161,14 @@ def prepare_samples(job: Job, dataset: Dataset, *, system: System | None = None)
     return prepare(job, dataset, system=system, model=model)
 
 
-def keeping_edges(system: System, dataset: Dataset) -> System:
+def keeping_edges(system: System, types: Any) -> System:
     """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
-    if dataset.graph.types is None or not isinstance(system.sample, Sampled):
+    if types is None or not isinstance(system.sample, Sampled | SampledByOwners):
         return system
     sampler: Any = system.sample.sampler
     if "edge_ids" not in {f.name for f in fields(sampler)}:
         raise InputError(
-            f"{dataset.name} has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
+            f"the graph has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
             "use another sampler"
         )
     return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
@@ -224,7 +225,7 @@ def prepare_part(
     Raises:
         StoreError: the part is damaged.
     """
-    system = make_system(without_partitioner(job))
+    system = keeping_edges(make_system(without_partitioner(job)), outline.types)
     make, _, name = model_of(job, outline, system, model)
     edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
     classes = outline.num_classes

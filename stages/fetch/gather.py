@@ -14,7 +14,7 @@ from ...storage.minibatch import MiniBatch
 from ..memory.arena import empty
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Placement, RankJob
-from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
+from ..neighbourhood.block import BlockNeighbourhood
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Gather:
             BlockNeighbourhood(
                 b,
                 lambda n=b.num_src: degree()[:n],
-                edge_types=types_of_edges(data.graph, b.edge_id),
+                edge_types=data.types_of(b.edge_id),
                 edges=edges,
             )
             for b, edges in zip(work.blocks, of_edges)

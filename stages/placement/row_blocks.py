@@ -9,7 +9,7 @@ Nodes are renumbered block by block, in their old order within each, so that a b
 say who owns what. See `storage.partition.reorder`. Blocks that are ranges already keep their ids.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +23,10 @@ from ...storage.graph import Graph, index_dtype
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.partition.reorder import ReorderedFeatures, ascending
+from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
+from ..neighbourhood.relations import EdgeTypes
 from ..partition.base import Partitioner
 from ..partition.contiguous import Contiguous
 
@@ -111,6 +113,13 @@ class BlockRows(Placement):
             return super().labels_of(seeds)
         return self.train_labels[torch.from_numpy(np.searchsorted(self.split.train, seeds))]
 
+    def types_of(self, positions: Any) -> EdgeTypes | None:
+        """See `Placement.types_of`. Edges of other ranks name their relations: see `sample.remote_nodewise`."""
+        types = self.graph.types
+        if types is None:
+            return None
+        return EdgeTypes(types, lambda: positions % types.num_relations)
+
     @property
     def num_nodes(self) -> int:
         """V."""
@@ -169,7 +178,7 @@ class Blocks:
         # another owner.
         ranges = bool((sizes[3] == book.offsets[:-1])[sizes[0] > 0].all())
         edges = data.edge_features
-        graph, order = rows_of(shards, book, ranges, edges is not None)
+        graph, order = rows_of(shards, book, ranges, edges is not None, _types_of(data, column))
         if edges is not None and order is not None:
             edges = ReorderedFeatures(edges, order)
         # Blocks ascend, and so do the ids of each: the whole does too.
@@ -199,8 +208,22 @@ def _only_train(ids: Any) -> Split:
     return Split(ids, none, none)
 
 
+def _types_of(part: Part, column: Group) -> GraphTypes | None:
+    """Types of the graph as its nodes are renumbered: those of a part ascend, and so do their types."""
+    if (types := part.types) is None:
+        return None
+    counts = torch.zeros(column.size, len(types.node_types), dtype=torch.int64)
+    counts[column.rank] = torch.from_numpy(np.bincount(types.types_of(part.owned), minlength=counts.shape[1]))
+    column.all_reduce(counts.view(-1), "control")
+    return replace(types, offsets=(0, *counts.view(-1).cumsum(0).tolist()))
+
+
 def rows_of(
-    shards: EdgeShards, book: RangeBook, ranges: bool = True, with_order: bool = False
+    shards: EdgeShards,
+    book: RangeBook,
+    ranges: bool = True,
+    with_order: bool = False,
+    types: GraphTypes | None = None,
 ) -> tuple[Graph, npt.NDArray[np.int64] | None]:
     """In-edges of a part, with sources as `book` numbers them; and the position of each in the part, if edges do not
     keep their order and `with_order` asks for it.
@@ -211,6 +234,7 @@ def rows_of(
         ranges: the parts were ranges before: edges keep their order. Otherwise they are sorted by source, as `reorder`
             sorts them.
         with_order: see above.
+        types: of the graph, as `book` numbers its nodes.
     """
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
@@ -228,7 +252,12 @@ def rows_of(
     if shards.edge_weight is not None:
         weight = np.empty_like(shards.edge_weight)
         weight[shards.edge] = shards.edge_weight
+    kinds = shards.edge_type if types is not None else None
+    typed = {"types": types, "edge_type": kinds}
     if ranges:
-        return Graph(indptr, indices, weight), None
-    indices, weight, order = ascending(indptr, indices, weight, np.arange(len(indices)) if with_order else None)
-    return Graph(indptr, indices, weight), order
+        return Graph(indptr, indices, weight, **typed), None
+    lists = indptr
+    if kinds is not None:  # each relation of a row is a list
+        lists = np.unique(np.concatenate([indptr, np.flatnonzero(np.diff(kinds)) + 1]))
+    indices, weight, order = ascending(lists, indices, weight, np.arange(len(indices)) if with_order else None)
+    return Graph(indptr, indices, weight, **typed), order

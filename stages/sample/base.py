@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ...storage.typed.graph_types import GraphTypes
 
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
@@ -91,6 +92,10 @@ class NodeWise(Sampler, Protocol):
         """``new``: only newly found nodes are rows of the next hop; ``all``: every node so far."""
         ...
 
+    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
+        """int64 [L, R], fanout of each hop and relation of a graph with types."""
+        ...
+
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """uint64 [k, L], random stream of each minibatch and hop."""
         ...
@@ -101,11 +106,11 @@ class NodeWise(Sampler, Protocol):
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
-        fanout: int,
+        fanout: Any,
         ascending: bool,
     ) -> "Drawn":
         """One hop's edges of local rows, [n], divided by minibatch at `splits`; see
-        `kernels.row_block.draw.draw_rows`."""
+        `kernels.row_block.draw.draw_rows`. Of a graph with types, `fanout` is that of each relation, [R]."""
         ...
 
     def sends_weights(self, graph: Graph) -> bool:

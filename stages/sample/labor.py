@@ -14,7 +14,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
-from ..kernels.row_block.draw import Drawn, draw_labor
+from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_owners import Owners, RowsHere
@@ -204,15 +204,17 @@ class LaborSampler:
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
-        fanout: int,
+        fanout: Any,
         ascending: bool,
     ) -> Drawn:
         """See `NodeWise.draw`."""
+        if block.graph.types is not None:
+            return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
         return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
         """See `NodeWise.sends_weights`."""
-        return self.poisson or graph.edge_weight is not None
+        return self.poisson or graph.edge_weight is not None or graph.types is not None
 
     def weigh(
         self,

@@ -14,7 +14,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
-from ..kernels.row_block.draw import Drawn, draw_rows
+from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.edge_weights import scaled
@@ -233,10 +233,13 @@ class NeighborSampler:
         rows: npt.NDArray[np.int64],
         splits: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
-        fanout: int,
+        fanout: Any,
         ascending: bool,
     ) -> Drawn:
         """See `NodeWise.draw`."""
+        if block.graph.types is not None:
+            assert isinstance(block.first, int)
+            return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
         return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending)
 
     def draw_in(
@@ -269,7 +272,7 @@ class NeighborSampler:
 
     def sends_weights(self, graph: Graph) -> bool:
         """See `NodeWise.sends_weights`."""
-        return graph.edge_weight is not None
+        return graph.edge_weight is not None or graph.types is not None
 
     def weigh(
         self,

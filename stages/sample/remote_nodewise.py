@@ -37,7 +37,8 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
     frontiers = [n.nodes for n in numbered]
     ends = [[len(n.nodes)] for n in numbered]
     drawn: list[list[_Rows]] = [[] for _ in range(k)]
-    for hop, fanout in enumerate(sampler.fanout):
+    types = owners.rows.graph.types
+    for hop, fanout in enumerate(sampler.fanout if types is None else sampler.by_relation(types)):
         hop_rows = _ask(owners, sampler, frontiers, keys[:, hop], fanout, ascending=hop > 0 and sampler.expand == "new")
 
         def unite(q: int, hop_rows: "list[_Rows]" = hop_rows) -> None:
@@ -88,9 +89,9 @@ def _joined(hops: list[_Rows]) -> _Rows:
     )
 
 
-def _count_dtype(fanout: int) -> np.dtype[Any]:
-    """The narrowest dtype for the number of edges of a row."""
-    return np.dtype(np.int32) if fanout < 0 else np.min_scalar_type(fanout)
+def _count_dtype(fanout: Any) -> np.dtype[Any]:
+    """The narrowest dtype for the number of edges of a row; int32 with a fanout for each relation."""
+    return np.dtype(np.int32) if np.ndim(fanout) or fanout < 0 else np.min_scalar_type(fanout)
 
 
 def _ask(
@@ -98,7 +99,7 @@ def _ask(
     sampler: NodeWise,
     frontiers: Sequence[Ids],
     keys: npt.NDArray[np.uint64],
-    fanout: int,
+    fanout: Any,
     *,
     ascending: bool,
 ) -> list[_Rows]:
@@ -137,7 +138,7 @@ def _ask(
 
 
 def _answer(
-    owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool
+    owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: Any, ascending: bool
 ) -> list[list[npt.NDArray[Any]]]:
     """Draw in the rows on this rank for all ranks that ask."""
     keys, counts, ids, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, owners.local_dtype)], []
@@ -171,15 +172,22 @@ def _answer(
     return answers
 
 
-def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: int) -> list[npt.NDArray[Any]]:
+def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: Any) -> list[npt.NDArray[Any]]:
     """What travels of each drawn edge: its source, weight and position."""
     values: list[npt.NDArray[Any]] = [drawn.sources]
     if sampler.sends_weights(here.graph):
-        weight = sampler.weigh(here.graph, rows, drawn.kept, drawn.positions, fanout)
+        weight = drawn.weight
+        if weight is None:
+            weight = sampler.weigh(here.graph, rows, drawn.kept, drawn.positions, fanout)
         assert weight is not None
         values.append(weight)
     if sampler.edge_ids:
         assert drawn.positions is not None
         first = here.first_edge
-        values.append(drawn.positions + (first if isinstance(first, int) else np.repeat(first[rows], drawn.kept)))
+        ids = drawn.positions + (first if isinstance(first, int) else np.repeat(first[rows], drawn.kept))
+        if here.graph.types is not None:
+            # Whoever trains on the edge does not have its relation: it comes with the position.
+            assert here.graph.edge_type is not None
+            ids = ids * here.graph.types.num_relations + here.graph.edge_type[drawn.positions]
+        values.append(ids)
     return values

@@ -24,7 +24,7 @@ class GraphTypes:
     """T distinct names, in the order of their ids."""
     offsets: tuple[int, ...]
     """T+1 numbers: nodes of type t have the ids from ``offsets[t]`` up to ``offsets[t + 1]``, which is V for the
-    last."""
+    last. Of a graph that is renumbered part by part, P T + 1 numbers: T ranges for each of P parts."""
     relations: tuple[RelationType, ...]
     """R distinct types of edges."""
 
@@ -40,11 +40,13 @@ class GraphTypes:
 
     def num_nodes(self, node_type: int) -> int:
         """Number of nodes of a type."""
-        return self.offsets[node_type + 1] - self.offsets[node_type]
+        return sum(np.diff(self.offsets)[node_type :: len(self.node_types)].tolist())
 
     def types_of(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """int64 [n], type of each node."""
-        return np.searchsorted(np.asarray(self.offsets[1:]), nodes, side="right").astype(np.int64, copy=False)
+        ranges = np.searchsorted(np.asarray(self.offsets[1:]), nodes, side="right").astype(np.int64, copy=False)
+        several = len(self.offsets) > len(self.node_types) + 1
+        return ranges % len(self.node_types) if several else ranges
 
     def node_type(self, name: str) -> int:
         """Number of a node type. Raises InputError if there is none of this name."""
@@ -103,7 +105,8 @@ class GraphTypes:
         """Check the invariants above. Raises InputError otherwise."""
         if not self.node_types or len(set(self.node_types)) < len(self.node_types):
             raise InputError(f"node types are {list(self.node_types)}; expected at least one, with distinct names")
-        rises = list(self.offsets) == sorted(self.offsets) and len(self.offsets) == len(self.node_types) + 1
+        parts, rest = divmod(len(self.offsets) - 1, len(self.node_types))
+        rises = list(self.offsets) == sorted(self.offsets) and parts > 0 and not rest
         if not rises or self.offsets[0] != 0 or self.offsets[-1] != num_nodes:
             raise InputError(f"offsets of the node types do not rise from 0 to V={num_nodes}, one for each type and V")
         if len(set(self.relations)) < self.num_relations or self.num_relations > MOST_RELATIONS:

@@ -53,6 +53,29 @@ def test_any_number_of_ranks_trains_the_same_parameters(trained, tmp_path, featu
     assert {k for k, v in reports[0]["bytes"]["network"].items() if v} == {"gradients", "control"}
 
 
+PARTITIONED = {"bulk": {"topology": "partitioned"}}
+
+
+def test_blocks_of_rows_train_the_parameters_of_the_whole_graph(trained, data, tmp_path):
+    """Ranges keep the ids, so that minibatches are those of one rank."""
+    report = train_phases(data, tmp_path / "2", {**TABLE, **PARTITIONED, "ranks": 2})[0]
+    same(trained[0], last_parameters(tmp_path / "2"), rtol=1e-8, atol=1e-9)
+    assert report["test_accuracy"] == trained[1]["test_accuracy"]
+    assert report["bytes"]["network"]["graph"] > 0
+
+
+@pytest.mark.parametrize(("ranks", "method"), [(4, "ldg"), (2, "metis")])
+def test_any_cut_over_all_types_trains_the_same_parameters(data, tmp_path, ranks, method):
+    """All edges of all seeds at once: nothing is drawn, so that the numbering of nodes cannot show."""
+    if method == "metis":
+        pytest.importorskip("pymetis")
+    table = {**JOB, "batch_size": 100, "fanout": [-1, -1], "epochs": 2, "model": {**MODEL, "dropout": 0.0}}
+    train_bulk(SPEC, tmp_path / "1", table)
+    cut = {**table, **PARTITIONED, "system": "bulk", "ranks": ranks, "partition": {"method": method}}
+    train_phases(data, tmp_path / "cut", {**cut, "sampler": {"name": "labor"} if ranks == 4 else {}})
+    same(last_parameters(tmp_path / "1"), last_parameters(tmp_path / "cut"), rtol=1e-8, atol=1e-9)
+
+
 def test_sar_trains_the_same_parameters_on_any_number_of_ranks(data, tmp_path):
     table = {k: v for k, v in JOB.items() if k != "batch_size"} | {"system": "sar", "partition": {"method": "ldg"}}
     table["model"] = {**MODEL, "name": "hgt", "heads": 2}
@@ -217,7 +240,14 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
         ({"model": "sage"}, "the model is 'sage', which knows no relations"),
         ({"system": "grappa", "model": "rgcn"}, "system 'grappa' corrects for the in-edges that a rank lacks by their"),
         ({"system": "retexo", "model": "rgcn"}, "system 'retexo' trains each layer on aggregates of all in-edges"),
-        ({"model": "rgcn", "bulk": {"topology": "partitioned"}}, "topology is 'partitioned', whose blocks"),
+        (
+            {"model": "rgcn", **PARTITIONED, "sampler": {"name": "ladies"}},
+            "the sampler ladies does not draw relation by relation",
+        ),
+        (
+            {"model": "rgcn", "bulk": {"topology": "partitioned", "algorithm": "1.5d"}},
+            "bulk.algorithm is '1.5d', whose rows travel without relations",
+        ),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (

@@ -11,7 +11,8 @@ from ...random import NODE
 from ..runtime.threads import get_num_threads, parallel
 from ..sampling.alias import NO_TABLE, AliasTable
 from ..sampling.cpu.draw import sample_rows, sample_uniform
-from ..sampling.cpu.labor_rows import sample_labor
+from ..sampling.cpu.labor_rows import sample_labor, sample_labor_relations
+from ..sampling.cpu.relations import count_relations, sample_relations
 from ..sampling.exponential_race import log2_table
 
 IdArray = npt.NDArray[np.int64]
@@ -30,6 +31,8 @@ class Drawn:
     """[e], global ids."""
     positions: IdArray | None
     """int64 [e], positions in the edge arrays of the block, if requested."""
+    weight: npt.NDArray[np.float32] | None = None
+    """float32 [e], see `EdgeList.weight`, of a graph with types."""
 
 
 def draw_rows(
@@ -95,6 +98,50 @@ def draw_rows(
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
+
+
+def draw_relations(
+    graph: Graph,
+    first: int,
+    rows: IdArray,
+    splits: IdArray,
+    keys: npt.NDArray[np.uint64],
+    fanout: IdArray,
+    *,
+    replace: bool = False,
+    labor: bool = False,
+    poisson: bool = False,
+) -> Drawn:
+    """The draws of `cpu.neighbor.neighbor`, or of `cpu.labor.labor`, for these rows of a graph with types in one hop;
+    `fanout` is that of each relation, [R], and other arguments are as in `draw_rows`."""
+    parts: list[tuple[npt.NDArray[Any], ...]] = [()] * len(keys)
+    lists = graph.indptr, graph.indices, graph.edge_type
+    fanout = fanout.copy()
+
+    def segment(q: int) -> None:
+        of = rows[splits[q] : splits[q + 1]]
+        begin, end, total = np.zeros(1, np.int64), np.array([len(of)]), np.zeros(1, np.int64)
+        count_relations(0, 1, graph.indptr, graph.edge_type, of[None], begin, end, fanout, replace, total)
+        # Poisson draws have no bound but a row's length.
+        room = int(graph.in_degree[of].sum() if poisson else total[0])
+        ends, edge_end = np.zeros((1, len(of) + 1), np.int64), np.zeros(1, np.int64)
+        edges, positions = np.empty((1, room), graph.indices.dtype), np.empty((1, room), np.int64)
+        weights, key = np.empty((1, room), np.float32), keys[q : q + 1]
+        if labor:
+            walk = (of[None], begin, end, fanout, poisson, key, ends, edges, positions, room, edge_end, weights)
+            sample_labor_relations(0, 1, *lists, *walk)
+        else:
+            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, weights, first)
+            sample_relations(0, 1, *lists, *walk)
+        e = int(edge_end[0])
+        parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e], weights[0, :e]
+
+    parallel(segment, [(q,) for q in range(len(keys))])
+    none = (np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64), np.empty(0, np.float32))
+    kept, sources, positions, weight = (np.concatenate(arrays) for arrays in zip(none, *parts))
+    if graph.edge_weight is not None:
+        weight *= graph.edge_weight[positions]
+    return Drawn(kept, sources, positions, weight)
 
 
 def _draw_each(

@@ -116,7 +116,7 @@ def _by_relation(
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         rows = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace)
         bulk.reserve(edges_of_relations(bulk, *rows[1:]))
-        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight)
+        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight, 0)
         parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
 
     return sample_hops(bulk, len(fanout), expand, draw)

@@ -58,11 +58,12 @@ def count_relations(first, last, indptr, kind, nodes, begin, end, fanout, replac
 @njit(**JIT)
 def sample_relations(
     first, last, indptr, sources, kind, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
-    edge_end, weights
+    edge_end, weights, zero
 ):  # fmt: skip
     """Sample up to ``fanout[r]`` edges of each relation r of the rows nodes[q, begin[q]:end[q]]; -1 takes all.
 
-    Weights are the number of the row's edges in a relation divided by the number kept.
+    Weights are the number of the row's edges in a relation divided by the number kept. `zero` is the name of row 0 in
+    random streams.
     """
     for q in range(first, last):
         e = edge_end[q]
@@ -75,7 +76,7 @@ def sample_relations(
                 kept = _kept(degree, s, replace)
                 weight = np.float32(np.float64(degree) / np.float64(kept)) if kept > 0 else np.float32(0)
                 key = mixed(keys[q] + _U(r + 1) * _GOLDEN)
-                word = mixed(key + _U(v) * _NODE)
+                word = mixed(key + _U(v + zero) * _NODE)
                 start = e
                 for i in range(kept):
                     if s < 0 or (not replace and degree <= s):
