@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
-from support import support
+from support import support, typed_support
 
 from millrace.pipeline import cli
 from millrace.pipeline.config.load import Job
@@ -244,6 +244,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "result": result_fields,
     "events": events,
     "support": support,
+    "typed-support": typed_support,
 }
 
 

@@ -5,6 +5,7 @@ checks of jobs answer.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -25,6 +26,28 @@ FEATURES: dict[str, dict[str, Any]] = {
     "learned": {"learned": {"width": 4}},
 }
 MODELS = ("Millrace's", "of PyG", "own module")
+
+
+TYPED = "hsbm:nodes=60,classes=3,features=5"
+TYPED_JOBS: dict[str, dict[str, Any]] = {
+    "`bulk`": {"system": "bulk"},
+    "`bulk`, `labor`": {"system": "bulk", "sampler": {"name": "labor"}},
+    "`bulk`, queue `zarr`": {"system": "bulk", **QUEUES["zarr"]},
+    "`bulk`, `features = \"owned\"`": {"system": "bulk", **FEATURES["owned"]},
+    "`bulk`, partitioned": {"system": "bulk", "bulk": {"topology": "partitioned"}},
+    "`bulk`, partitioned, `ladies`": {
+        "system": "bulk", "bulk": {"topology": "partitioned"}, "sampler": {"name": "ladies", "sizes": [30, 30]},
+    },
+    "`bulk`, partitioned, `1.5d`": {"system": "bulk", "bulk": {"topology": "partitioned", "algorithm": "1.5d"}},
+    "`bulk`, learnt features": {"system": "bulk", **FEATURES["learned"]},
+    "`bulk`, `train.compile`": {"system": "bulk", "train": {"compile": True}},
+    "`bulk`, `device = \"cuda\"`": {"system": "bulk", "device": "cuda"},
+    "`sar`": {"system": "sar"},
+    "`grappa`": {"system": "grappa"},
+    "`retexo`": {"system": "retexo"},
+}  # fmt: skip
+"""Jobs on a graph with several types of nodes and edges."""
+TYPED_MODELS = ("rgcn", "hgt", "sage")
 
 
 class Cell(NamedTuple):
@@ -88,11 +111,42 @@ def refusal(cell: Cell, dataset: mr.Dataset) -> str:
     return ""
 
 
+def typed_refusal(job: str, model: str, dataset: mr.Dataset) -> str:
+    """The sentence that refuses a job of `TYPED_JOBS` with a model; empty if it runs."""
+    options = {"hidden": 8, "layers": 2}
+    try:
+        mr.dry_run(dataset, config={"epochs": 1, "model": {"name": model, **options}, **TYPED_JOBS[job]})
+    except mr.InputError as e:
+        return str(e)
+    return ""
+
+
+def typed_support() -> str:
+    """The table of graphs with several types in Markdown, and its sentences."""
+    dataset = mr.open_dataset(TYPED, seed=0)
+    with with_gpu():
+        told = {(j, m): typed_refusal(j, m, dataset) for j, m in product(TYPED_JOBS, TYPED_MODELS)}
+    numbers: dict[str, int] = {}
+    lines = ["| job | " + " | ".join(f"`{m}`" for m in TYPED_MODELS) + " |", "|" + " --- |" * (1 + len(TYPED_MODELS))]
+    for job in TYPED_JOBS:
+        cells = [told[job, model] for model in TYPED_MODELS]
+        said = [f"no ({numbers.setdefault(c, len(numbers) + 1)})" if c else "yes" for c in cells]
+        lines.append(f"| {job} | {' | '.join(said)} |")
+    return "\n".join([*lines, "", *(f"{number}. {sentence}" for sentence, number in numbers.items())])
+
+
+@contextmanager
+def with_gpu() -> Iterator[None]:
+    """Context in which checks answer as on a machine with a GPU."""
+    there = ("device_policies.check_gpus", "checks.sampling_backend")
+    with patch(f"millrace.pipeline.setup.{there[0]}"), patch(f"millrace.pipeline.setup.{there[1]}"):
+        yield
+
+
 def support() -> str:
     """The table in Markdown, and the sentences that it refers to."""
     dataset = mr.open_dataset(DATASET, seed=0)
-    there = ("device_policies.check_gpus", "checks.sampling_backend")
-    with patch(f"millrace.pipeline.setup.{there[0]}"), patch(f"millrace.pipeline.setup.{there[1]}"):
+    with with_gpu():
         told = {cell: refusal(cell, dataset) for cell in cells()}
     numbers: dict[str, int] = {}
     lines = ["| system | features | queue | " + " | ".join(f"`{d}`, {m}" for d, m in product(DEVICES, MODELS)) + " |"]

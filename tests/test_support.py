@@ -56,6 +56,19 @@ def test_each_cell_is_what_a_dry_run_says(system: str, table: str) -> None:
             assert not refused, "a system runs by itself on its devices"
 
 
+@pytest.mark.usefixtures("on_device")
+def test_the_table_of_typed_graphs() -> None:
+    rows, told = support.typed_support().split("\n\n")
+    assert all(len(line) < 300 and ("; " in line or ": " in line) for line in told.splitlines())
+    said = {line.strip("| ").split(" | ")[0]: line.strip("| ").split(" | ")[1:] for line in rows.splitlines()[2:]}
+    runs = {job for job, (rgcn, hgt, _) in said.items() if (rgcn, hgt) == ("yes", "yes")}
+    assert runs == {
+        "`bulk`", "`bulk`, `labor`", "`bulk`, queue `zarr`", '`bulk`, `features = "owned"`', "`bulk`, partitioned",
+        "`sar`",
+    }  # fmt: skip
+    assert not any(sage == "yes" for _, _, sage in said.values())
+
+
 @pytest.mark.parametrize("model", ["of PyG", "own module"])
 @pytest.mark.parametrize("system", ["grappa", "sar"])
 def test_what_no_other_test_runs_on_a_device_runs(

@@ -17,6 +17,10 @@ TYPES = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"), ("b", "r", "a"), ("a
 def test_types_of_nodes_and_ends_of_relations():
     assert TYPES.types_of(np.arange(5)).tolist() == [0, 0, 1, 1, 1]
     assert GraphTypes(("a", "none", "b"), (0, 2, 2, 3), ()).types_of(np.arange(3)).tolist() == [0, 0, 2]
+    # Three parts of two types each, the second without any "a".
+    parts = GraphTypes(("a", "b"), (0, 2, 3, 3, 4, 5, 5), ()).check(5)
+    assert parts.types_of(np.arange(5)).tolist() == [0, 0, 1, 1, 0]
+    assert (parts.num_nodes(0), parts.num_nodes(1)) == (3, 2)
     assert TYPES.ends.tolist() == [[0, 1], [1, 0], [0, 0]]
     assert (TYPES.relation("s"), TYPES.relation("b,r,a"), TYPES.node_type("b")) == (2, 1, 1)
     assert GraphTypes.of_record(TYPES.record()) == TYPES.check(5)
@@ -29,6 +33,7 @@ def test_types_of_nodes_and_ends_of_relations():
         (lambda: TYPES.relation("t"), "there is no relation 't'; expected one of r, s"),
         (lambda: TYPES.node_type("c"), "there is no node type 'c'; expected one of a, b"),
         (lambda: replace(TYPES, node_types=("a", "a")).check(5), "with distinct names"),
+        (lambda: replace(TYPES, offsets=(0, 2, 5, 5)).check(5), "do not rise from 0 to V=5"),
         (lambda: TYPES.check(6), "do not rise from 0 to V=6"),
         (lambda: replace(TYPES, relations=(("a", "r", "b"),) * 2).check(5), "there are 2 relations"),
         (lambda: replace(TYPES, relations=(("a", "r", "c"),)).check(5), "node type 'c', which is not there"),
