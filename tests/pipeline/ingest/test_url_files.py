@@ -86,6 +86,10 @@ def test_a_url_without_tables_or_access_is_a_sentence(here, tables, s3):
     s3.put_object(Bucket=BUCKET, Key="bad/nodes.parquet", Body=b"no parquet")
     with pytest.raises(InputError, match="cannot be read"):
         mr.convert(f"s3://{BUCKET}/bad", "x", verbose=False)
+    for name in ("edges-user-likes-item", "nodes-user", "nodes-item"):
+        s3.put_object(Bucket=BUCKET, Key=f"typed/{name}.parquet", Body=b"")
+    with pytest.raises(InputError, match="but tables of several types are joined in memory; copy its files here"):
+        mr.convert(f"s3://{BUCKET}/typed", "x", verbose=False)
     assert not list(here.iterdir())
 
 
