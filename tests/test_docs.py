@@ -48,7 +48,7 @@ def test_every_key_has_a_type_a_default_and_a_meaning(reference):
     assert not [key for key, cells in keys.items() if not all(cells)]
     assert keys["train.lr"] == ["number, >\u00a00, ≤\u00a01e+06", "`0.003`", "Learning rate."]
     assert keys["sar.mode"][0].startswith("`auto`, `rematerialize`, `keep`, `halo` or a list of")
-    assert keys["model.activation"][1] == '`"relu"` (`gat`: `"elu"`)'
+    assert keys["model.activation"][1] == '`"relu"` (`gat`: `"elu"`) (`hgt`: `"none"`)'
     assert keys["sampler.sizes"][2].startswith("only `ladies`, `fastgcn`: ")
 
 
