@@ -30,16 +30,18 @@ DEVICES = ("cpu", "cuda")
 JOB: dict[str, Any] = {
     "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "check": True, "queue": {"bulk_size": 2}, "hidden": 6,
     "dropout": 0.3,
-    "fanout": [3, 2], "batch_size": 12, "lr": 0.02,
+    "fanout": [3, 2], "batch_size": 5, "lr": 0.02,
 }  # fmt: skip
 """Three minibatches an epoch, in two bulks."""
+NODES = 48
+DATASET = f"sbm:nodes={NODES},classes=3,degree=6,features=5,train=0.3"
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
 
 
 @pytest.fixture(scope="module")
 def sbm():
-    return mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3", seed=1)
+    return mr.open_dataset(DATASET, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,8 @@ def agree(data, out, rel=1e-9, **options):
         {"name": "neighbor", "fanout": [-1, -1]},
         {"name": "neighbor", "fanout": [3, 2], "weighted": True},
         {"name": "labor", "fanout": [3, 2], "poisson": True},
-        {"name": "ladies", "sizes": [12, 8]},
-        {"name": "fastgcn", "sizes": [12, 8]},
+        {"name": "ladies", "sizes": [8, 6]},
+        {"name": "fastgcn", "sizes": [8, 6]},
     ],
     ids=lambda s: "-".join(map(str, s.values())),
 )
@@ -146,7 +148,7 @@ def test_a_module_of_ones_own(weighted, tmp_path):
 
 
 def test_several_minibatches_a_step(sbm, tmp_path):
-    agree(sbm, tmp_path, batch_size=5, minibatches_per_step=3, epochs=1)
+    agree(sbm, tmp_path, batch_size=2, minibatches_per_step=3, epochs=1)
 
 
 # --- where rows and lists lie ---
@@ -168,12 +170,12 @@ def gathers(monkeypatch):
 ROW_BYTES = 5 * 8
 
 
-@pytest.mark.parametrize(("cache_bytes", "cached"), [(0, 0), (40 * ROW_BYTES, 40), (1 << 30, 120)])
+@pytest.mark.parametrize(("cache_bytes", "cached"), [(0, 0), (20 * ROW_BYTES, 20), (1 << 30, NODES)])
 def test_rows_and_lists_in_the_hosts_memory(sbm, tmp_path, gathers, cache_bytes, cached):
     gpu = {"features": "pinned", "topology": "pinned", "cache_bytes": cache_bytes}
     _, result = agree(sbm, tmp_path, gpu=gpu, epochs=1)
     assert gathers == [cached] * result.minibatches
-    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.bytes["evaluation"]["features"] > 0
 
 
@@ -194,7 +196,7 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
     )
     there, _ = train(sbm, tmp_path / "memory", "cpu", dtype=dtype, epochs=1)
     np.testing.assert_allclose(seen, there, rtol=1e-9 if dtype == "float64" else 1e-4)
-    assert result.bytes["store"]["features"] == 120 * 5 * np.dtype(dtype).itemsize
+    assert result.bytes["store"]["features"] == NODES * 5 * np.dtype(dtype).itemsize
 
 
 @pytest.mark.parametrize("where", ["device", "pinned"])
@@ -203,11 +205,11 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
 )
 def test_rows_that_ranks_own(sbm, tmp_path, options, where):
     """One rank reads all rows: the same bits as if every rank had all of them."""
-    gpu = {"features": where, "cache_bytes": 40 * ROW_BYTES}
+    gpu = {"features": where, "cache_bytes": 20 * ROW_BYTES}
     _, result = agree(sbm, tmp_path, gpu=gpu, **options)
     _, whole = train(sbm, tmp_path / "whole", "cuda")
     assert result.parameters_sha256 == whole.parameters_sha256
-    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.hot_rows is not None
 
 
@@ -215,7 +217,7 @@ def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
     """There is one copy of them, and the store is read once."""
     _, result = agree(sbm, tmp_path)
     assert gathers == []
-    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert not result.bytes["evaluation"].get("features")
 
 
@@ -223,7 +225,7 @@ def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
 
 
 @pytest.mark.parametrize(
-    "sampler", [{"name": "neighbor", "weighted": True}, {"name": "ladies", "sizes": [12, 8]}], ids=lambda s: s["name"]
+    "sampler", [{"name": "neighbor", "weighted": True}, {"name": "ladies", "sizes": [8, 6]}], ids=lambda s: s["name"]
 )
 def test_minibatches_from_a_queue_on_disk(weighted, tmp_path, sampler):
     fanout = None if "sizes" in sampler else [3, 2]
@@ -238,7 +240,7 @@ def test_minibatches_from_a_queue_on_disk(weighted, tmp_path, sampler):
 
 def test_minibatches_that_were_sampled_before(sbm, tmp_path):
     spec = {
-        "dataset": "sbm:nodes=120,classes=3,degree=6,features=5,train=0.3",
+        "dataset": DATASET,
         **JOB,
         "queue": {"bulk_size": 2, "reuse": "cycle"},
     }
@@ -280,7 +282,7 @@ def test_two_ranks(sbm, tmp_path, monkeypatch):
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     mr.write_dataset(tmp_path / "store", sbm)
     common = {"ranks": 2, "cluster": {"backend": "gloo", "dashboard_port": 0}, "epochs": 1}
-    common |= {"minibatches_per_step": 4, "batch_size": 6}
+    common |= {"minibatches_per_step": 4, "batch_size": 2}
     _, whole = train(tmp_path / "store", tmp_path, "cuda", **common)
     assert whole.ranks == 2
     assert whole.bytes["network"]["gradients"] > 0
