@@ -20,6 +20,8 @@ if not torch.cuda.is_available():
     with suppress(ImportError):
         interpreter.take_turns()
 
+# No test survives a loss of power, and disks take long.
+os.fsync = lambda fd: None
 
 # Neither a busy machine nor a kernel's first compilation is a failure.
 settings.register_profile("millrace", deadline=None)
