@@ -18,7 +18,7 @@ from millrace.tests.contracts import interpreter, pretended_device
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with suppress(ImportError):
-        interpreter.take_turns()
+        interpreter.prepare()
 
 # No test survives a loss of power, and disks take long.
 os.fsync = lambda fd: None

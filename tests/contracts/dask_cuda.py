@@ -111,7 +111,7 @@ def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         "import sys\n\n"
         "if any('rank_main' in word for word in sys.orig_argv):\n"
         "    from millrace.tests.contracts import interpreter, pretended_device\n\n"
-        "    interpreter.take_turns()\n"
+        "    interpreter.prepare()\n"
         "    pretended_device.install_for_good()\n"
     )
     # Dask's workers have this process's path.

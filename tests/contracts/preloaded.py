@@ -7,6 +7,7 @@ that.
 
 import gc
 import importlib.util
+import os
 
 from numba.core.registry import cpu_target
 
@@ -38,5 +39,7 @@ for name in MODULES:
     importlib.import_module(name)
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
+# See tests/conftest.py.
+os.fsync = lambda fd: None
 # Ranks collect their own garbage only.
 gc.freeze()
