@@ -110,7 +110,7 @@ def sample_separately(
 
     Without types, seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed
     are edges out of its first position (as in torch-sparse's sampler). If trees are disjoint, a node is in each tree
-    that finds it.
+    that finds it. With types, the edges of a hop are by relation, then by destination.
 
     Args:
         sampler: see `sample`.
@@ -152,9 +152,6 @@ def sample_separately(
                 kept, positions = timed.times.graph.draw(row, moments, key[tree[at]], fanout, **options)
             drawn.append((np.repeat(at, kept), positions))
         column, positions = (np.concatenate(arrays) for arrays in zip((NONE, NONE), *drawn))
-        if len(drawn) > 1:
-            order = np.argsort(column, kind="stable")
-            column, positions = column[order], positions[order]
         rows.append(tree[column] * size + rows_of.indices[positions].astype(np.int64, copy=False))
         columns.append(first + column)
         edges.append(rows_of.edge_id[positions])

@@ -164,10 +164,19 @@ def law(weights: list[float], most: int, replace: bool) -> dict[tuple[int, ...],
 
 
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"weight_attr": "w"}, {"time_attr": "at"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"disjoint": True},
+        {"weight_attr": "w"},
+        {"time_attr": "at"},
+        {"time_attr": "at", "temporal_strategy": "last"},
+    ],
+)
 def test_each_relation_has_its_law_apart_from_the_others(options: dict[str, Any], replace: bool) -> None:
-    """Each of 700 seeds has four in-edges of one relation, by weight if asked, and three of another: every joint
-    outcome."""
+    """Each of 700 seeds has four in-edges of one relation, by weight if asked or the last two, and three of another,
+    without weights and times: every joint outcome."""
     seeds, data = 700, HeteroData()
     data["a"].num_nodes, data["b"].num_nodes, data["c"].num_nodes = seeds, 4 * seeds, 3 * seeds
     data["a"].at, data["b"].at = torch.full((seeds,), 5), torch.full((4 * seeds,), 5)
@@ -183,7 +192,8 @@ def test_each_relation_has_its_law_apart_from_the_others(options: dict[str, Any]
         for name, n in (("b", 2), ("c", 1))
     ]
     found.update((tuple(sorted(x)), y[0]) for x, y in zip(picks[0].tolist(), picks[1].tolist()))
-    of_b = law(weights if "weight_attr" in options else [1.0] * 4, 2, replace)
+    chances = weights if "weight_attr" in options else [0.0, 0, 1, 1] if "temporal_strategy" in options else [1.0] * 4
+    of_b = law(chances, 2, replace)
     expected = {(x, y): p / 3 for x, p in of_b.items() for y in range(3)}
     assert set(found) <= set(expected)
     assert chisquare([found[k] for k in expected], [p * seeds for p in expected.values()]).pvalue > 1e-3
