@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from millrace.stages.sample.neighbor import NeighborSampler
     from millrace.stages.sample.ppr import PprSampler
     from millrace.stages.sample.saint import SaintSampler
+    from millrace.stages.sample.temporal import TemporalSampler
     from millrace.storage.dataset import Dataset, Split
     from millrace.storage.dataset_store import write_dataset
     from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
@@ -144,6 +145,7 @@ _HOMES = {
     "SubgraphSampler": "stages.sample.matrix",
     "PprSampler": "stages.sample.ppr",
     "SaintSampler": "stages.sample.saint",
+    "TemporalSampler": "stages.sample.temporal",
     "sample_minibatches": "stages.sample.minibatches",
     "Dataset": "storage.dataset",
     "Split": "storage.dataset",
@@ -209,6 +211,7 @@ __all__ = [
     "StoreError",
     "Sweep",
     "System",
+    "TemporalSampler",
     "TrainedRun",
     "bulk",
     "conv_weights",

@@ -21,7 +21,7 @@ from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
 from .config.records import make_system, with_links, without_partitioner
-from .setup.checks import check_links, check_types
+from .setup.checks import check_links, check_times, check_types
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import count_minibatches, seed_plan
@@ -61,6 +61,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
             "draw samples for any of them"
         )
     check_types(job, system, dataset.graph.types, RGCN())
+    check_times(job, system, dataset)
     system = keeping_edges(system, dataset.graph.types)
     assert isinstance(system.sample, Sampled)
     check_kernel(system.sample.sampler, job.kernel)

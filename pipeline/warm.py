@@ -12,6 +12,7 @@ from typing import Any
 
 GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
 TYPED = "hsbm:nodes=60,classes=2,degree=3,features=8"
+TIMED = "tsbm:nodes=60,days=8,degree=3,features=8"
 TINY = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "dropout": 0.5}
 
 
@@ -27,6 +28,8 @@ class Trial:
     """True if its edges have features."""
     typed: bool = False
     """On a graph with several types of nodes and edges."""
+    timed: bool = False
+    """On a graph with times."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def trials(dtype: str) -> list[Trial]:
     system."""
     from ..stages.models import MODELS
     from ..stages.sample import SAMPLERS
+    from ..stages.sample.base import reads_times
     from .config.systems import SYSTEMS
 
     first, default = next(iter(SAMPLERS)), next(iter(SYSTEMS))
@@ -51,7 +55,11 @@ def trials(dtype: str) -> list[Trial]:
         Trial(name, {"model": {"name": name}}, edge_features=model.reads_edges, typed=model.reads_relations)
         for name, model in MODELS.items()
     ]
-    found += [Trial(f"{name} sampling", {"sampler": {"name": name}}) for name in SAMPLERS if name != first]
+    found += [
+        Trial(f"{name} sampling", {"sampler": {"name": name}}, timed=reads_times(SAMPLERS.find(name)))
+        for name in SAMPLERS
+        if name != first
+    ]
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
     found += [Trial(name, {"system": name}) for name in SYSTEMS if name != default]
@@ -97,7 +105,7 @@ def run_trial(trial: Trial) -> Warmed:
             pass
 
     start, compiled = time.perf_counter(), Count()
-    dataset = open_dataset(TYPED if trial.typed else GRAPH)
+    dataset = open_dataset(TYPED if trial.typed else TIMED if trial.timed else GRAPH)
     if trial.weighted:
         weight = np.ones(dataset.graph.num_edges, np.float32)
         dataset = replace(dataset, graph=replace(dataset.graph, edge_weight=weight))

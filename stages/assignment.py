@@ -81,6 +81,9 @@ class BulkRequest:
     """k vectors of distinct node ids."""
     indices: Sequence[int] = ()
     """Positions of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
+    moments: tuple[npt.NDArray[np.number], ...] = ()
+    """k vectors of times, those of the seeds, where samples go by time. Empty: a seed has the time of its node. A node
+    may be a seed at several times."""
 
     def __post_init__(self) -> None:
         if not self.indices:

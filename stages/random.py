@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     DEAL = 9
     HALO = 10
     NEGATIVE = 11
+    EVALUATE = 12
 
 
 def _mix_int(z: int) -> int:

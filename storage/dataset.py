@@ -136,8 +136,8 @@ class Dataset:
 
     def to_pyg(self) -> Any:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
-        edge_weight and edge_attr if there are any. A graph with types is a `HeteroData`: see `from_pyg`. Links have
-        ``train_edge_label_index``, ... in place of y and masks.
+        edge_weight, edge_attr, edge_time and node_time if there are any. A graph with types is a `HeteroData`: see
+        `from_pyg`. Links have ``train_edge_label_index``, ... in place of y and masks.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -185,6 +185,9 @@ class Dataset:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
         if graph.edge_features is not None:
             data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))
+        for name in ("edge_time", "node_time"):
+            if (times := getattr(graph, name)) is not None:
+                data[name] = torch.from_numpy(np.array(times))
         return data
 
     def check(self) -> "Dataset":

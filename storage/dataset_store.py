@@ -22,8 +22,8 @@ from .fingerprint import (
     feature_sample_digest,
     features_digest,
     features_fingerprint,
+    later_digests,
     sampled_rows,
-    type_digests,
     typed_fingerprint,
 )
 from .graph import Graph, degree_summary
@@ -43,6 +43,8 @@ KIND = "dataset"
 FEATURES_FILE = "features.npy"
 MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
 """Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
+OF_SOME_GRAPHS = ("part_offsets", "edge_type", "edge_time", "node_time")
+"""Arrays of a graph that are compressed, whatever the format of the others."""
 NARROW = tuple(kind for kind in FEATURE_DTYPES if kind != "float32")
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesPlace = Literal["memory", "mapped", "zarr"]
@@ -168,10 +170,7 @@ def write_dataset(
         "val": split.val,
         "test": split.test,
     }
-    if graph.part_offsets is not None:
-        arrays["part_offsets"] = graph.part_offsets
-    if graph.edge_type is not None:
-        arrays["edge_type"] = graph.edge_type
+    arrays |= {name: array for name in OF_SOME_GRAPHS if (array := getattr(graph, name)) is not None}
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
@@ -209,7 +208,7 @@ def write_dataset(
         if typed is not None:
             digest = typed_fingerprint([d["features"] for d in made])
             made = [{"features": digest, "feature_sample": features_digest(dataset.features)}]
-        found = {**made[0], "graph": digest_record({**digested, **type_digests(graph)})}
+        found = {**made[0], "graph": digest_record({**digested, **later_digests(graph)})}
         if of_edges is not None:
             found[OF_EDGES] = of_edges.digests()["features"]
         known = dict(dataset.known_digests)
@@ -362,7 +361,7 @@ def check_loaded_graph(store: Store, graph: Graph) -> None:
         return
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
     digests = {n: None if a is None else array_digest(a, GRAPH_DIGESTS[n]) for n, a in arrays.items()}
-    made = digest_record({**digests, **type_digests(graph)})
+    made = digest_record({**digests, **later_digests(graph)})
     if made != store.fingerprint.get("graph"):
         raise StoreError(f"{store.path}: the graph does not match its digest; it is damaged: write the dataset again")
 
@@ -419,12 +418,10 @@ def open_dataset_store(
     store = open_store(Path(path), KIND)
     check_graph_place(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None
-    offsets = store.read("part_offsets") if "part_offsets" in store else None
     opened = Graph(
         **{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS},
-        part_offsets=offsets,
+        **{name: store.read(name) for name in OF_SOME_GRAPHS if name in store},
         types=open_types(store),
-        edge_type=store.read("edge_type") if "edge_type" in store else None,
         edge_features=open_edge_features(store, features),
     )
     if graph == "memory":

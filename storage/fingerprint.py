@@ -110,15 +110,17 @@ def graph_fingerprint(graph: Graph) -> str:
     """Digest of all arrays of a graph."""
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
     digests = {name: None if a is None else array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
-    return digest_record({**digests, **type_digests(graph)})
+    return digest_record({**digests, **later_digests(graph)})
 
 
-def type_digests(graph: Graph) -> dict[str, Any]:
-    """Entries of a graph with types in the record of its digest. There are none without types, so that such a digest is
-    that of earlier versions."""
+def later_digests(graph: Graph) -> dict[str, Any]:
+    """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
+    is that of earlier versions."""
+    times = {name: getattr(graph, name) for name in ("edge_time", "node_time")}
+    found: dict[str, Any] = {name: array_digest(a) for name, a in times.items() if a is not None}
     if graph.types is None or graph.edge_type is None:
-        return {}
-    return {"types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
+        return found
+    return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
 
 
 def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, digest: str) -> str:

@@ -72,6 +72,11 @@ class Graph:
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
     edge_features: "FeatureStore | None" = None
     """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none."""
+    edge_time: npt.NDArray[Any] | None = None
+    """int64 or float64 [E], the time of each edge, or None."""
+    node_time: npt.NDArray[Any] | None = None
+    """int64 or float64 [V], the time of each node, or None: as a seed, it sees no later edge where samples go by
+    time."""
 
     @property
     def num_nodes(self) -> int:
@@ -89,6 +94,16 @@ class Graph:
         return self.edge_weight is not None
 
     @property
+    def has_edge_times(self) -> bool:
+        """True if edges have times."""
+        return self.edge_time is not None
+
+    @property
+    def has_node_times(self) -> bool:
+        """True if nodes have times."""
+        return self.node_time is not None
+
+    @property
     def num_edge_features(self) -> int:
         """D, columns of the edges' features; 0 without any."""
         return 0 if self.edge_features is None else self.edge_features.num_features
@@ -100,6 +115,8 @@ class Graph:
             weighted += f", {counted(self.types.num_relations, 'relation')}"
         if self.num_edge_features:
             weighted += f", {counted(self.num_edge_features, 'edge feature')}"
+        if self.has_edge_times:
+            weighted += ", edge times"
         return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
@@ -160,6 +177,7 @@ class Graph:
     def nbytes(self) -> int:
         """Bytes of all arrays, without features."""
         arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id, self.edge_type)
+        arrays += (self.edge_time, self.node_time)
         return sum(a.nbytes for a in arrays if a is not None)
 
     def check(self) -> "Graph":
@@ -180,6 +198,9 @@ class Graph:
         if self.types is not None and self.edge_type is not None:
             self.types.check(self.num_nodes)
             check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
+        for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):
+            if (times := getattr(self, name)) is not None:
+                check_times(name, times, count)
         if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
             raise InputError(
                 f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges"
@@ -245,6 +266,37 @@ def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: in
         raise InputError(f"edge_id is {a.dtype}{list(a.shape)}; expected int64 [{num_edges}]")
 
 
+def as_times(values: npt.ArrayLike, what: str, count: int) -> npt.NDArray[Any]:
+    """Times as int64, or float64 if they are floating-point numbers. Dates count in their own unit.
+
+    Args:
+        values: [count] whole numbers, numbers or NumPy dates; a column [count, 1] too.
+        what: says what they are the times of, for messages.
+        count: number of edges, nodes or pairs.
+
+    Raises:
+        InputError: another shape, no numbers, or one is NaN.
+    """
+    given = np.asarray(values)
+    given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    if given.dtype.kind not in "iufM" or given.shape != (count,):
+        raise InputError(f"{what} is {given.dtype}{list(given.shape)}; expected numbers or dates [{count}]")
+    if len(bad := np.flatnonzero(np.isnat(given) if given.dtype.kind == "M" else np.isnan(given))):
+        raise InputError(
+            f"{what} holds {counted(len(bad), 'time')} that {are(len(bad))} NaN (first: position {bad[0]}); expected a "
+            "time for each"
+        )
+    return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
+
+
+def check_times(name: str, a: npt.NDArray[Any], count: int) -> None:
+    """Raise InputError unless `a` is sound as an array of times."""
+    if a.dtype not in (np.int64, np.float64) or a.shape != (count,):
+        raise InputError(f"{name} is {a.dtype}{list(a.shape)}; expected int64 or float64 [{count}]")
+    if np.isnan(a).any():
+        raise InputError(f"{name} holds NaN; expected a time for each")
+
+
 def check_offsets(o: npt.NDArray[np.integer], num_nodes: int) -> None:
     """Raise InputError unless `o` is int64 [P+1] and rises from 0 to V."""
     vector = o.dtype == np.int64 and o.ndim == 1 and len(o) >= 2
@@ -259,6 +311,8 @@ def from_edges(
     *,
     edge_weight: npt.ArrayLike | None = None,
     edge_features: npt.ArrayLike | None = None,
+    edge_time: npt.ArrayLike | None = None,
+    node_time: npt.ArrayLike | None = None,
     keep_edge_id: bool = False,
 ) -> Graph:
     """Build in-neighbour lists from edges src -> dst, all kept as they are (multi-edges and self loops too).
@@ -269,6 +323,8 @@ def from_edges(
         num_nodes: V; by default one more than the largest id.
         edge_weight: [E], finite and non-negative.
         edge_features: [E, D] finite numbers, a row for each edge, or [E].
+        edge_time: [E], the time of each edge: numbers, or dates in a unit of NumPy.
+        node_time: [V], the time of each node.
         keep_edge_id: also keep each edge's position in the input.
 
     Returns:
@@ -276,7 +332,7 @@ def from_edges(
 
     Raises:
         InputError: lengths differ, ids are no integers, negative, or not below `num_nodes`; or `edge_features` are no
-            finite numbers.
+            finite numbers, or a time is NaN.
     """
     src, dst = np.asarray(src), np.asarray(dst)
     if src.ndim != 1 or src.shape != dst.shape:
@@ -311,6 +367,8 @@ def from_edges(
         None if edge_weight is None else np.asarray(edge_weight, np.float32)[order],
         order.astype(np.int64) if keep_edge_id else None,
         edge_features=rows,
+        edge_time=None if edge_time is None else as_times(edge_time, "edge_time", len(src))[order],
+        node_time=None if node_time is None else as_times(node_time, "node_time", num_nodes),
     ).check()
 
 

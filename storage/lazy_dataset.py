@@ -18,6 +18,7 @@ from .array_checks import proving, require
 from .dataset import SPLITS, Dataset, Split, Task
 from .dataset_store import (
     KIND,
+    OF_SOME_GRAPHS,
     FeaturesPlace,
     GraphPlace,
     check_graph_place,
@@ -30,7 +31,7 @@ from .dataset_store import (
 from .errors import StoreError
 from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS
-from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets
+from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets, check_times
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
 from .stored.edge_features import edge_feature_width, open_edge_features
@@ -74,6 +75,16 @@ class LazyGraph(Graph):
         return "edge_weight" in self._store
 
     @property
+    def has_edge_times(self) -> bool:
+        """See `Graph.has_edge_times`."""
+        return "edge_time" in self._store
+
+    @property
+    def has_node_times(self) -> bool:
+        """See `Graph.has_node_times`."""
+        return "node_time" in self._store
+
+    @property
     def num_edge_features(self) -> int:
         """See `Graph.num_edge_features`."""
         return self._width
@@ -115,6 +126,19 @@ class LazyGraph(Graph):
         if "part_offsets" not in self._store:
             return None
         return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
+
+    @cached_property
+    def edge_time(self) -> npt.NDArray[Any] | None:
+        """See `Graph.edge_time`."""
+        return self._times("edge_time", self.num_edges)
+
+    @cached_property
+    def node_time(self) -> npt.NDArray[Any] | None:
+        """See `Graph.node_time`."""
+        return self._times("node_time", self.num_nodes)
+
+    def _times(self, name: str, count: int) -> npt.NDArray[Any] | None:
+        return self._checked(name, lambda a: check_times(name, a, count)) if name in self._store else None
 
     @cached_property
     def edge_type(self) -> npt.NDArray[Any] | None:
@@ -164,6 +188,7 @@ class LazyGraph(Graph):
     def check(self) -> "LazyGraph":
         """Read all arrays, which are checked as they are read. Raises StoreError if they are damaged."""
         _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets, self.edge_type
+        _ = self.edge_time, self.node_time
         if self.place == "memory":
             check_loaded_graph(self._store, self)
         return self
@@ -278,7 +303,11 @@ class LazyDataset(Dataset):
         edges = g.edge_features if edge_features else None
         return Dataset(
             self.name,
-            Graph(g.indptr, g.indices, g.edge_weight, g.edge_id, g.part_offsets, g.types, g.edge_type, edges),
+            Graph(
+                **{name: getattr(g, name) for name in (*GRAPH_DIGESTS, *OF_SOME_GRAPHS)},
+                types=g.types,
+                edge_features=edges,
+            ),
             self.features,
             self.labels,
             self.split,

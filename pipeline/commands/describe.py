@@ -188,6 +188,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
             **_edge_features(open_edge_features(store, features_place(store.path))),
+            **_times("edge_time" in store, "node_time" in store),
             "graph on disk": _graph_on_disk(store),
             **_features(features),
             **_labels(store.value("task", str), store.value("num_classes", int)),
@@ -211,6 +212,11 @@ def _graph_on_disk(store: Store) -> str:
 
 def _edge_features(features: FeatureStore | None) -> dict[str, str]:
     return {} if features is None else {"edge features": f"{features.num_features} of {features.dtype}"}
+
+
+def _times(edges: bool, nodes: bool) -> dict[str, str]:
+    of = [name for name, there in (("edges", edges), ("nodes", nodes)) if there]
+    return {"times": f"of {' and '.join(of)}"} if of else {}
 
 
 def _features(features: FeatureStore) -> dict[str, str]:
@@ -263,6 +269,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
         **_edge_features(dataset.graph.edge_features),
+        **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
         **_features(dataset.features),
         **_labels(dataset.task, dataset.num_classes),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),

@@ -40,8 +40,9 @@ def open_dataset(
         options: treatment of defects. Stores, generated graphs and `Dataset` objects are clean and take none but the
             task.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
-            nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 if every class has 60
-            labelled nodes; else fraction:0.6,0.2. Links: see `link_dataset`.
+            nodes for test) or ``fraction:0.6,0.2``; in the order of the nodes' times ``time:0.7,0.15`` (shares) or
+            ``until:2017,2018`` (last times of train and val). By default the stored one; else random:20,30 if every
+            class has 60 labelled nodes; else fraction:0.6,0.2. Links: see `link_dataset`.
         seed: seed of a random split; nothing else depends on it.
         features: place of a Millrace store's features: memory, mapped or zarr. Other sources are read into memory.
         graph: place of a Millrace store's graph: memory or mapped.
@@ -148,7 +149,9 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
             )
         return replace(dataset, name=request.name or dataset.name)
     labels, number = as_task(dataset, task)
-    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes)
+    parts = make_split(
+        labels, dataset.split, request.split, request.seed, request.options, notes, dataset.graph.node_time
+    )
     name = request.name or dataset.name
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 

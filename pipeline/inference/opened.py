@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate.layerwise import outputs
+from ...stages.evaluate.temporal import temporal_outputs
 from ...stages.models.base import as_model
+from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
-from ..config.load import Job, resolve
+from ..config.load import Job, build, resolve
+from ..config.systems import SYSTEMS
 from ..datasets import open_dataset
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced
@@ -36,13 +40,38 @@ class Opened:
     workers: Workers | None
     """Who computes outputs; None: this process."""
 
+    @property
+    def temporal(self) -> Any:
+        """The sampler of a run that reads times, by which nodes are predicted at theirs; None for other runs.
+
+        Raises:
+            InputError: several processes are asked for, or the data has no times.
+        """
+        job = self.job
+        sampler: Any = build("sampler", SAMPLERS, job.sampler) if SYSTEMS.find(job.system).samples else None
+        if not reads_times(sampler):
+            return None
+        if self.workers is not None:
+            raise InputError(
+                f"{self.name} was trained by the sampler {job.sampler['name']}, whose draws at the times of nodes are "
+                "not shared out; leave workers and scheduler out"
+            )
+        sampler.check(self.data.graph)
+        return sampler
+
     def outputs(self, model: nn.Module, nodes: IdArray, emit: Emit, stage: str = "predict") -> Tensor:
-        """[n, D], the outputs of the model, or of another one, for `nodes`; progress is that of `stage`."""
+        """[n, D], the outputs of the model, or of another one, for `nodes`, where samples go by time at their times;
+        progress is that of `stage`. Raises InputError: see `temporal`; or nodes have no times."""
         data = self.data
 
         def advance(done: int, rows: int) -> None:
             emit(StageAdvanced(stage, done, rows))
 
+        if (sampler := self.temporal) is not None:
+            if (times := data.graph.node_time) is None:
+                raise InputError(f"{self.name} predicts nodes at their times, but {data.name} has none; give node_time")
+            seed = self.job.seed_of("minibatches")
+            return temporal_outputs(model, data.graph, data.features, sampler, nodes, times[nodes], seed, advance)
         if self.workers is not None:
             return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
         degree = torch.from_numpy(data.graph.degree)

@@ -118,6 +118,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return ""
     if options.components == "largest":
         return "components=largest needs the whole graph"
+    if options.edge_time is not None or options.node_time is not None:
+        return "times are read with the whole graph"
     if options.task == "link":
         return "links are taken out of the whole graph"
     if options.normalize_features == "standard":

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ...stages.models.base import ModelConfig
+from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
+from ...storage.errors import InputError
 from ..config.aliases import with_options
+from ..config.records import build
 from ..config.systems import SYSTEMS
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
@@ -90,6 +94,11 @@ def plan(
         options["model"] = model
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
+    if reads_times(build("sampler", SAMPLERS, first.sampler)):
+        raise InputError(
+            f"a plan tries the systems on samples of whole rows, but the sampler {first.sampler['name']} draws by "
+            "times; plan with the sampler neighbor"
+        )
     where = (cluster or Cluster()).check(first.ranks)
     forecasts, seen = [], {}
     with heard(emit, verbose) as tell, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:

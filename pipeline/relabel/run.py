@@ -75,6 +75,11 @@ def relabel(
             f"{data.path} has features of edges, which a renumbering in pieces does not move in this version; use "
             "mr.reorder, in memory"
         )
+    if data.graph.has_edge_times or data.graph.has_node_times:
+        raise InputError(
+            f"{data.path} has times, which a renumbering in pieces does not move in this version; use mr.reorder, in "
+            "memory"
+        )
     start, in_process = time.perf_counter(), job.executor != "dask"
     require_nodes(data, "parts hold")
     plan = {

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
 from ...stages.feed.collective_feed import SampledByOwners
+from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.kernels import sampling_backend
@@ -16,8 +17,9 @@ from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import Stack
 from ...stages.models.pyg import PyGModel
+from ...stages.sample.base import reads_times
 from ...stages.train import of_each_seed
-from ...storage.dataset import MATRIX_TASKS, Task
+from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Task
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes
@@ -333,6 +335,43 @@ def check_links(job: Job, task: Task) -> None:
         )
     if job.learned.width:
         raise InputError("learned.width is set, but links train no learnt features in this version; leave it out")
+
+
+def check_times(job: Job, system: System, dataset: Dataset) -> None:
+    """Refuse samples by time where seeds have no times, the future trains the past, or this version does not draw them.
+
+    Raises:
+        InputError: names what to change.
+    """
+    sampler = system.sample.sampler
+    if sampler is None or not reads_times(sampler):
+        return
+    seen = f"the sampler {sampler.name} draws edges by their times, but"
+    if isinstance(system.sample, SampledByOwners):
+        raise InputError(f'{seen} bulk.topology is "partitioned", where no rank has all edges of a seed; leave it out')
+    if not isinstance(system.sample, Sampled):
+        raise InputError(f"{seen} system '{system.name}' trains on a rank's own part without times; use \"bulk\"")
+    if isinstance(system.fetch, ExchangeFetch):
+        raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
+    if job.device != "cpu":
+        raise InputError(f"{seen} device is '{job.device}', and they are drawn on the host; use device = \"cpu\"")
+    if job.learned.width:
+        raise InputError(f"{seen} learned.width is {job.learned.width}, and nodes are met at many times; leave it out")
+    sampler.check(dataset.graph)
+    times = dataset.graph.node_time
+    if times is None:
+        raise InputError(
+            f"{seen} the nodes of {dataset.name}, which are seeds, have none; give node_time (PyG, .npz, "
+            "read.node_time), or use the sampler neighbor"
+        )
+    sets = {name: times[ids] for name in SPLITS if len(ids := getattr(dataset.split, name))}
+    for before, after in (("train", "val"), ("train", "test"), ("val", "test")):
+        if before in sets and after in sets and sets[before].max() > sets[after].min():
+            raise InputError(
+                f"{seen} the {before} set reaches to {sets[before].max()} and the {after} set begins at "
+                f'{sets[after].min()}, so that the future trains the past; use split = "time:0.7,0.15" or '
+                "until:...,..."
+            )
 
 
 def check_edges(job: Job, system: System) -> None:

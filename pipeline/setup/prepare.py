@@ -17,7 +17,7 @@ from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
 from ...stages.models import MODELS, RGCN
 from ...stages.models.base import reads_edges
-from ...stages.sample.base import check_kernel
+from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import MATRIX_TASKS, Dataset
 from ...storage.errors import InputError
 from ...storage.features import ConvertedFeatures, FeatureStore
@@ -37,6 +37,7 @@ from .checks import (
     check_model,
     check_own_code,
     check_parts,
+    check_times,
     check_types,
     check_update,
 )
@@ -91,6 +92,11 @@ class Prepared:
         return self.system.sample.uses_queue
 
     @property
+    def reads_times(self) -> bool:
+        """True if minibatches are drawn, and models evaluated, at the times of seeds."""
+        return reads_times(self.system.sample.sampler)
+
+    @property
     def frees_steps(self) -> bool:
         """True if each step frees memory that the next one allocates again."""
         return self.system.sample.sampler is not None and not self.system.sample.is_isolated
@@ -120,6 +126,7 @@ def prepare(
     check_links(job, dataset.task)
     system = with_links(job, system, dataset)
     check_losses(job, system)
+    check_times(job, system, dataset)
     check_learned(job, system)
     check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)
     system = keeping_edges(system, dataset.graph.types)

@@ -14,13 +14,14 @@ from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.links import LinkFetch
+from ...stages.fetch.temporal import TemporalFetch
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.replicated import Replicated
 from ...stages.placement.row_blocks import Blocks, Grid
 from ...stages.reduce.seed_weighted import SeedWeightedMean
-from ...stages.sample.base import Sampler, check_kernel
+from ...stages.sample.base import Sampler, check_kernel, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
@@ -86,7 +87,7 @@ def bulk(
             Epochs(),
             options,
         )
-    fetch = exchanged if features == "owned" else GatherFetch()
+    fetch = exchanged if features == "owned" else TemporalFetch() if reads_times(drawn) else GatherFetch()
     return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
 
 

@@ -17,7 +17,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
-from ...stages.evaluate.scored import scored, split_rows
+from ...stages.evaluate.scored import scored, split_rows, temporal_rows
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
@@ -65,7 +65,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
         )
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
-    in_parts = on_host and isinstance(model, Stack) and model.has_parts
+    in_parts = on_host and isinstance(model, Stack) and model.has_parts and not prepared.reads_times
     return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
 
 
@@ -127,7 +127,11 @@ def _by_leaders(
             rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
             limits = {"scratch": out, "on_progress": advance, "base": rows, "group": who.group}
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
-                rows = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
+                rows = (
+                    temporal_rows(module, counted, prepared.system.sample.sampler, job.seed, split, advance)
+                    if prepared.reads_times
+                    else split_rows(module, counted, prepared.placement.degree, (split,), **limits)
+                )
             if group.rank == 0:
                 with evaluating(module):
                     found = scored(job.measures, module, counted, rows, split, known, by_class)

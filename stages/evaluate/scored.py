@@ -11,6 +11,7 @@ from ..links.decoders import decoder_of
 from .layerwise import by_split, outputs
 from .links import KnownPairs, link_metrics
 from .measures import Measures, Scored
+from .temporal import temporal_outputs
 
 Rows = dict[str, tuple[Tensor, Tensor]] | Tensor
 
@@ -21,6 +22,21 @@ def split_rows(
     """Everything that `scored` reads, in one pass over the layers. Arguments as in `layerwise.evaluate`."""
     nodes = nodes_to_evaluate(dataset, splits)
     return rows_of(outputs(model, dataset.graph, dataset.features, degree, nodes, **limits), dataset, splits)
+
+
+def temporal_rows(
+    model: nn.Module,
+    dataset: Dataset,
+    sampler: Any,
+    seed: int,
+    split: str,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Rows:
+    """`split_rows` of a split at the times of its nodes. See `temporal.temporal_outputs`."""
+    nodes, times = nodes_to_evaluate(dataset, (split,)), dataset.graph.node_time
+    assert times is not None
+    found = temporal_outputs(model, dataset.graph, dataset.features, sampler, nodes, times[nodes], seed, on_progress)
+    return rows_of(found, dataset, (split,))
 
 
 def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArray:

@@ -53,11 +53,9 @@ class Gather:
 
     def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
         """`Fetched` from the rows of all nodes, and their degrees if known."""
-        data, nodes = self._placement, work.nodes
+        data = self._placement
         # Most layers need no degrees, and those of all sources are as many random reads as a small gather.
-        degree = cache(
-            lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees
-        )
+        degree = cache(lambda: self._degrees(work) if degrees is None else degrees)
         of_edges = self._of_edges(work) or [None] * len(work.blocks)
         neighbourhoods = tuple(
             BlockNeighbourhood(
@@ -69,6 +67,10 @@ class Gather:
             for b, edges in zip(work.blocks, of_edges)
         )
         return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
+
+    def _degrees(self, work: MiniBatch) -> Tensor:
+        """[n], degrees of all nodes of a minibatch."""
+        return self._placement.degree[torch.from_numpy(work.nodes.astype(np.int64, copy=False))]
 
     def _of_edges(self, work: MiniBatch) -> list[Callable[[], Tensor]] | None:
         """For each block, a function that returns the features of its edges; None if the model reads none."""

@@ -44,15 +44,15 @@ class LinkGather(Gather):
             raise StoreError(
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
             )
-        degree = cache(lambda: self._degree(work))
+        degree = cache(lambda: self._degrees(work))
         neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
         local = torch.from_numpy(np.searchsorted(seeds, pairs))
         y = torch.zeros(len(pairs), dtype=torch.int64)
         links = PairsToScore(local, self._decoder)
         return Fetched(work.epoch, work.index, neighbourhoods, self._rows(work.nodes), y, links=links)
 
-    def _degree(self, work: MiniBatch) -> Tensor:
-        degree = self._placement.degree[torch.from_numpy(work.nodes.astype(np.int64, copy=False))].clone()
+    def _degrees(self, work: MiniBatch) -> Tensor:
+        degree = super()._degrees(work).clone()
         seeds = work.seeds
         lost = self._plan.links.lost_degree(self._plan.numbers(work.index, work.epoch), seeds)
         degree[: len(seeds)] -= torch.from_numpy(lost).to(degree)

@@ -7,8 +7,10 @@ from .ladies import LadiesSampler
 from .neighbor import NeighborSampler
 from .ppr import PprSampler
 from .saint import SaintSampler
+from .temporal import TemporalSampler
 
 SAMPLERS: Registry[type] = Registry(
-    "sampler", (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler, SaintSampler, PprSampler)
+    "sampler",
+    (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler, SaintSampler, PprSampler, TemporalSampler),
 )
 """Frozen dataclasses that follow `base.Sampler`; the first is the default."""

@@ -149,6 +149,11 @@ class NodeWise(Sampler, Protocol):
         ...
 
 
+def reads_times(sampler: object) -> bool:
+    """True if a sampler's draws depend on the times of edges and seeds: it says so by an attribute `reads_times`."""
+    return bool(getattr(sampler, "reads_times", False))
+
+
 def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> None:
     """Refuse kernels and placements that a sampler is not made for: one that says so by an attribute `host_only` needs
     the whole graph in host memory.

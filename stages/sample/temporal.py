@@ -1,17 +1,27 @@
-"""In-edges in the order of time, so that those until a moment are a prefix of their row."""
+"""Samples before a moment: in-edges in the order of time, so that those until a moment are a prefix of their row."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
+from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ..assignment import BulkRequest
 from ..kernels.row_block.segments import draw_segments, ends_until
+from ..kernels.sampling.edge_weights import scaled
+from ..placement.row_owners import Owners
 from ..random import NODE, mix
+from .base import per_layer
 
-STRATEGIES = ("uniform", "last")
+Strategy = Literal["uniform", "last"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 IdArray = npt.NDArray[np.int64]
+Times = npt.NDArray[np.number]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +32,8 @@ class TimedGraph:
     """Its in-edges ascend by time within each row; at equal times they keep their order."""
     time: npt.NDArray[np.number]
     """int64 or float64 [E], time of each edge."""
+    order: IdArray
+    """int64 [E], position of each edge in the graph that this was made of."""
 
     @classmethod
     def of(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
@@ -42,18 +54,18 @@ class TimedGraph:
             time = time.astype(np.int64, copy=False)
         order = np.lexsort((time, np.repeat(np.arange(graph.num_nodes), graph.in_degree)))
         weight, ids = graph.edge_weight, graph.edge_id
-        rows = replace(
-            graph,
-            indices=graph.indices[order],
-            edge_weight=None if weight is None else weight[order],
-            edge_id=None if ids is None else ids[order],
+        rows = Graph(
+            graph.indptr,
+            graph.indices[order],
+            None if weight is None else weight[order],
+            None if ids is None else ids[order],
         )
-        return cls(rows, time[order])
+        return cls(rows, time[order], order)
 
     def draw(
         self,
         rows: IdArray,
-        moments: npt.NDArray[np.number],
+        moments: Times,
         keys: npt.NDArray[np.uint64],
         fanout: int,
         *,
@@ -71,17 +83,200 @@ class TimedGraph:
             replace: draw independently; with `last`, of the latest ones.
         """
         begin = self.graph.indptr[rows]
-        end = ends_until(self.graph.indptr, self.time, rows, self.as_time(moments))
+        end = self.ends(rows, moments)
         if last and fanout >= 0:
             begin = np.maximum(begin, end - fanout)
         with np.errstate(over="ignore"):
             words = mix(keys + rows.astype(np.uint64) * NODE)
         return draw_segments(begin, end, words, fanout, replace)
 
-    def as_time(self, moments: npt.NDArray[np.number]) -> npt.NDArray[np.number]:
+    def ends(self, rows: IdArray, moments: Times) -> IdArray:
+        """int64 [n], end of each row's in-edges that are not later than its moment."""
+        return ends_until(self.graph.indptr, self.time, rows, self.as_time(moments))
+
+    def degree(self, rows: IdArray, moments: Times) -> npt.NDArray[np.float64]:
+        """float64 [n], the number of in-edges of each row that are not later than its moment; with weights, their
+        sum."""
+        begin, end = self.graph.indptr[rows], self.ends(rows, moments)
+        if self.graph.edge_weight is None:
+            return (end - begin).astype(np.float64)
+        return self._sums[end] - self._sums[begin]
+
+    @cached_property
+    def _sums(self) -> npt.NDArray[np.float64]:
+        """float64 [E+1], sums of the weights before each edge."""
+        weight = self.graph.edge_weight
+        assert weight is not None
+        return np.concatenate([[0.0], np.cumsum(weight, dtype=np.float64)])
+
+    def as_time(self, moments: Times) -> Times:
         """Moments in the dtype of `time`. Between whole numbers counts as the one before."""
         if np.issubdtype(self.time.dtype, np.integer) and np.issubdtype(moments.dtype, np.floating):
             limit = np.iinfo(np.int64)
             inside = np.clip(np.floor(moments), limit.min, np.nextafter(float(limit.max), 0))
             return np.where(moments >= float(limit.max), limit.max, inside.astype(np.int64))
         return np.ascontiguousarray(moments, self.time.dtype)
+
+
+# A property of the graph: kept as long as the graph is.
+_timed: WeakKeyDictionary[Graph, TimedGraph] = WeakKeyDictionary()
+
+
+def timed_graph(graph: Graph) -> TimedGraph:
+    """The `TimedGraph` of a graph by its own times, made once."""
+    if graph not in _timed:
+        assert graph.edge_time is not None
+        _timed[graph] = TimedGraph.of(graph, graph.edge_time)
+    return _timed[graph]
+
+
+def moments_of_nodes(minibatch: MiniBatch, moments: Times) -> Times:
+    """[n], the moment of each node of a temporal minibatch: that of the seeds whose trees it is in.
+
+    Args:
+        minibatch: see `TemporalSampler`.
+        moments: [B], of its seeds.
+    """
+    found = np.empty(len(minibatch.nodes), moments.dtype)
+    found[: len(moments)] = moments
+    for block in reversed(minibatch.blocks):
+        found[block.indices] = np.repeat(found[: block.num_dst], np.diff(block.indptr))
+    return found
+
+
+def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> npt.NDArray[np.float64]:
+    """float64 [n], `TimedGraph.degree` of each node of a temporal minibatch at its moment; arguments as of
+    `moments_of_nodes`."""
+    return timed_graph(graph).degree(minibatch.nodes.astype(np.int64), moments_of_nodes(minibatch, moments))
+
+
+@dataclass(frozen=True)
+class TemporalSampler:
+    """min(fanout, in-degree until then) in-neighbours of each frontier node, over edges that are not later than the
+    seed.
+
+    Each edge of the graph has a time, and so has each seed; all hops of a seed's tree are drawn until its moment. Seeds
+    of one moment share their nodes, as in `NeighborSampler`; between moments nothing is shared, and a node may be in a
+    minibatch several times. A row stands for its in-edges until the moment, whose number (or weight) layers read as its
+    degree. Only newly found nodes are expanded.
+    Cost: O(sampled edges log E), and once a copy of the edges in the order of time.
+    Source: the temporal sampling of PyG (Fey et al., 2023), strategies ``uniform`` and ``last``.
+    """
+
+    fanout: tuple[int, ...] = (15, 10, 5)
+    """In-neighbours per node and hop, nearest the seeds first; -1 takes all until the moment."""
+    strategy: Strategy = "uniform"
+    """Of the edges that are not too late: ``uniform`` ones, or the ``last``."""
+    replace: bool = False
+    """Draw independently; an edge may come twice. With ``last``, of the last `fanout` ones."""
+    edge_ids: bool = False
+    """Keep the positions of each block's edges in the graph's edge arrays."""
+    name: ClassVar[str] = "temporal"
+    host_only: ClassVar[bool] = True
+    reads_times: ClassVar[bool] = True
+    """True if samples depend on the times of edges and seeds."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.strategy))
+        if not self.fanout:
+            raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
+        for s in self.fanout:
+            if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
+                raise InputError(
+                    f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
+                )
+        if self.strategy not in STRATEGIES:
+            raise InputError(f"strategy is '{self.strategy}'; expected one of {', '.join(STRATEGIES)}")
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.fanout)
+
+    def record(self) -> dict[str, Any]:
+        """See `Sampler.record`."""
+        options = {"replace": self.replace, "edge_ids": self.edge_ids}
+        found = {"sampler": self.name, "fanout": list(self.fanout), "strategy": self.strategy}
+        return {**found, **{k: v for k, v in options.items() if v}}
+
+    def check(self, graph: Graph) -> None:
+        """Raises InputError if edges have no times, or several types."""
+        if graph.types is not None:
+            raise InputError(
+                "the sampler temporal draws from one type of edges, but the graph has several; use the sampler neighbor"
+            )
+        if not graph.has_edge_times:
+            raise InputError(
+                "the sampler temporal draws edges by their times, but the edges have none; give edge_time (PyG, .npz, "
+                "from_edges, read.edge_time), or use the sampler neighbor"
+            )
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`. Raises InputError: see `check`; or a seed has no time."""
+        self.check(graph)
+        timed, moments, keys = timed_graph(graph), request.moments, request.keys(self.num_layers)
+        if not moments:
+            if graph.node_time is None:
+                raise InputError("the sampler temporal needs the times of seeds, but nodes have none; give node_time")
+            moments = tuple(graph.node_time[seeds] for seeds in request.seeds)
+        made = [
+            self._minibatch(timed, seeds.astype(np.int64), moments[i], keys[i], request.epoch, request.indices[i])
+            for i, seeds in enumerate(request.seeds)
+        ]
+        return Bulk(request.epoch, request.number, tuple(made))
+
+    def _minibatch(
+        self,
+        timed: TimedGraph,
+        seeds: IdArray,
+        moments: Times,
+        keys: npt.NDArray[np.uint64],
+        epoch: int,
+        index: int,
+    ) -> MiniBatch:
+        """One minibatch, hop by hop. A node at a moment is one number, moment V + node, by the moment's rank."""
+        graph = timed.graph
+        size, distinct = max(graph.num_nodes, 1), np.unique(timed.as_time(moments))
+        tree, node = np.searchsorted(distinct, timed.as_time(moments)), seeds
+        known, place = np.unique(tree * size + node, return_index=True)
+        assert len(known) == len(seeds), "a seed is given twice at one moment"
+        nodes, kepts, valid, drawn, found, ends = [node], [], [], [], [], [len(node)]
+        for hop, fanout in enumerate(self.fanout):
+            with np.errstate(over="ignore"):
+                # By the moment itself, so that a draw does not depend on the other seeds.
+                key = mix(keys[hop] + mix(distinct.view(np.uint64)))[tree]
+            last, when = self.strategy == "last", distinct[tree]
+            kept, positions = timed.draw(node, when, key, fanout, last=last, replace=self.replace)
+            kepts.append(kept)
+            valid.append(timed.ends(node, when) - graph.indptr[node] if graph.is_weighted else kept)
+            drawn.append(positions)
+            found.append(np.repeat(tree, kept) * size + graph.indices[positions])
+            new = np.setdiff1d(found[-1], known)
+            at = np.searchsorted(known, new)
+            known = np.insert(known, at, new)
+            place = np.insert(place, at, np.arange(ends[-1], ends[-1] + len(new)))
+            tree, node = np.divmod(new, size)
+            nodes.append(node)
+            ends.append(ends[-1] + len(new))
+        kept, positions = np.concatenate(kepts), np.concatenate(drawn)
+        weight = None
+        if graph.edge_weight is not None:
+            # An edge of a row stands for as many of those until the moment as there are for each one kept.
+            weight = scaled(graph.edge_weight, positions, kept, np.concatenate(valid) / np.maximum(kept, 1))
+        blocks = nested_blocks(
+            np.concatenate(nodes).astype(graph.indices.dtype),
+            tuple(ends),
+            np.concatenate([[0], np.cumsum(kept)]),
+            place[np.searchsorted(known, np.concatenate(found))].astype(np.int32),
+            weight,
+            timed.order[positions] if self.edge_ids else None,
+        )
+        return MiniBatch(epoch, index, blocks, nested=True)
+
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`. Raises InputError: samples go by time on the host."""
+        raise InputError('the sampler temporal draws on the host; use device = "cpu"')
+
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`. Raises InputError: rows are drawn from a whole graph."""
+        raise InputError("the sampler temporal draws from a whole graph; have it replicated")

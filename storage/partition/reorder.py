@@ -74,7 +74,8 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) ->
     new = np.empty(n, index_dtype(n))
     new[old] = np.arange(n, dtype=new.dtype)
     rows = graph.take(old)
-    edges = None if graph.edge_features is None else edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1]
+    moves = graph.edge_features is not None or graph.edge_time is not None
+    edges = edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1] if moves else None
     indices, weight, edge_id, edges = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id, edges)
     of_edges = None if graph.edge_features is None else ReorderedFeatures(graph.edge_features, edges)
     names = NodeNames.of_numbers(n) if dataset.node_names is None else NodeNames.of(dataset.node_names)
@@ -87,6 +88,8 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) ->
             edge_id,
             offsets,
             edge_features=of_edges,
+            edge_time=None if graph.edge_time is None else graph.edge_time[edges],
+            node_time=None if graph.node_time is None else graph.node_time[old],
         ),
         features=ReorderedFeatures(dataset.features, old),
         labels=dataset.labels[old],

@@ -1,10 +1,13 @@
 """Cleaning of a reader's arrays into a checked `Dataset`."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError
 from ....storage.features import MemoryFeatures
+from ....storage.graph import Graph, as_times
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
 from .class_names import numbered_text
@@ -55,7 +58,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             raw.hint,
             notes,
             raw.edge_features,
+            raw.edge_time,
         )
+    graph = with_node_times(graph, raw.node_time, notes)
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
     y, num_classes, task = clean_labels(
@@ -84,7 +89,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
-    parts = make_split(y, stored, split, seed, options, notes)
+    parts = make_split(y, stored, split, seed, options, notes, graph.node_time)
     return Dataset(
         raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
     ).check()
@@ -94,6 +99,21 @@ def check_no_target(options: ReadOptions) -> None:
     """Raise InputError if a node type is to be predicted, of a graph with one."""
     if options.target is not None:
         raise InputError(f"target is '{options.target}', but there is one type of nodes; leave target out")
+
+
+def with_node_times(graph: Graph, given: AnyArray | None, notes: list[str]) -> Graph:
+    """The graph with times of nodes. Edges without times get those of their sources.
+
+    Raises:
+        InputError: they are no times, one for each node.
+    """
+    if given is None:
+        return graph
+    times = as_times(given, "node_time", graph.num_nodes)
+    if graph.edge_time is None:
+        notes.append("Edges have no times of their own, and have those of their sources.")
+        graph = replace(graph, edge_time=times[graph.indices])
+    return replace(graph, node_time=times)
 
 
 def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:

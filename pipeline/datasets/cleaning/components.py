@@ -35,6 +35,8 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
         edge_features=None
         if graph.edge_features is None
         else MemoryFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
+        edge_time=None if graph.edge_time is None else graph.edge_time[edges],
+        node_time=None if graph.node_time is None else graph.node_time[keep],
     )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError
 from ....storage.features import MemoryFeatures
-from ....storage.graph import Graph, edge_rows, index_dtype
+from ....storage.graph import Graph, as_times, edge_rows, index_dtype
 from ....storage.plural import are, counted, were
 from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, Ordered
@@ -28,15 +28,17 @@ class OfEdges:
     rows: AnyArray | None = None
     """[E, ...], features or the numbers of their rows: the first one's where duplicates are merged; those of the edge
     for a reverse that is not stored itself."""
+    time: AnyArray | None = None
+    """int64 or float64 [E]. Edges with times are all kept: an edge is another one at another time, and a reverse has
+    the time of its edge."""
 
     @property
     def is_empty(self) -> bool:
-        """True if edges have neither."""
-        return self.weight is None and self.rows is None
+        """True if edges have none of them."""
+        return self.weight is None and self.rows is None and self.time is None
 
     def __getitem__(self, index: AnyArray) -> "OfEdges":
-        weight, rows = self.weight, self.rows
-        return OfEdges(None if weight is None else weight[index], None if rows is None else rows[index])
+        return OfEdges(*(None if a is None else a[index] for a in (self.weight, self.rows, self.time)))
 
 
 NOTHING = OfEdges()
@@ -55,6 +57,7 @@ def clean_edges(
     hint: Hint | None,
     notes: list[str],
     features: AnyArray | None = None,
+    time: AnyArray | None = None,
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
@@ -67,6 +70,7 @@ def clean_edges(
         hint: decides the direction if the options do not and the edges are not symmetric.
         notes: appended to.
         features: [E, D] or [E] numbers, or None.
+        time: [E] times, or None.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -75,7 +79,16 @@ def clean_edges(
     rows = None
     if features is not None and not (features.ndim == 2 and not features.shape[1]):
         rows = edge_rows(features, len(src), np.float32)
-    w = OfEdges(_checked_weight(weight, len(src), options, notes), None if rows is None else np.arange(len(src)))
+    w = OfEdges(
+        _checked_weight(weight, len(src), options, notes),
+        None if rows is None else np.arange(len(src)),
+        None if time is None else as_times(time, "edge_time", len(src)),
+    )
+    if w.time is not None:
+        options = _keeping(options, notes)
+        # Copies of an edge are then in the order of time, in either direction.
+        order = np.argsort(w.time, kind="stable")
+        src, dst, w = src[order], dst[order], w[order]
     src, dst, w, loops = without_loops(src, dst, w, options)
     tell_loops(*loops, options, notes)
     if options.direction == "reverse":
@@ -83,10 +96,18 @@ def clean_edges(
         notes.append(REVERSED)
     keys, w = sort_keys(edge_keys(src, dst, num_nodes), w)
     keys, w = _of_sorted(keys, w, num_nodes, options, hint, notes)
-    graph = graph_of_keys(keys, num_nodes, w.weight)
+    graph = replace(graph_of_keys(keys, num_nodes, w.weight), edge_time=w.time)
     if rows is None or w.rows is None:
         return graph
     return replace(graph, edge_features=MemoryFeatures(rows[w.rows]))
+
+
+def _keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
+    """The options for edges with times, which are not merged."""
+    if options.duplicates == "merge":
+        notes.append("Edges have times, so repeated ones were kept.")
+        return replace(options, duplicates="keep")
+    return options
 
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
@@ -296,7 +317,7 @@ def merge(keys: Keys, w: OfEdges, options: ReadOptions) -> tuple[Keys, OfEdges, 
     if weight is not None:
         with np.errstate(over="ignore"):
             weight = np.add.reduceat(weight.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
-    return keys[first], OfEdges(weight, None if w.rows is None else w.rows[first]), found
+    return keys[first], replace(w[first], weight=weight), found
 
 
 def tell_repeats(
@@ -355,8 +376,13 @@ def tell_reverses(before: int, after: int, notes: list[str]) -> None:
 def is_symmetric(keys: Keys, of_edges: OfEdges, back: Keys, of_back: OfEdges) -> bool:
     """True if the edges and their reverses are the same, with their weights. Both are sorted."""
     w, back_w = of_edges.weight, of_back.weight
+    if not np.array_equal(keys, back):
+        return False
+    time, back_time = of_edges.time, of_back.time
+    if time is not None and back_time is not None and not np.array_equal(time, back_time):
+        return False
     if w is None or back_w is None:
-        return np.array_equal(keys, back)
+        return True
     here, there = np.lexsort((w, keys)), np.lexsort((back_w, back))
     # Sums of merged duplicates may differ by rounding between the two directions.
     return np.array_equal(keys[here], back[there]) and np.allclose(w[here], back_w[there], rtol=1e-5, atol=0)
@@ -364,12 +390,17 @@ def is_symmetric(keys: Keys, of_edges: OfEdges, back: Keys, of_back: OfEdges) ->
 
 def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[Keys, OfEdges]:
     """The union of the edges and their reverses, both sorted: the i-th copy of an edge pairs with the i-th copy of its
-    reverse."""
+    reverse; with times, the i-th at one time."""
     both = np.concatenate([keys, back])
     if w.is_empty and _starts(keys).all() and _starts(back).all():
         both.sort()
         return both[_starts(both)], w
-    copies = np.concatenate([_copy_numbers(keys), _copy_numbers(back)])
+    copies = np.concatenate([_copy_numbers(keys, w.time), _copy_numbers(back, back_w.time)])
+    time = None
+    if w.time is not None and back_w.time is not None:
+        time = np.concatenate([w.time, back_w.time])
+        # One number for a time and a copy, ascending by time.
+        copies += np.unique(time, return_inverse=True)[1] * len(time)
     order = np.lexsort((copies, both))
     both, copies = both[order], copies[order]
     kept = np.flatnonzero(_starts(both, copies))
@@ -379,10 +410,10 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
     if rows is not None and back_w.rows is not None:
         # Sorting kept equal ones in their order: what is stored comes before a reverse.
         rows = np.concatenate([rows, back_w.rows])[order[kept]]
-    return both[kept], OfEdges(weight, rows)
+    return both[kept], OfEdges(weight, rows, None if time is None else time[order[kept]])
 
 
-def _copy_numbers(keys: Keys) -> Keys:
-    """Each ascending key's number among its equals."""
+def _copy_numbers(keys: Keys, time: AnyArray | None = None) -> Keys:
+    """Each ascending key's number among its equals, of the same time if there are times, which ascend among them."""
     at = np.arange(len(keys))
-    return at - np.maximum.accumulate(np.where(_starts(keys), at, 0))
+    return at - np.maximum.accumulate(np.where(_starts(*([keys] if time is None else [keys, time])), at, 0))

@@ -7,6 +7,7 @@ from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
+FREE += ("edge_time", "node_time")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -46,6 +47,11 @@ class ReadOptions:
     numeric columns. None: features, x, or feature_0, feature_1, ..."""
     edge_feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of edges to use as features of edges, in this order, as `feature_columns`."""
+    edge_time: str | None = None
+    """Column of a table of edges, or attribute of a PyG `Data`, with their times: numbers or dates. Edges with times
+    are not merged."""
+    node_time: str | None = None
+    """Column of a table of nodes, or attribute of a PyG `Data`, with their times."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"

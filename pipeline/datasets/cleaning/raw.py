@@ -58,6 +58,10 @@ class Raw:
     """[E] or None."""
     edge_features: AnyArray | None = None
     """[E, D] or [E] numbers, or None."""
+    edge_time: AnyArray | None = None
+    """[E] numbers or dates, or None."""
+    node_time: AnyArray | None = None
+    """[V] numbers or dates, or None."""
     split: Mapping[str, AnyArray] = field(default_factory=dict)
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None

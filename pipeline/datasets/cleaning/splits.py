@@ -14,8 +14,11 @@ from ....storage.plural import are, counted, were
 from .options import ReadOptions
 from .raw import AnyArray
 
-KINDS = ("public", "random", "fraction")
-FORMS = "expected public, random:20,30 (per class for train and val) or fraction:0.6,0.2"
+KINDS = ("public", "random", "fraction", "time", "until")
+FORMS = (
+    "expected public, random:20,30 (per class for train and val), fraction:0.6,0.2, time:0.7,0.15 (shares in the order "
+    "of time) or until:2017,2018 (the last times of train and val)"
+)
 ENOUGH_PER_CLASS = 60
 """Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
 
@@ -25,14 +28,14 @@ class SplitSpec:
     """A parsed ``--split``."""
 
     kind: str
-    """public, random or fraction."""
+    """One of `KINDS`."""
     train: float = 0
-    """random: nodes per class; fraction: share of the labelled nodes."""
+    """random: nodes per class; fraction and time: share of the labelled nodes; until: the last time."""
     val: float = 0
 
 
 def parse_split(text: str) -> SplitSpec:
-    """Parse ``public``, ``random:T,V`` or ``fraction:T,V``.
+    """Parse ``public``, ``random:T,V``, ``fraction:T,V``, ``time:T,V`` or ``until:T,V``.
 
     Raises:
         InputError: another form, or numbers out of range.
@@ -45,14 +48,19 @@ def parse_split(text: str) -> SplitSpec:
             raise InputError(f"split is '{text}'; public takes no numbers")
         return SplitSpec("public")
     try:
-        train, val = (int(v) if kind == "random" else float(v) for v in rest.split(","))
+        whole = kind == "random" or (kind == "until" and "." not in rest)
+        train, val = (int(v) if whole else float(v) for v in rest.split(","))
     except ValueError:
         raise InputError(
             f"split is '{text}'; expected two {'whole ' if kind == 'random' else ''}numbers after '{kind}:'; {FORMS}"
         ) from None
     if kind == "random" and (train < 1 or val < 0):
         raise InputError(f"split is '{text}'; expected at least 1 train node and 0 val nodes per class")
-    if kind == "fraction" and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
+    if kind == "until" and not train <= val:
+        raise InputError(
+            f"split is '{text}', in which the future trains the past; expected the last time of train, then that of val"
+        )
+    if kind in ("fraction", "time") and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
         raise InputError(f"split is '{text}'; expected fractions above 0 that sum to at most 1")
     return SplitSpec(kind, train, val)
 
@@ -64,6 +72,7 @@ def make_split(
     seed: int,
     options: ReadOptions,
     notes: list[str],
+    times: npt.NDArray[Any] | None = None,
 ) -> Split:
     """The split described by `text`: a pure function of the labels, the text and the seed.
 
@@ -76,6 +85,7 @@ def make_split(
         seed: seed of a drawn split.
         options: treatment of overlaps and unlabelled nodes in the stored split.
         notes: a sentence is appended for each repair or choice.
+        times: [V], of the nodes, for splits by time.
 
     Raises:
         InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
@@ -101,6 +111,13 @@ def make_split(
                 "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
             )
         return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes)
+    if spec.kind in ("time", "until"):
+        if times is None:
+            raise InputError(
+                f"split is '{text}', but nodes have no times; give node_time, or use split=fraction:0.6,0.2"
+            )
+        labelled = np.flatnonzero(is_labelled(labels))
+        return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text))))
     split = (
         _random(labels, int(spec.train), int(spec.val), seed)
         if spec.kind == "random"
@@ -108,6 +125,32 @@ def make_split(
     )
     _require_train(split)
     return split
+
+
+def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str) -> list[IdArray]:
+    """Three ascending sets of positions, no time in two of them: train before val before test.
+
+    Args:
+        times: [n].
+        spec: of kind time or until.
+        text: what `spec` was parsed of.
+
+    Raises:
+        InputError: a set is empty that was asked for.
+    """
+    train, val = spec.train, spec.val
+    asked = [True, spec.kind == "until" or val > 0, spec.kind == "until" or train + val < 1 - 1e-9]
+    if spec.kind == "time" and len(times):
+        ordered = np.sort(times)
+        # Equal times stay together, in the earlier set.
+        at = [min(len(times), max(1, round(share * len(times)))) - 1 for share in (train, train + val)]
+        train, val = ordered[at]
+    parts = [np.flatnonzero(p) for p in (times <= train, (times > train) & (times <= val), times > max(train, val))]
+    for name, part, wanted in zip(SPLITS, parts, asked):
+        if wanted and not len(part):
+            seen = f"{len(times)} times" + (f" from {times.min()} to {times.max()}" if len(times) else "")
+            raise InputError(f"split is '{text}', but {seen} leave none for {name}; choose other bounds or shares")
+    return parts
 
 
 def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:

@@ -11,6 +11,7 @@ x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indice
 train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]
 edge_weight            optional [E]
 edge_attr              optional [E, D] or [E], features of the edges
+edge_time, node_time   optional [E] and [V], times, numbers
 meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under
                        ``edges``, of which "symmetrise before use", "stored once" and "add reverse" read as
                        undirected and a leading "directed" as directed. Either decides only where the edges are
@@ -33,6 +34,7 @@ from ..cleaning.raw import AnyArray, Hint, Raw
 from .npz_members import load_members
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")
+TIMES = ("edge_time", "node_time")
 SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
@@ -43,7 +45,9 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
     Raises:
         InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
     """
-    arrays, held = load_members(path, (*KNOWN, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))))
+    arrays, held = load_members(
+        path, (*KNOWN, *TIMES, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")))
+    )
     edges, labels = (_required(arrays, key, path, held) for key in ("edge_index", "y"))
     if edges.ndim != 2 or edges.shape[0] != 2:
         fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
@@ -57,6 +61,8 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
         features=_features(arrays, path, held),
         edge_weight=arrays.get("edge_weight"),
         edge_features=arrays.get("edge_attr"),
+        edge_time=arrays.get("edge_time"),
+        node_time=arrays.get("node_time"),
         split=_split(arrays, path),
         hint=hint,
         notes=notes,

@@ -2,7 +2,8 @@
 
 =========  ==========================================================================================================
 edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional
-           ``weight``; features of edges as `edge_feature_columns` names them, or in columns named as those of nodes
+           ``weight``; times in the column that `edge_time` names; features of edges as `edge_feature_columns` names
+           them, or in columns named as those of nodes
 nodes      ``label`` class number or text (null, empty or -1: unlabelled), a list of 0 and 1, or targets (one number or
            a list, null is not known), or ``label_0, label_1, ...``, or columns that `label_columns` names; optional
            ``id``, integers or text (without it, row number); optional ``split``: "train", "val", "test" or null;
@@ -74,17 +75,20 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         raise InputError(
             f"{source}: edges_on is gpu, but edges have features, which are read on the CPU; leave edges_on out"
         )
+    if edges is None and options.edge_time is not None:
+        raise InputError(f"{source}: edges_on is gpu, but edges have times, which are read on the CPU; leave it out")
     columns_of_labels = label_columns(nodes, source, options)
     labels, class_names, nulls = labels_of(nodes, columns_of_labels)
-    given = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
+    given: dict[str, Any] = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
     features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
     split = _split(nodes)
+    node_time = times_of(nodes, options.node_time, "nodes", source)
     if edges is None:
         ids, order = _by_number(nodes["id"], options, notes) if "id" in nodes.column_names else (None, None)
         ordered = ordered_edges(edge_files, len(labels), ids, options)
         if ordered is not None:
             none = np.empty(0, np.int64)
-            found = Raw(name, none, none, labels, features, split=split, ordered=ordered, **given)
+            found = Raw(name, none, none, labels, features, split=split, ordered=ordered, node_time=node_time, **given)
             return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
@@ -110,7 +114,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             if sorted_ids is not None:
                 names, ends = numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
     weight = numbers_of(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
-    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, of_edges, split, **given)
+    given |= {"edge_time": times_of(edges, options.edge_time, "edges", source), "node_time": node_time, "split": split}
+    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, of_edges, **given)
     return _finished(raw, order, names, class_names, notes)
 
 
@@ -141,14 +146,15 @@ def _finished(
     if order is not None:
         features = None if raw.features is None else raw.features[order]
         split = {part: mask[order] for part, mask in raw.split.items()}
-        raw = replace(raw, labels=raw.labels[order], features=features, split=split)
+        times = None if raw.node_time is None else raw.node_time[order]
+        raw = replace(raw, labels=raw.labels[order], features=features, split=split, node_time=times)
     return replace(raw, node_names=names, class_names=classes, notes=tuple(notes))
 
 
 def edge_columns(edges: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
     """Names of the columns of edges that become features, in order; the table may be empty. Columns that are not read
     are noted."""
-    others = [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]
+    others = [c for c in edges.column_names if c and c not in ("src", "dst", "weight", options.edge_time)]
     wanted = options.named_edge_features
     if wanted == ("*",):
         wanted = tuple(c for c in others if _is_feature(edges[c].type))
@@ -189,6 +195,17 @@ def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
         if column.null_count or pa.types.is_boolean(column.type)
         else column.to_numpy()
     )
+
+
+def times_of(table: pa.Table, key: str | None, stem: str, source: Path | str) -> AnyArray | None:
+    """Numbers or dates of the column `key` of nodes or edges, nulls as NaN; None without a key. Dates count in the unit
+    of the column."""
+    if key is None:
+        return None
+    column = column_of(table, key, stem, source)
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+    return numbers_of(column, f"{stem}.{key}")
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -261,7 +278,7 @@ def chosen_features(
 ) -> tuple[str, ...]:
     """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
     noted. `labels` are the columns of labels; None: see `label_columns`."""
-    taken = ("id", "split", "label", *(label_columns(nodes, source, options) if labels is None else labels))
+    taken = ("id", "split", "label", options.node_time, *(label_columns(nodes, source, options) if labels is None else labels))
     others = [c for c in nodes.column_names if c and c not in taken]
     wanted = options.named_features
     if wanted == ("*",):

@@ -250,7 +250,8 @@ def from_pyg(
 
     A `Data` has ``edge_index``, ``y`` (classes, or targets if it is
     floating-point), and optionally ``x``, ``edge_weight``,
-    ``edge_attr`` (features of edges), ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host. In a
+    ``edge_attr`` (features of edges), ``edge_time`` and ``node_time`` (or the attributes that `options` name),
+    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host. In a
     `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
 
     Args:
@@ -286,6 +287,11 @@ def from_pyg(
         )
     x, weight, attr = (getattr(data, name, None) for name in ("x", "edge_weight", "edge_attr"))
     masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
+    names = {"edge_time": options.edge_time or "edge_time", "node_time": options.node_time or "node_time"}
+    for key, attribute in names.items():
+        if getattr(options, key) is not None and getattr(data, attribute, None) is None:
+            raise InputError(f"{key} is '{attribute}', but the PyG data has no such attribute; leave it out")
+    edge_time, node_time = (getattr(data, attribute, None) for attribute in names.values())
     raw = Raw(
         name=name,
         src=ends[0],
@@ -294,6 +300,8 @@ def from_pyg(
         features=None if x is None else host(x),
         edge_weight=None if weight is None else host(weight),
         edge_features=None if attr is None else host(attr),
+        edge_time=None if edge_time is None else host(edge_time),
+        node_time=None if node_time is None else host(node_time),
         split={part: host(mask) for part, mask in masks.items() if mask is not None},
         task="regression" if has_targets(y) else None,
     )

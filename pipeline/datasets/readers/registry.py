@@ -13,6 +13,7 @@ from ..cleaning.raw import Raw
 from ..generated.hsbm import generate_hsbm
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
+from ..generated.tsbm import generate_tsbm
 from .digits import read_digits
 from .npz import read_npz
 from .python import from_networkx, from_pyg
@@ -165,6 +166,13 @@ READERS: Registry[Reader] = Registry(
             lambda source: _is_spec(source, "hsbm"),
             lambda source, request: generate_hsbm(str(source), request.name, None, request.seed),
             "hsbm:nodes=...",
+            is_name=True,
+        ),
+        Reader(
+            "tsbm",
+            lambda source: _is_spec(source, "tsbm"),
+            lambda source, request: generate_tsbm(str(source), request.name, None, request.seed),
+            "tsbm:nodes=...",
             is_name=True,
         ),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),

@@ -345,7 +345,10 @@ def test_whole_frontier_is_drawn_again_at_each_hop():
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_edge_ids_name_the_edges_of_the_graph_and_change_nothing_else(name):
     rng = np.random.default_rng(4)
-    graph = from_edges(rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50, edge_weight=rng.random(700))
+    graph = from_edges(
+        rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50, edge_weight=rng.random(700),
+        edge_time=rng.integers(0, 9, 700), node_time=rng.integers(0, 9, 50),
+    )  # fmt: skip
     options = [{"expand": "new"}, {"expand": "all"}] if name in ("neighbor", "labor") else [{}]
     for option in options:
         request = BulkRequest(0, 0, 0, 0, (np.arange(20),))

@@ -1,6 +1,7 @@
-"""Draws before a moment: their law, and that nothing later is among them."""
+"""Draws and minibatches before a moment: their law, and that nothing later is among them."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from millrace.stages.assignment import BulkRequest
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.random import Purpose, branches, stream
-from millrace.stages.sample.temporal import TimedGraph
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.sample.temporal import TemporalSampler, TimedGraph, degrees_until, moments_of_nodes
 from millrace.storage.errors import InputError
-from millrace.storage.graph import from_edges
+from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.graphs import graphs
 
 KEY = stream(0, Purpose.SAMPLE, 0)
@@ -29,27 +34,27 @@ def test_draws_are_from_what_is_not_later(graph, data):
     time = draw(graph.num_edges)
     timed = TimedGraph.of(graph, time)
     assert np.array_equal(timed.graph.indptr, graph.indptr)
-    fanout, last, replace = (
+    fanout, last, again = (
         data.draw(st.sampled_from([-1, 1, 2, 5])),
         data.draw(st.booleans()),
         data.draw(st.booleans()),
     )
     rows = np.arange(graph.num_nodes)
     moments = draw(len(rows))
-    kept, positions = timed.draw(rows, moments, branches(KEY, rows), fanout, last=last, replace=replace)
+    kept, positions = timed.draw(rows, moments, branches(KEY, rows), fanout, last=last, replace=again)
     assert len(positions) == kept.sum()
     for v, mine in zip(rows, np.split(positions, np.cumsum(kept)[:-1])):
         row = slice(graph.indptr[v], graph.indptr[v + 1])
         valid = np.sort(time[row][time[row] <= moments[v]])
         assert np.array_equal(np.sort(timed.time[row]), timed.time[row])
         assert ((row.start <= mine) & (mine < row.stop)).all() and (timed.time[mine] <= moments[v]).all()
-        if replace and fanout > 0:
+        if again and fanout > 0:
             assert len(mine) == (fanout if len(valid) else 0)
         else:
             assert len(np.unique(mine)) == len(mine) == (len(valid) if fanout < 0 else min(fanout, len(valid)))
         if last and fanout > 0:
             latest = valid[-fanout:]
-            assert (np.isin(timed.time[mine], latest)).all() if replace else sorted(timed.time[mine]) == list(latest)
+            assert (np.isin(timed.time[mine], latest)).all() if again else sorted(timed.time[mine]) == list(latest)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -86,3 +91,107 @@ def test_times_of_another_dtype_compare_as_numbers():
 def test_nan_is_no_time():
     with pytest.raises(InputError, match="times hold NaN"):
         TimedGraph.of(from_edges(np.array([1]), np.array([0]), 2), np.array([np.nan]))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
+    """A graph with ties, multi-edges and equal times, perhaps weights, and seeds that repeat at other moments."""
+    graph = draw(graphs())
+    moment = st.integers(0, 4)
+    times = np.array(draw(st.lists(moment, min_size=graph.num_edges, max_size=graph.num_edges)), np.int64)
+    weight = np.arange(1, graph.num_edges + 1, dtype=np.float32) if draw(st.booleans()) else None
+    graph = replace(graph, edge_time=times, edge_weight=weight)
+    pair = st.tuples(st.integers(0, max(0, graph.num_nodes - 1)), moment)
+    seeds = [draw(st.lists(pair, unique=True, max_size=5)) if graph.num_nodes else [] for _ in range(2)]
+    nodes, moments = zip(*(np.array(s, np.int64).reshape(-1, 2).T for s in seeds))
+    fanout = tuple(draw(st.lists(st.sampled_from([-1, 1, 2]), min_size=1, max_size=3)))
+    strategy, again = draw(st.sampled_from(["uniform", "last"])), draw(st.booleans())
+    return graph, BulkRequest(1, 0, 0, 0, nodes, moments=moments), TemporalSampler(fanout, strategy, again, True)
+
+
+@given(requests())
+def test_no_minibatch_holds_an_edge_later_than_its_seed(given):
+    graph, request, sampler = given
+    destination = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    for m, moments in zip(sampler.sample(graph, request, None).minibatches, request.moments):
+        block, when = m.blocks[0], moments_of_nodes(m, moments)
+        assert np.array_equal(m.seeds, request.seeds[m.index]) and np.array_equal(when[: len(moments)], moments)
+        # A node is there once at each moment, and an edge joins nodes at one moment.
+        assert len(set(zip(m.nodes.tolist(), when.tolist()))) == len(m.nodes)
+        row = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        assert np.array_equal(when[block.indices], when[row])
+        ids = block.edge_id
+        assert (graph.edge_time[ids] <= when[row]).all()
+        assert np.array_equal(graph.indices[ids], m.nodes[block.indices])
+        assert np.array_equal(destination[ids], m.nodes[row])
+        degrees = degrees_until(graph, m, moments)
+        hop_of = np.searchsorted([b.num_dst for b in reversed(m.blocks)], np.arange(block.num_dst), side="right")
+        for r in range(block.num_dst):
+            mine = ids[block.indptr[r] : block.indptr[r + 1]]
+            seen = np.flatnonzero((destination == m.nodes[r]) & (graph.edge_time <= when[r]))
+            weight = np.ones(len(seen)) if graph.edge_weight is None else graph.edge_weight[seen]
+            assert degrees[r] == pytest.approx(weight.sum())
+            fanout = sampler.fanout[hop_of[r]]
+            if sampler.replace and fanout > 0:
+                assert len(mine) == (fanout if len(seen) else 0)
+            else:
+                assert len(set(mine)) == len(mine) == (len(seen) if fanout < 0 else min(fanout, len(seen)))
+            if sampler.strategy == "last" and fanout > 0:
+                latest = np.sort(graph.edge_time[seen])[-fanout:]
+                assert np.isin(graph.edge_time[mine], latest).all()
+            if graph.edge_weight is not None:
+                estimate = graph.edge_weight[mine].astype(np.float64) * len(seen) / max(1, len(mine))
+                np.testing.assert_allclose(block.weight[block.indptr[r] : block.indptr[r + 1]], estimate, rtol=1e-6)
+        for outer, inner in zip(m.blocks, m.blocks[1:]):
+            assert np.array_equal(outer.src[: outer.num_dst], inner.src)
+
+
+@given(graphs(), st.integers(0, 3))
+def test_without_anything_later_all_neighbours_are_those_of_the_plain_sampler(graph, seed):
+    graph = replace(graph, edge_time=np.zeros(graph.num_edges, np.int64), node_time=np.zeros(graph.num_nodes, np.int64))
+    seeds = np.random.default_rng(seed).permutation(graph.num_nodes)[:4]
+    request = BulkRequest(seed, 0, 0, 0, (seeds,))
+    ours = TemporalSampler((-1, -1)).sample(graph, request, None)
+    plain = NeighborSampler((-1, -1)).sample(graph, request, cpu)
+    assert minibatch_digest(ours.minibatches[0]) == minibatch_digest(plain.minibatches[0])
+
+
+def test_draws_do_not_depend_on_the_other_seeds():
+    rng = np.random.default_rng(0)
+    graph = from_edges(rng.integers(0, 50, 600), rng.integers(0, 50, 600), 50, edge_time=rng.integers(0, 9, 600))
+    sampler, nodes, moments = TemporalSampler((3,), edge_ids=True), np.arange(20), np.arange(20) % 7 + 2
+    whole = sampler.sample(graph, BulkRequest(1, 0, 0, 0, (nodes,), moments=(moments,)), None).minibatches[0]
+    half = sampler.sample(graph, BulkRequest(1, 0, 0, 0, (nodes[5:9],), moments=(moments[5:9],)), None).minibatches[0]
+    rows = whole.blocks[0]
+    assert np.array_equal(rows.edge_id[rows.indptr[5] : rows.indptr[9]], half.blocks[0].edge_id)
+
+
+def test_two_hops_are_uniform():
+    """A seed at 600 moments: of its four edges and of those of what it found, every pair as often as any other."""
+    graph = from_edges(
+        np.r_[np.arange(1, 5), np.arange(5, 21)], np.r_[np.zeros(4, int), np.repeat(np.arange(1, 5), 4)], 21,
+        edge_time=np.zeros(20),
+    )  # fmt: skip
+    moments = np.arange(6000) / 7
+    request = BulkRequest(3, 0, 0, 0, (np.zeros(6000, np.int64),), moments=(moments,))
+    m = TemporalSampler((1, 1)).sample(graph, request, None).minibatches[0]
+    leaves = m.nodes[m.blocks[0].indices[m.blocks[0].indptr[6000] :]]
+    assert chisquare(np.bincount(leaves, minlength=21)[5:]).pvalue > 1e-4
+
+
+def test_what_the_sampler_refuses():
+    plain = from_edges([0], [1], 2)
+    with pytest.raises(InputError, match="but the edges have none"):
+        TemporalSampler((2,)).check(plain)
+    timed = from_edges([0], [1], 2, edge_time=[3])
+    with pytest.raises(InputError, match="needs the times of seeds"):
+        TemporalSampler((2,)).sample(timed, BulkRequest(0, 0, 0, 0, (np.array([1]),)), None)
+    with pytest.raises(InputError, match="strategy is 'first'"):
+        TemporalSampler((2,), "first")  # type: ignore[arg-type]
+    for bad in ((), (0,), (True,)):
+        with pytest.raises(InputError, match="fanout"):
+            TemporalSampler(bad)
+    with pytest.raises(InputError, match="draws on the host"):
+        TemporalSampler((2,)).sample_on_device(plain, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="whole graph"):
+        TemporalSampler((2,)).sample_by_owners(None, None)  # type: ignore[arg-type]
