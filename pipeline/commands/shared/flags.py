@@ -15,7 +15,9 @@ DatasetFlag = Annotated[
 ]
 SplitFlag = Annotated[
     str | None,
-    typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2 | time:0.7,0.15  [default: what the dataset has]"),
+    typer.Option(
+        help="public | random:20,30 (per class) | fraction:0.6,0.2 | time:0.7,0.15  [default: what the dataset has]"
+    ),
 ]
 ModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin  [default: sage]")]
 RunModelFlag = Annotated[
