@@ -60,6 +60,8 @@ class Placement:
     split: Split
     edge_features: FeatureStore | None = field(default=None, kw_only=True)
     """[E, D], row e is of the graph's edge at position e; None: there are none, or the model reads none."""
+    pair_time: npt.NDArray[np.number] | None = field(default=None, kw_only=True)
+    """[N], times of the pairs of a link task; None: they have none."""
 
     @property
     def seeds(self) -> npt.NDArray[np.int64]:

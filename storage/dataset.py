@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
-from .graph import Graph
+from .graph import Graph, check_times
 from .links.pairs import check_pairs
 from .plural import are, counted
 
@@ -79,6 +79,9 @@ class Dataset:
     """Name of each node in the input: `NodeNames` if they were read. None if nodes are called by their numbers."""
     class_names: tuple[str, ...] | None = None
     """Name of each class, or target, in the input. None if they are called by their numbers."""
+    pair_time: npt.NDArray[Any] | None = None
+    """int64 or float64 [N], of links: the time of each pair, which is predicted from earlier edges only. None: pairs
+    have no times."""
 
     @property
     def num_nodes(self) -> int:
@@ -105,6 +108,11 @@ class Dataset:
     def num_edge_features(self) -> int:
         """D, columns of the edges' features (`Graph.edge_features`); 0 without any."""
         return self.graph.num_edge_features
+
+    @property
+    def has_pair_times(self) -> bool:
+        """True if pairs have times."""
+        return self.pair_time is not None
 
     @property
     def split_sizes(self) -> dict[str, int]:
@@ -201,6 +209,8 @@ class Dataset:
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
         if self.task == "link":
             check_pairs(self.labels, n)
+            if self.pair_time is not None:
+                check_times("pair_time", self.pair_time, len(self.labels))
             self.split.check(len(self.labels))
             return self._check_names()
         want, dtype = (2, np.float32) if self.task in MATRIX_TASKS else (1, np.int64)

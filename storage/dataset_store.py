@@ -174,6 +174,8 @@ def write_dataset(
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
+    if dataset.pair_time is not None:
+        arrays["pair_time"] = dataset.pair_time
     of_edges = None if graph.edge_features is None else _DigestedRows(graph.edge_features, None)
     if of_edges is not None:
         arrays[OF_EDGES] = of_edges
@@ -439,4 +441,5 @@ def open_dataset_store(
             tuple(map(str, store.value("notes", list))),
             called,
             tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
+            store.read("pair_time") if "pair_time" in store else None,
         ).check()

@@ -204,7 +204,10 @@ class DatasetDigests:
             of_edges = dataset.graph.edge_features
             assert of_edges is not None
             return features_fingerprint(of_edges) if name == "edge_features" else features_digest(of_edges)
-        return array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
+        digest = array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
+        if name == "labels" and dataset.pair_time is not None:
+            return digest_record({"pairs": digest, "times": array_digest(dataset.pair_time)})
+        return digest
 
     def fingerprint(self) -> dict[str, str]:
         """See `dataset_fingerprint`."""

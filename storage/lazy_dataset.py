@@ -243,6 +243,16 @@ class LazyDataset(Dataset):
         return dict(self._split_sizes)
 
     @property
+    def has_pair_times(self) -> bool:
+        """See `Dataset.has_pair_times`."""
+        return "pair_time" in self._store
+
+    @cached_property
+    def pair_time(self) -> npt.NDArray[Any] | None:
+        """See `Dataset.pair_time`."""
+        return self._store.read("pair_time") if "pair_time" in self._store else None
+
+    @property
     def has_unknown(self) -> bool:
         """See `Dataset.has_unknown`."""
         if "has_unknown" in self._store.meta:
@@ -316,6 +326,7 @@ class LazyDataset(Dataset):
             self.notes,
             self.node_names,
             self.class_names,
+            self.pair_time,
         )
 
 

@@ -202,9 +202,10 @@ class Links(Section):
     decoder: Literal["dot", "distmult", "complex", "mlp"] = "dot"
     """Score of a pair: ``dot`` product; ``distmult``, with a learnt weight for each column; ``complex`` (ComplEx),
     whose scores depend on the direction; ``mlp``, two dense layers on the product of the rows."""
-    negatives: Literal["uniform", "degree", "batch", "given"] = "uniform"
+    negatives: Literal["uniform", "degree", "destinations", "batch", "given"] = "uniform"
     """Negatives of a positive pair (u, v) in training: (u, w) for a node w of all (``uniform``), in proportion to its
-    in-degree (``degree``), or the destination of another pair of the minibatch (``batch``); ``given``: pairs of the
+    in-degree (``degree``), of those that are the destination of a pair (``destinations``), or the destination of
+    another pair of the minibatch (``batch``); ``given``: pairs of the
     given negatives. A drawn one may by chance be positive."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""

@@ -14,7 +14,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of
 from ...storage.plural import counted, were
-from .cleaning.splits import parse_split
+from .cleaning.splits import by_time, parse_split
 from .pairs import sets_of
 
 DEFAULT_SPLIT = "fraction:0.85,0.05"
@@ -26,14 +26,17 @@ def link_dataset(
     """A dataset whose task is to tell pairs of nodes that belong together from others.
 
     Held-out pairs (val and test) are no edges of its graph, whichever way and however often they were. In a symmetric
-    graph a pair stands for both directions, and is named once.
+    graph a pair stands for both directions, and is named once. Pairs with times are predicted from earlier edges only,
+    and all edges stay in the graph.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.
         pairs: positive pairs by ``train``, ``val`` and ``test``, and given negatives by ``train_negatives``, ...:
             [n, 2] ids or names; or a file, see `ReadOptions.pairs`. Without ``train``, the edges that are left. None:
-            the edges of the graph but self loops, divided by `split`.
+            the edges of the graph but self loops, divided by `split`. With times ``train_time``, ... [n] of all sets.
         split: ``fraction:0.85,0.05`` (the default): shares of the edges for train and val; the rest is test.
+            ``time:0.7,0.15`` (shares) or ``until:...`` (last times of train and val): in the order of the times of
+            edges; a pair has the time of its first edge.
         seed: seed of that split.
 
     Raises:
@@ -56,12 +59,18 @@ def link_dataset(
     symmetric = is_symmetric(graph)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
-    if pairs is None:
+    times: dict[str, npt.NDArray[Any]] = {}
+    if pairs is not None:
+        sets, times = sets_of(pairs, dataset)
+        _check_times(sets, times, dataset)
+    elif split is not None and parse_split(split).kind in ("time", "until"):
+        sets, times = _by_time(dataset, split, symmetric)
+    else:
         sets = _drawn(dataset, split or DEFAULT_SPLIT, seed, symmetric)
         if split is None:
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
-    else:
-        sets = sets_of(pairs, dataset)
+    if times:
+        return _timed(dataset, sets, times, symmetric)
     held_out = np.concatenate([sets.get(name, np.empty((0, 2), np.int64)) for name in ("val", "test")])
     kept = without_pairs(graph, held_out, symmetric)
     if "train" not in sets:
@@ -83,6 +92,62 @@ def link_dataset(
         notes=tuple(notes),
         class_names=None,
     ).check()
+
+
+def _timed(
+    dataset: Dataset, sets: dict[str, PairArray], times: dict[str, npt.NDArray[Any]], symmetric: bool
+) -> Dataset:
+    """The dataset of pairs with times."""
+    for name, rows in sets.items():
+        keys = _canonical(rows, dataset.num_nodes, symmetric)
+        if len(np.unique(keys)) < len(keys):
+            raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
+    _check(sets, dataset.num_nodes, symmetric)
+    labels, numbers = _as_labels(sets)
+    time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), dataset.graph)
+    return replace(
+        dataset, labels=labels, split=numbers, num_classes=1, task="link", class_names=None, pair_time=time
+    ).check()
+
+
+def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
+    """Times of pairs as floating-point numbers where those of edges are, so that the moment before one is between."""
+    floating = graph.edge_time is not None and graph.edge_time.dtype == np.float64
+    return times.astype(np.float64) if floating else times
+
+
+def _by_time(dataset: Dataset, text: str, symmetric: bool) -> tuple[dict[str, PairArray], dict[str, npt.NDArray[Any]]]:
+    """The pairs of the graph, each at the time of its first edge, divided by time."""
+    graph = dataset.graph
+    if graph.edge_time is None:
+        raise InputError(
+            f"split is '{text}', but the edges of {dataset.name} have no times; give edge_time, or use {DEFAULT_SPLIT}"
+        )
+    every = np.stack(np.divmod(edge_keys(graph), max(1, graph.num_nodes)), axis=1)
+    if symmetric:
+        every.sort(axis=1)
+    order = np.argsort(graph.edge_time, kind="stable")
+    order = order[every[order, 0] != every[order, 1]]
+    _, first = np.unique(_canonical(every[order], graph.num_nodes, symmetric), return_index=True)
+    time, every = graph.edge_time[order[first]], every[order[first]]
+    parts = dict(zip(SPLITS, by_time(time, parse_split(text), text)))
+    return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
+
+
+def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[Any]], dataset: Dataset) -> None:
+    if not times:
+        return
+    if dataset.graph.edge_time is None:
+        raise InputError(f"pairs have times, but the edges of {dataset.name} have none; give edge_time")
+    for name in sets:
+        if name not in SPLITS:
+            raise InputError(
+                f"pairs have times, and {name} are given; negatives of pairs with times are drawn: leave it out"
+            )
+        if name not in times:
+            raise InputError(f"pairs of {name} have no times, and others have; give {name}_time")
+    if "train" not in sets:
+        raise InputError("pairs have times, but none are for train; give train and train_time")
 
 
 def _drawn(dataset: Dataset, text: str, seed: int, symmetric: bool) -> dict[str, PairArray]:
@@ -130,6 +195,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
         indices=kept(graph.indices),
         edge_weight=kept(graph.edge_weight),
         edge_id=kept(graph.edge_id),
+        edge_time=kept(graph.edge_time),
     )
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
+from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray
 from ...storage.node_names import NodeNames
 from .readers.npz_members import load_members
@@ -19,21 +21,25 @@ KINDS = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 """Suffixes of tables, as in `readers.tables`."""
 SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
 """Names of sets of pairs."""
+TIMES = tuple(f"{name}_time" for name in SPLITS)
+"""Names of their times."""
+Times = dict[str, npt.NDArray[Any]]
 FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
 
 
-def read_sets(path: Path, dataset: Dataset) -> dict[str, PairArray]:
-    """int64 [n, 2] of each set of pairs in a file, by `SETS`. See `ReadOptions.pairs` for its form.
+def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+    """int64 [n, 2] of each set of pairs in a file, by `SETS`, and times [n] by set if there are any. See
+    `ReadOptions.pairs` for its form.
 
     Raises:
         InputError: the file cannot be read, or a pair has an end that is no node.
     """
     _require_file(path)
     if path.suffix == ".npz":
-        arrays, held = load_members(path, SETS)
+        arrays, held = load_members(path, (*SETS, *TIMES))
         if not arrays:
             raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
-        return {name: as_pairs(pairs, dataset, f"{path}: {name}") for name, pairs in arrays.items()}
+        return _of_arrays(arrays, dataset, f"{path}: ")
     table = _table(path)
     for key in ("split",):
         if key not in table.column_names:
@@ -51,11 +57,16 @@ def read_sets(path: Path, dataset: Dataset) -> dict[str, PairArray]:
         negative = labels == 0
     found = {name: pairs[(splits == name) & ~negative] for name in SPLITS}
     found |= {f"{name}_negatives": pairs[(splits == name) & negative] for name in SPLITS}
-    return {name: rows for name, rows in found.items() if len(rows)}
+    time, times = _time(table, path), {}
+    if time is not None:
+        times = {name: time[(splits == name) & ~negative] for name in SPLITS}
+    sets = {name: rows for name, rows in found.items() if len(rows)}
+    return sets, {name: of for name, of in times.items() if name in sets}
 
 
-def read_pairs(path: Path, dataset: Dataset) -> PairArray:
-    """int64 [n, 2], the pairs of a table with columns src and dst, or of a ``.npy`` file [n, 2].
+def read_pairs(path: Path, dataset: Dataset) -> tuple[PairArray, npt.NDArray[Any] | None]:
+    """int64 [n, 2], the pairs of a table with columns src and dst, and its column time if it has one; or the pairs of a
+    ``.npy`` file [n, 2].
 
     Raises:
         InputError: see `read_sets`.
@@ -66,8 +77,9 @@ def read_pairs(path: Path, dataset: Dataset) -> PairArray:
             rows = np.load(path, allow_pickle=False)
         except (ValueError, OSError) as e:
             raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
-        return as_pairs(rows, dataset, str(path))
-    return _ends(_table(path), path, dataset)
+        return as_pairs(rows, dataset, str(path)), None
+    table = _table(path)
+    return _ends(table, path, dataset), _time(table, path)
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
@@ -105,8 +117,8 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
     return rows.astype(np.int64)
 
 
-def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> dict[str, PairArray]:
-    """Sets of pairs from a file, or from arrays by `SETS`.
+def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+    """Sets of pairs, and their times if they have any, from a file, or from arrays by `SETS` and `TIMES`.
 
     Raises:
         InputError: see `read_sets`.
@@ -114,9 +126,19 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> dict[str
     if isinstance(pairs, str | Path):
         return read_sets(Path(pairs).expanduser(), dataset)
     for name in pairs:
-        if name not in SETS:
-            raise InputError(f"pairs has '{name}'; expected of {', '.join(SETS)}{nearest(str(name), SETS)}")
-    return {name: as_pairs(rows, dataset, f"pairs: {name}") for name, rows in pairs.items() if rows is not None}
+        if name not in (*SETS, *TIMES):
+            raise InputError(f"pairs has '{name}'; expected of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}")
+    return _of_arrays({name: rows for name, rows in pairs.items() if rows is not None}, dataset, "pairs: ")
+
+
+def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[dict[str, PairArray], Times]:
+    sets = {name: as_pairs(rows, dataset, f"{what}{name}") for name, rows in arrays.items() if name in SETS}
+    times: Times = {}
+    for name in (name for name in SPLITS if f"{name}_time" in arrays):
+        if name not in sets:
+            raise InputError(f"{what}{name}_time is there without {name}; give both")
+        times[name] = as_times(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]))
+    return sets, times
 
 
 def _require_file(path: Path) -> None:
@@ -133,6 +155,14 @@ def _table(path: Path) -> "Table":
     from .readers.tables import read_table
 
     return read_table([path], "edges")
+
+
+def _time(table: "Table", path: Path) -> npt.NDArray[Any] | None:
+    """The column time of a table of pairs, if it has one."""
+    from .readers.parquet import times_of
+
+    times = times_of(table, "time" if "time" in table.column_names else None, "pairs", path)
+    return None if times is None else as_times(times, f"{path}: time", table.num_rows)
 
 
 def _ends(table: "Table", path: Path, dataset: Dataset) -> PairArray:

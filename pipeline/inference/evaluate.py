@@ -11,7 +11,7 @@ from torch import nn
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs
 from ...stages.evaluate.measures import ALWAYS, METRICS, Measures
-from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored
+from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored, temporal_scored
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
 from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
@@ -61,12 +61,17 @@ def evaluate_run(
         )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
-    outputs = found.outputs(found.model, nodes_to_evaluate(data), emit, "evaluate")
-    rows = rows_of(outputs, data)
     known = cache(lambda: KnownPairs.of(data.graph, data.labels))
     measures = _measures(trained, data)
-    with evaluating(trained.model):
-        values_of = {split: scored(measures, trained.model, data, rows, split, known) for split in SPLITS}
+    if (sampler := found.temporal) is not None:
+        found.check_times()
+        order = (measures, trained.model, data, sampler, trained.config.seed_of("minibatches"))
+        values_of = {split: temporal_scored(*order, split, known) for split in SPLITS}
+    else:
+        outputs = found.outputs(found.model, nodes_to_evaluate(data), emit, "evaluate")
+        rows = rows_of(outputs, data)
+        with evaluating(trained.model):
+            values_of = {split: scored(measures, trained.model, data, rows, split, known) for split in SPLITS}
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
     report: dict[str, Any] = {"run": str(run), "model": result.model, "dataset": data.name}

@@ -14,8 +14,11 @@ from torch import nn
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
 from ...stages.links.decoders import decoder_of
+from ...stages.links.plan import Ends
 from ...storage.errors import InputError
+from ...storage.graph import as_times
 from ...storage.node_names import NodeNames
+from ..datasets.links import like_edges
 from ..datasets.pairs import as_pairs, read_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
@@ -72,19 +75,23 @@ def predict_links(
     pairs: Any,
     dataset: Any = None,
     *,
+    times: Any = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     emit: Emit = silent,
 ) -> LinkScores:
-    """Score pairs of nodes, from rows over all in-edges in every layer.
+    """Score pairs of nodes, from rows over all in-edges in every layer; of a run by the sampler temporal, from samples
+    of what lies before.
 
     Args:
         run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
         pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
             graph lacks the held-out pairs.
+        times: [n], of the pairs, for a run by the sampler temporal: each is scored from what lies before. By default
+            the column time of the file, or after all edges.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -103,13 +110,18 @@ def predict_links(
         )
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
     data, from_file = found.data, isinstance(pairs, str | Path)
-    wanted = read_pairs(Path(pairs).expanduser(), data) if from_file else as_pairs(pairs, data, "pairs")
-    nodes, local = np.unique(wanted, return_inverse=True)
+    wanted, told = read_pairs(Path(pairs).expanduser(), data) if from_file else (as_pairs(pairs, data, "pairs"), None)
+    temporal = found.temporal is not None
+    if times is not None and not temporal:
+        raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
+    when = told if times is None else as_times(times, "times", len(wanted))
+    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, data.graph)
+    ends = Ends.of(wanted, when if temporal else None, data.num_nodes)
     start = time.perf_counter()
     emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
-    rows = found.outputs(trained.model, nodes, emit)
+    rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
     with evaluating(trained.model), torch.no_grad():
-        scores = score_pairs(decoder_of(trained.model), rows, local.reshape(-1, 2))
+        scores = score_pairs(decoder_of(trained.model), rows, ends.places)
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None
     if data.node_names is not None:

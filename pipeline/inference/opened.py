@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -59,19 +60,40 @@ class Opened:
         sampler.check(self.data.graph)
         return sampler
 
-    def outputs(self, model: nn.Module, nodes: IdArray, emit: Emit, stage: str = "predict") -> Tensor:
-        """[n, D], the outputs of the model, or of another one, for `nodes`, where samples go by time at their times;
-        progress is that of `stage`. Raises InputError: see `temporal`; or nodes have no times."""
+    def check_times(self) -> npt.NDArray[Any]:
+        """The times of the data's nodes, or of its pairs if the task is link. Raises InputError if there are none."""
+        data, what = self.data, "pairs" if self.data.task == "link" else "nodes"
+        if (times := data.pair_time if data.task == "link" else data.graph.node_time) is None:
+            raise InputError(
+                f"{self.name} was trained by the sampler {self.job.sampler['name']} to predict {what} at their times, "
+                f"but those of {data.name} have none; give {'pairs with times' if data.task == 'link' else 'node_time'}"
+            )
+        return times
+
+    def outputs(
+        self,
+        model: nn.Module,
+        nodes: IdArray,
+        emit: Emit,
+        stage: str = "predict",
+        moments: npt.NDArray[Any] | None = None,
+    ) -> Tensor:
+        """[n, D], the outputs of the model, or of another one, for `nodes`; progress is that of `stage`. Where samples
+        go by time they are at the nodes' own times, or at `moments` [n]. Raises InputError: see `temporal`; or nodes
+        have no times."""
         data = self.data
 
         def advance(done: int, rows: int) -> None:
             emit(StageAdvanced(stage, done, rows))
 
         if (sampler := self.temporal) is not None:
-            if (times := data.graph.node_time) is None:
-                raise InputError(f"{self.name} predicts nodes at their times, but {data.name} has none; give node_time")
+            if moments is None and data.task == "link":
+                raise InputError(
+                    f"{self.name} predicts pairs of nodes at their times, and nodes alone have none; use predict_links"
+                )
+            moments = self.check_times()[nodes] if moments is None else moments
             seed = self.job.seed_of("minibatches")
-            return temporal_outputs(model, data.graph, data.features, sampler, nodes, times[nodes], seed, advance)
+            return temporal_outputs(model, data.graph, data.features, sampler, nodes, moments, seed, advance)
         if self.workers is not None:
             return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
         degree = torch.from_numpy(data.graph.degree)

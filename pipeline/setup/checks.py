@@ -11,6 +11,8 @@ from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.links import LinkFetch
+from ...stages.fetch.temporal import TemporalFetch
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
@@ -345,20 +347,29 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
     """
     sampler = system.sample.sampler
     if sampler is None or not reads_times(sampler):
+        if dataset.has_pair_times:
+            raise InputError(
+                f"the pairs of {dataset.name} have times, and its graph holds edges that are later; use the sampler "
+                'temporal under system "bulk"'
+            )
         return
     seen = f"the sampler {sampler.name} draws edges by their times, but"
     if isinstance(system.sample, SampledByOwners):
         raise InputError(f'{seen} bulk.topology is "partitioned", where no rank has all edges of a seed; leave it out')
     if not isinstance(system.sample, Sampled):
         raise InputError(f"{seen} system '{system.name}' trains on a rank's own part without times; use \"bulk\"")
-    if isinstance(system.fetch, ExchangeFetch):
+    if not isinstance(system.fetch, TemporalFetch | LinkFetch):
         raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
     if job.device != "cpu":
         raise InputError(f"{seen} device is '{job.device}', and they are drawn on the host; use device = \"cpu\"")
     if job.learned.width:
         raise InputError(f"{seen} learned.width is {job.learned.width}, and nodes are met at many times; leave it out")
     sampler.check(dataset.graph)
-    times = dataset.graph.node_time
+    times = dataset.pair_time if dataset.task == "link" else dataset.graph.node_time
+    if times is None and dataset.task == "link":
+        raise InputError(
+            f'{seen} the pairs of {dataset.name} have none; use split = "time:0.7,0.15", or give pairs with times'
+        )
     if times is None:
         raise InputError(
             f"{seen} the nodes of {dataset.name}, which are seeds, have none; give node_time (PyG, .npz, "

@@ -62,7 +62,7 @@ def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
     """Plan of the seeds of all ranks' minibatches."""
     sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
     if dataset.task == "link":
-        links = TrainPairs.of(dataset.graph, dataset.labels, negatives_of(job))
+        links = TrainPairs.of(dataset.graph, dataset.labels, negatives_of(job), dataset.pair_time)
         return LinkPlan(dataset.split.train, *sizes, links=links)
     return SeedPlan(dataset.split.train, *sizes)
 

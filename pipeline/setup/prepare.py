@@ -197,7 +197,9 @@ def _placed(job: Job, dataset: Dataset, edges: bool) -> Placement:
     of_edges = dataset.graph.edge_features if edges else None
     if of_edges is not None and of_edges.dtype != np.dtype(job.dtype):
         of_edges = ConvertedFeatures(of_edges, job.dtype)
-    return Placement(dataset.graph, features, labels, degree, dataset.split, edge_features=of_edges)
+    return Placement(
+        dataset.graph, features, labels, degree, dataset.split, edge_features=of_edges, pair_time=dataset.pair_time
+    )
 
 
 def with_data_read(prepared: Prepared) -> Prepared:

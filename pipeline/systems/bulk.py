@@ -158,7 +158,7 @@ class _Bulk(Registered):
 
     def with_links(self, system: System, negatives: Negatives) -> System:
         """See `Registered.with_links`. Every rank needs the whole graph and all rows."""
-        if not isinstance(system.sample, Sampled) or type(system.fetch) is not GatherFetch:
+        if not isinstance(system.sample, Sampled) or type(system.fetch) not in (GatherFetch, TemporalFetch):
             shared = 'features is "owned"' if isinstance(system.sample, Sampled) else 'bulk.topology is "partitioned"'
             raise InputError(
                 f"the task is link, for which every rank reads all rows and the whole graph, but {shared}; leave it out"

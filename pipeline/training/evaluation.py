@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.layerwise import Progress, evaluating
 from ...stages.evaluate.links import KnownPairs
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
-from ...stages.evaluate.scored import scored, split_rows, temporal_rows
+from ...stages.evaluate.scored import scored, split_rows, temporal_scored
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
@@ -110,6 +110,19 @@ def _by_leaders(
     counted = replace(dataset, graph=graph, features=CountedFeatures(features, job.ledger, "evaluation"))
     known = cache(lambda: KnownPairs.of(dataset.graph, dataset.labels))
 
+    def evaluated(module: nn.Module, split: str, among: Group | None, advance: Progress) -> Scored | None:
+        by_class = split == "test"
+        if prepared.reads_times:
+            sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
+            return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance)
+        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+        limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
+        found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
+        if group.rank > 0:
+            return None
+        with evaluating(module):
+            return scored(job.measures, module, counted, found, split, known, by_class)
+
     def score(module: nn.Module, split: str) -> Scored | None:
         said = time.monotonic()
 
@@ -121,20 +134,12 @@ def _by_leaders(
 
         if not len(getattr(dataset.split, split)):
             return None
-        names, by_class, found = job.measures.all_names, split == "test", None
+        names, found = job.measures.all_names, None
         numbers = torch.zeros(1 + len(names), dtype=torch.float64)
         if group.rank in (who := leaders()).ranks:
-            rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
-            limits = {"scratch": out, "on_progress": advance, "base": rows, "group": who.group}
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
-                rows = (
-                    temporal_rows(module, counted, prepared.system.sample.sampler, job.seed, split, advance)
-                    if prepared.reads_times
-                    else split_rows(module, counted, prepared.placement.degree, (split,), **limits)
-                )
+                found = evaluated(module, split, who.group, advance)
             if group.rank == 0:
-                with evaluating(module):
-                    found = scored(job.measures, module, counted, rows, split, known, by_class)
                 assert found is not None
                 accuracy = math.nan if found.accuracy is None else found.accuracy
                 numbers = torch.tensor([accuracy, *(found.values[k] for k in names)], dtype=torch.float64)

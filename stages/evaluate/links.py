@@ -99,6 +99,11 @@ def link_metrics(
         if not (positive.isfinite().all() and negative.isfinite().all()):
             return dict.fromkeys(names, float("nan"))
         ranks = ranks_among(positive, negative) if len(given) else filtered_ranks(decoder, rows, pairs, known)
+    return metrics_of(ranks, positive, negative, names)
+
+
+def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """The metrics `names` from the ranks of positive pairs, [n], and the scores of positive and negative ones."""
     values = {"mrr": float((1 / ranks).mean()), **{f"hits@{k}": float((ranks <= k).double().mean()) for k in HITS}}
     if len(negative):
         from sklearn.metrics import average_precision_score, roc_auc_score

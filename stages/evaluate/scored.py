@@ -11,7 +11,7 @@ from ..links.decoders import decoder_of
 from .layerwise import by_split, outputs
 from .links import KnownPairs, link_metrics
 from .measures import Measures, Scored
-from .temporal import temporal_outputs
+from .temporal import temporal_link_metrics, temporal_outputs
 
 Rows = dict[str, tuple[Tensor, Tensor]] | Tensor
 
@@ -24,19 +24,30 @@ def split_rows(
     return rows_of(outputs(model, dataset.graph, dataset.features, degree, nodes, **limits), dataset, splits)
 
 
-def temporal_rows(
+def temporal_scored(
+    measures: Measures,
     model: nn.Module,
     dataset: Dataset,
     sampler: Any,
     seed: int,
     split: str,
+    known: Callable[[], KnownPairs],
+    by_class: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Rows:
-    """`split_rows` of a split at the times of its nodes. See `temporal.temporal_outputs`."""
-    nodes, times = nodes_to_evaluate(dataset, (split,)), dataset.graph.node_time
+) -> Scored | None:
+    """`scored` where samples go by time: nodes and pairs at their times. See `temporal`."""
+    numbers, data = getattr(dataset.split, split), (dataset.graph, dataset.features, sampler)
+    if not len(numbers):
+        return None
+    if dataset.task == "link":
+        times, names = dataset.pair_time, measures.all_names
+        assert times is not None
+        of_pairs = (dataset.labels, times, numbers, split, names, known(), seed, on_progress)
+        return Scored(None, temporal_link_metrics(model, *data, *of_pairs))
+    times = dataset.graph.node_time
     assert times is not None
-    found = temporal_outputs(model, dataset.graph, dataset.features, sampler, nodes, times[nodes], seed, on_progress)
-    return rows_of(found, dataset, (split,))
+    rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress)
+    return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known, by_class)
 
 
 def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArray:

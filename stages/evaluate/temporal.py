@@ -1,24 +1,35 @@
 """Evaluation at the moments of nodes: each over samples of what lies before it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph
+from ...storage.links.pairs import PairArray, contains, keys_of
 from ..assignment import BulkRequest
+from ..links.decoders import decoder_of
+from ..links.plan import Ends
 from ..models.base import as_model, layered, reads_edges
 from ..models.pyg import evaluating
 from ..neighbourhood.block import BlockNeighbourhood
-from ..random import Purpose, stream
+from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
+from .links import KnownPairs, metrics_of
 
 CHUNK = 1024
 """Seeds of a minibatch of an evaluation. Fixed, since drawn samples depend on it."""
+PAIRS = 128
+"""Pairs that are ranked at once, likewise."""
+NEGATIVES = 100
+"""Negatives that each pair with a time is ranked among."""
+TRIES = 20
 
 
 def temporal_outputs(
@@ -93,3 +104,74 @@ def _chunk(
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"{type(model).__name__} returned {seen}; expected a row for each of {len(request.seeds[0])}")
     return out[: len(request.seeds[0])].float() if out.dtype == torch.bfloat16 else out[: len(request.seeds[0])]
+
+
+def temporal_link_metrics(
+    model: nn.Module,
+    graph: Graph,
+    features: FeatureStore,
+    sampler: TemporalSampler,
+    labels: npt.NDArray[Any],
+    time: Times,
+    numbers: IdArray,
+    name: str,
+    names: Sequence[str],
+    known: KnownPairs,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, float]:
+    """Metrics of the positive pairs of a set, each from what lies before it. A pair (u, v) is ranked among
+    `NEGATIVES` pairs (u, w) at its time, the same in every run, for nodes w that are destinations of pairs and never
+    linked to u; AUC and average precision are against the first of these.
+
+    Args:
+        model: has a decoder.
+        graph: see `temporal_outputs`.
+        features: likewise.
+        sampler: likewise.
+        labels: see `storage.links.pairs`.
+        time: [N], of the pairs.
+        numbers: int64 [n], of the positive pairs.
+        name: train, val or test.
+        names: of `links.LINK_METRICS`.
+        known: pairs that are no negatives.
+        seed: of the draws.
+        on_progress: called with (pairs done, pairs in all).
+    """
+    every, valid = _with_negatives(labels[numbers, :2], np.unique(labels[:, 1]), known, name)
+    scores, decoder = [], decoder_of(model)
+    for at in range(0, len(every), PAIRS):
+        ends = Ends.of(every[at : at + PAIRS], time[numbers[at : at + PAIRS]], graph.num_nodes)
+        assert ends.moments is not None
+        rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed)
+        with evaluating(model):
+            scores.append(decoder(rows[ends.places[..., 0]], rows[ends.places[..., 1]]).float())
+        if on_progress is not None:
+            on_progress(min(at + PAIRS, len(every)), len(every))
+    found = torch.cat(scores)
+    if not found.isfinite().all():
+        return dict.fromkeys(names, float("nan"))
+    found[:, 1:].masked_fill_(~torch.from_numpy(valid), -torch.inf)
+    own, others = found[:, :1], found[:, 1:]
+    ranks = 1 + (others > own).sum(1).double() + (others == own).sum(1).double() / 2
+    return metrics_of(ranks, own[:, 0], others[:, 0][others[:, 0].isfinite()], names)
+
+
+def _with_negatives(
+    pairs: PairArray, destinations: IdArray, known: KnownPairs, name: str
+) -> tuple[PairArray, npt.NDArray[np.bool_]]:
+    """int64 [n, 1 + NEGATIVES, 2], each pair and its negatives; and [n, NEGATIVES], False for those that are no
+    negatives, where hardly any are there."""
+    every = np.repeat(pairs[:, None], 1 + NEGATIVES, axis=1)
+    words = branches(stream(0, Purpose.EVALUATE, *name.encode()), np.arange(len(pairs) * NEGATIVES))
+    wrong = np.ones(len(words), bool)
+    drawn = every[:, 1:, 1].reshape(-1).copy()
+    source = np.repeat(pairs[:, 0], NEGATIVES)
+    for attempt in range(TRIES):
+        x = (draw_word(words[wrong], attempt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        drawn[wrong] = destinations[(x * len(destinations)).astype(np.int64)]
+        wrong = contains(known.keys, keys_of(source, drawn, known.num_nodes)) | (drawn == source)
+        if not wrong.any():
+            break
+    every[:, 1:, 1] = drawn.reshape(-1, NEGATIVES)
+    return every, ~wrong.reshape(-1, NEGATIVES)

@@ -7,13 +7,14 @@ from ..links.exclude import WithoutOwnEdges
 from ..links.plan import LinkPlan
 from ..links.train_pairs import Negatives, TrainPairs
 from ..messages import Placement, RankJob
-from ..sample.base import Sampler
+from ..sample.base import Sampler, reads_times
 from .queue_feed import Sampled
 
 
 @dataclass(frozen=True)
 class SampledLinks(Sampled):
-    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges."""
+    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges, or of what lies before the
+    pairs."""
 
     negatives: Negatives = field(default_factory=Negatives)
 
@@ -24,7 +25,7 @@ class SampledLinks(Sampled):
             sampler: draws the neighbourhoods of the ends.
             negatives: their law.
         """
-        return cls(WithoutOwnEdges(sampler), negatives)
+        return cls(sampler if reads_times(sampler) else WithoutOwnEdges(sampler), negatives)
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""
@@ -32,5 +33,5 @@ class SampledLinks(Sampled):
 
     def plan(self, placement: Placement, job: RankJob) -> LinkPlan:
         """See `Sampled.plan`."""
-        links = TrainPairs.of(placement.graph, placement.labels.numpy(), self.negatives)
+        links = TrainPairs.of(placement.graph, placement.labels.numpy(), self.negatives, placement.pair_time)
         return LinkPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed, links=links)

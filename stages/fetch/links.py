@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from ..feed.link_feed import SampledLinks
 from ..links.decoders import decoder_of
 from ..messages import Fetched, PairsToScore, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
+from ..sample.temporal import degrees_until
 from .gather import Gather, GatherFetch
 
 
@@ -29,7 +31,7 @@ class LinkFetch(GatherFetch):
 
 
 class LinkGather(Gather):
-    """`Gather` with pairs. Degrees are those in the graph without the minibatch's own edges."""
+    """`Gather` with pairs. Degrees are those in the graph without the minibatch's own edges, or before the pairs."""
 
     def __init__(self, policy: LinkFetch, placement: Placement, job: RankJob, module: nn.Module | None) -> None:
         """See `LinkFetch.fetcher`."""
@@ -39,17 +41,21 @@ class LinkGather(Gather):
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        pairs, seeds = self._plan.pairs(work.index, work.epoch), work.seeds
-        if not np.array_equal(np.unique(pairs), seeds):
+        pairs = self._plan.pairs(work.index, work.epoch)
+        ends = self._plan.ends(pairs, work.index, work.epoch)
+        if not np.array_equal(ends.nodes, work.seeds):
             raise StoreError(
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
             )
-        degree = cache(lambda: self._degrees(work))
+        degree = cache(lambda: self._degrees(work) if ends.moments is None else self._until(work, ends.moments))
         neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
-        local = torch.from_numpy(np.searchsorted(seeds, pairs))
         y = torch.zeros(len(pairs), dtype=torch.int64)
-        links = PairsToScore(local, self._decoder)
+        links = PairsToScore(torch.from_numpy(ends.places), self._decoder)
         return Fetched(work.epoch, work.index, neighbourhoods, self._rows(work.nodes), y, links=links)
+
+    def _until(self, work: MiniBatch, moments: npt.NDArray[np.number]) -> Tensor:
+        data = self._placement
+        return torch.from_numpy(degrees_until(data.graph, work, moments)).to(data.degree.dtype)
 
     def _degrees(self, work: MiniBatch) -> Tensor:
         degree = super()._degrees(work).clone()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ...storage.links.pairs import PairArray
 from ..assignment import BulkRequest, SeedPlan
@@ -16,6 +17,42 @@ class LinkRequest(BulkRequest):
 
     positives: tuple[PairArray, ...] = ()
     """k arrays int64 [b, 2]: pairs whose edges, and their reverses, are left out of the samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The seeds of a minibatch of pairs."""
+
+    nodes: npt.NDArray[np.int64]
+    """int64 [B], the ends of the pairs, ascending; with times, ascending at each moment."""
+    moments: npt.NDArray[np.number] | None
+    """[B], the last moment before the pair, where pairs have times: the pair and all else at its time are not seen."""
+    places: npt.NDArray[np.int64]
+    """int64, of the shape of the pairs: positions of their ends in `nodes`."""
+
+    @classmethod
+    def of(cls, pairs: PairArray, time: npt.NDArray[np.number] | None, num_nodes: int) -> "Ends":
+        """
+        Args:
+            pairs: int64 [b, ..., 2].
+            time: [b], of each row of pairs; None: there are no times.
+            num_nodes: V.
+        """
+        if time is None:
+            nodes, places = np.unique(pairs, return_inverse=True)
+            return cls(nodes, None, places.reshape(pairs.shape))
+        distinct, rank = np.unique(before(time), return_inverse=True)
+        keys = rank.reshape(-1, *[1] * (pairs.ndim - 1)) * max(1, num_nodes) + pairs
+        found, places = np.unique(keys, return_inverse=True)
+        moment, nodes = np.divmod(found, max(1, num_nodes))
+        return cls(nodes, distinct[moment], places.reshape(pairs.shape))
+
+
+def before(time: npt.NDArray[np.number]) -> npt.NDArray[np.number]:
+    """The last moment before each time."""
+    if np.issubdtype(time.dtype, np.floating):
+        return np.nextafter(time, -np.inf)
+    return np.maximum(time, np.iinfo(np.int64).min + 1) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +73,16 @@ class LinkPlan(SeedPlan):
         key = stream(self.seed, Purpose.NEGATIVE, epoch, index)
         return self.links.with_negatives(self.numbers(index, epoch), key)
 
+    def ends(self, pairs: PairArray, index: int, epoch: int) -> Ends:
+        """The seeds of a minibatch, by its `pairs`. A negative has the time of its pair."""
+        time = self.links.time
+        return Ends.of(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.graph.num_nodes)
+
     def request(self, epoch: int, number: int) -> LinkRequest:
-        """See `SeedPlan.request`: the distinct ends of all pairs, ascending."""
+        """See `SeedPlan.request`: the distinct ends of all pairs, at their moments."""
         given = super().request(epoch, number)
         pairs = [self.pairs(index, epoch) for index in given.indices] if given.seeds else []
-        seeds = tuple(np.unique(p) for p in pairs)
-        positives = tuple(p[:, 0] for p in pairs)
-        return LinkRequest(self.seed, epoch, number, given.first_index, seeds, given.indices, positives)
+        ends = [self.ends(p, index, epoch) for p, index in zip(pairs, given.indices)]
+        seeds, positives = tuple(e.nodes for e in ends), tuple(p[:, 0] for p in pairs)
+        moments = tuple(e.moments for e in ends if e.moments is not None)
+        return LinkRequest(self.seed, epoch, number, given.first_index, seeds, given.indices, moments, positives)

@@ -13,7 +13,7 @@ from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, edge_keys, given_negatives, keys_of
 from ..random import branches, draw_word
 
-Law = Literal["uniform", "degree", "batch", "given"]
+Law = Literal["uniform", "degree", "destinations", "batch", "given"]
 LAWS: tuple[Law, ...] = get_args(Law)
 
 
@@ -23,8 +23,9 @@ class Negatives:
 
     law: Law = "uniform"
     """``uniform``: (u, w) for a node w of all; ``degree``: in proportion to the in-degree of w in the training graph;
-    ``batch``: w is the destination of another positive pair of the minibatch; ``given``: a pair of the given negatives.
-    A drawn one may by chance be a positive pair."""
+    ``destinations``: for a node w that is the destination of a pair of any set, each alike; ``batch``: w is the
+    destination of another positive pair of the minibatch; ``given``: a pair of the given negatives. A drawn one may by
+    chance be a positive pair."""
     count: int = 1
     """k, for each positive pair."""
 
@@ -63,21 +64,30 @@ class TrainPairs:
     negatives: Negatives
     given: PairArray
     """int64 [M, 2], given negatives of the train set."""
+    time: npt.NDArray[np.number] | None = None
+    """[N], of the pairs; None: they have none."""
 
     @classmethod
-    def of(cls, graph: Graph, labels: npt.NDArray[Any], negatives: Negatives) -> "TrainPairs":
+    def of(
+        cls,
+        graph: Graph,
+        labels: npt.NDArray[Any],
+        negatives: Negatives,
+        time: npt.NDArray[np.number] | None = None,
+    ) -> "TrainPairs":
         """
         Args:
             graph: in-neighbour lists.
             labels: see `storage.links.pairs`.
             negatives: their law.
+            time: [N], of the pairs, or None.
 
         Raises:
             InputError: see `Negatives.check`.
         """
         given = given_negatives(labels, "train")
         negatives.check(graph.num_edges, lambda: len(given))
-        return cls(graph, labels[:, :2], negatives, given)
+        return cls(graph, labels[:, :2], negatives, given, time)
 
     def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
         """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives.
@@ -105,10 +115,17 @@ class TrainPairs:
             # The destination of a uniform edge.
             edge = (x * graph.num_edges).astype(np.int64)
             return np.searchsorted(graph.indptr, edge, side="right") - 1
+        if law == "destinations":
+            return self._ends[(x * len(self._ends)).astype(np.int64)]
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, 1]
         return (x * graph.num_nodes).astype(np.int64)
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """Distinct destinations of all pairs, given negatives too."""
+        return np.unique(self.pairs[:, 1])
 
     @cached_property
     def _own_weights(self) -> npt.NDArray[np.float64]:

@@ -41,15 +41,9 @@ def result(data, tmp_path_factory):
 
 def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tmp_path):
     table = {**JOB, "epochs": 2, "system": "bulk", "minibatches_per_step": 4, "dtype": "float64", "model": "gcn"}
-    found = {}
-    for name, more in {
-        "1": {}, "2": {"ranks": 2}, "k": {"queue": {"bulk_size": 3}, "threads": 2},
-        "reference": {"kernel": "reference"}, "zarr": {"queue": {"kind": "zarr"}},
-    }.items():  # fmt: skip
-        if name == "zarr":
-            mr.run(store, out=tmp_path / name, verbose=False, **table, **more)
-            continue
-        found[name] = train_bulk(store, tmp_path / name, {**table, **more})[0]
+    found = {name: train_bulk(store, tmp_path / name, {**table, "ranks": int(name)})[0] for name in ("1", "2")}
+    zarr = {"queue": {"kind": "zarr", "bulk_size": 3}, "threads": 2}
+    mr.run(store, out=tmp_path / "zarr", verbose=False, **{**table, **zarr})
     job = resolve({**table, "dataset": store})
     precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     found["stored"] = train_bulk(store, tmp_path / "stored", table, samples=str(tmp_path / "samples"))[0]

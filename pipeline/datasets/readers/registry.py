@@ -11,6 +11,7 @@ from ....storage.store.manifest import MANIFEST
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from ..generated.hsbm import generate_hsbm
+from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
@@ -173,6 +174,13 @@ READERS: Registry[Reader] = Registry(
             lambda source: _is_spec(source, "tsbm"),
             lambda source, request: generate_tsbm(str(source), request.name, None, request.seed),
             "tsbm:nodes=...",
+            is_name=True,
+        ),
+        Reader(
+            "ratings",
+            lambda source: _is_spec(source, "ratings"),
+            lambda source, request: generate_ratings(str(source), request.name, None, request.seed),
+            "ratings:users=...",
             is_name=True,
         ),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),

@@ -24,7 +24,7 @@ def test_forms_of_pairs(tmp_path):
     np.save(tmp_path / "p.npy", np.array(wanted, np.int32))
     (tmp_path / "p.tsv").write_text("from\tto\tother\n0\t1\tx\n7\t3\ty\n")
     for file in ("p.npy", "p.tsv"):
-        assert read_pairs(tmp_path / file, path()).tolist() == wanted
+        assert read_pairs(tmp_path / file, path())[0].tolist() == wanted
     for form in (wanted, torch.tensor(wanted), [["0", "1"], ["7", "3"]]):
         assert as_pairs(form, path(), "pairs").tolist() == wanted
     names = path([f"n{i}" for i in range(40)])

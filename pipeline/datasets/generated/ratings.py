@@ -1,0 +1,83 @@
+"""``ratings:...``: users who rate items as their tastes change, with times: a graph whose links are to be predicted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....stages.random import Purpose, stream
+from ....storage.dataset import Dataset
+from ....storage.features import MemoryFeatures
+from ....storage.graph import from_edges
+from ..cleaning.options import DEFAULT_OPTIONS
+from ..cleaning.splits import make_split
+from .spec import number, parse_spec
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Parameters of the ratings."""
+
+    users: int = number(1000, 1, 2**30)
+    """Number of users, the first nodes."""
+    items: int = number(1000, 1, 2**30)
+    """Number of items, the other nodes."""
+    genres: int = number(10, 1, 100_000)
+    """Each item is of one genre, and each user has one that is liked best, which changes on one day."""
+    degree: int = number(20, 1, 100_000)
+    """Ratings of each user, before an item's further ones are left out."""
+    days: int = number(365, 2, 1_000_000)
+    """Times are whole numbers from 0 to days - 1."""
+    taste: float = number(0.9, 0, 1)
+    """Share of the ratings that are of the genre that the user likes best at the time; the others are of any item."""
+    features: int = number(16, 1, 1e5)
+    """Width of the features, F: an item tells its genre; a user tells nothing."""
+    noise: float = number(0.3, 0, 1e6)
+    """Standard deviation of each feature about its genre's mean, a random unit vector."""
+    train: float = number(0.6, 1e-9, 1)
+    """Share of the items whose genre trains, where nodes are to be classified."""
+    val: float = number(0.2, 0, 1)
+    seed: int = number(0, 0, 2**63 - 1)
+
+    @property
+    def best_auc(self) -> float:
+        """AUC of a model that knows each user's taste at the time of a rating, against negatives of any item: items of
+        the genre come before the others, and are alike."""
+        return 0.5 + self.taste * (1 - 1 / self.genres) / 2
+
+
+def generate_ratings(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
+    """The graph described by `text`: each rating is an edge from the user to the item and back, at the time of the
+    first rating of that item by that user. A pure function of `text`; `split` and `seed` only choose another split than
+    the stored one. Nodes to classify are items, by genre; users are unlabelled.
+
+    Raises:
+        InputError: see `parse_spec` and `make_split`.
+    """
+    p = parse_spec(text, Ratings)
+    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 0)))
+    genre = rng.permutation(np.arange(p.items) % p.genres)
+    liked, changes = rng.integers(0, p.genres, (p.users, 2)), rng.integers(0, p.days, p.users)
+    user = np.repeat(np.arange(p.users), p.degree)
+    time = rng.integers(0, p.days, len(user))
+    wanted = liked[user, (time >= changes[user]).astype(np.int64)]
+    ordered, size = np.argsort(genre, kind="stable"), np.bincount(genre, minlength=p.genres)
+    start = np.cumsum(size) - size
+    of_genre = ordered[np.minimum(start[wanted] + rng.integers(0, np.maximum(size[wanted], 1)), p.items - 1)]
+    any_item = rng.integers(0, p.items, len(user))
+    item = p.users + np.where((rng.random(len(user)) < p.taste) & (size[wanted] > 0), of_genre, any_item)
+    order = np.argsort(time, kind="stable")
+    _, first = np.unique(user[order] * (p.users + p.items) + item[order], return_index=True)
+    kept = order[first]
+    ends, twice = np.stack([user[kept], item[kept]]), np.concatenate([time[kept], time[kept]])
+    graph = from_edges(
+        np.concatenate([ends[0], ends[1]]), np.concatenate([ends[1], ends[0]]), p.users + p.items, edge_time=twice
+    )
+    means = rng.standard_normal((p.genres, p.features), np.float32)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    x = np.float32(p.noise) * rng.standard_normal((graph.num_nodes, p.features), np.float32)
+    x[p.users :] += means[genre]
+    labels = np.concatenate([np.full(p.users, -1), genre])
+    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
+    notes = [f"Generated: as links, no model has an AUC above {p.best_auc:.3f} on average, against negatives of items."]
+    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes)
+    return Dataset(name or text, graph, MemoryFeatures(x), labels, parts, p.genres, notes=tuple(notes)).check()
