@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millrace.stages.links.plan import LinkPlan
+from millrace.stages.links.plan import Ends, LinkPlan, before
 from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
 from millrace.tests.contracts.graphs import sbm
 
@@ -44,3 +44,30 @@ def test_an_epoch_has_each_pair_once_and_seeds_are_all_ends():
         pairs = plan.pairs(index, 2)
         assert np.array_equal(np.unique(pairs), seeds) and np.array_equal(pairs[:, 0], positives)
     assert any((plan.pairs(0, 0) != p).any() for p in (plan.pairs(0, 1), plan_of(seed=2).pairs(0, 0)))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_ends_are_met_before_their_pairs(dtype):
+    pairs = np.array([[[3, 1], [3, 2]], [[1, 3], [1, 1]], [[3, 2], [3, 5]]])
+    ends = Ends.of(pairs, np.array([4, 2, 4], dtype), 9)
+    times = np.ceil(ends.moments) if dtype == np.float64 else ends.moments + 1
+    assert list(zip(ends.nodes, times)) == [(1, 2), (3, 2), (1, 4), (2, 4), (3, 4), (5, 4)]
+    assert (ends.moments < np.array([2, 2, 4, 4, 4, 4])).all() and ends.moments.dtype == dtype
+    assert np.array_equal(ends.nodes[ends.places], pairs)
+    assert np.array_equal(
+        np.ceil(ends.moments[ends.places]) + (dtype == np.int64), np.broadcast_to([[[4]], [[2]], [[4]]], pairs.shape)
+    )
+    assert before(np.array([np.iinfo(np.int64).min]))[0] == np.iinfo(np.int64).min
+    plain = Ends.of(pairs, None, 9)
+    assert plain.moments is None and plain.nodes.tolist() == [1, 2, 3, 5]
+
+
+def test_requests_have_the_moments_of_their_seeds():
+    links = TrainPairs.of(GRAPH, PAIRS, Negatives("uniform", 2), np.arange(51) // 5)
+    plan = LinkPlan(np.arange(50), 8, 3, 1, links=links)
+    request = plan.request(1, 1)
+    for index, seeds, moments in zip(request.indices, request.seeds, request.moments):
+        ends = plan.ends(plan.pairs(index, 1), index, 1)
+        assert np.array_equal(ends.nodes, seeds) and np.array_equal(ends.moments, moments)
+        own = ends.moments[ends.places]
+        assert (own == (plan.numbers(index, 1) // 5 - 1)[:, None, None]).all()

@@ -32,11 +32,13 @@ def drawn(law, *, size=64, count=50, key=KEY):
     return graph, links, links.with_negatives(np.arange(size), key)
 
 
-@pytest.mark.parametrize("law", ["uniform", "degree"])
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations"])
 def test_destinations_have_their_law(law):
-    graph, _, made = drawn(law)
+    graph, _, made = drawn(law, **({"size": 4, "count": 800} if law == "destinations" else {}))
     seen = np.bincount(made[:, 1:, 1].reshape(-1), minlength=11)
-    share = np.full(11, 1 / 11) if law == "uniform" else graph.in_degree / graph.num_edges
+    ends = np.isin(np.arange(11), [0, 3, 6, 9, 10, 8, 7])  # of four pairs and of the given negatives
+    laws = {"uniform": np.full(11, 1 / 11), "degree": graph.in_degree / graph.num_edges, "destinations": ends / 7}
+    share = laws[law]
     assert not seen[share == 0].any()
     assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
     # Sources are those of the positive pairs.
