@@ -278,7 +278,13 @@ def chosen_features(
 ) -> tuple[str, ...]:
     """Names of the columns that become features, in order; the table may be empty. Columns that are not read are
     noted. `labels` are the columns of labels; None: see `label_columns`."""
-    taken = ("id", "split", "label", options.node_time, *(label_columns(nodes, source, options) if labels is None else labels))
+    taken = (
+        "id",
+        "split",
+        "label",
+        options.node_time,
+        *(label_columns(nodes, source, options) if labels is None else labels),
+    )
     others = [c for c in nodes.column_names if c and c not in taken]
     wanted = options.named_features
     if wanted == ("*",):
