@@ -1,7 +1,9 @@
 """Predictions of a plan against real runs: bytes by formula to the byte; and messages for impossible plans."""
 
 import json
+import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,7 @@ import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
-from millrace.pipeline.planning import inputs, traffic, trial_setup
+from millrace.pipeline.planning import inputs, traffic, trial, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
@@ -20,6 +22,7 @@ from millrace.pipeline.planning.traffic import Moved
 from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.forked_trials import ForkedTrials
 from millrace.tests.whole_runs.test_cli import millrace
 
 SBM = "sbm:nodes=300,classes=3,degree=6,features=12,train=0.5"
@@ -59,6 +62,12 @@ class Played:
 def played() -> Played:
     with pytest.MonkeyPatch.context() as patch:
         return Played(patch)
+
+
+@pytest.fixture
+def forked_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans whose process for trials is forked; that of `played` is started."""
+    monkeypatch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, PIPE=subprocess.PIPE))
 
 
 @pytest.mark.parametrize("label", ["sar", "retexo", "bulk", "bulk, owned features", "grappa"])
@@ -210,7 +219,7 @@ def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
     assert seen.code == 2 and said in seen.err and seen.err.count("\n") <= 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.parametrize("schedule", [{"name": "plateau"}, {"name": "cosine", "warmup": 20}], ids=lambda s: s["name"])
 def test_a_trial_is_too_short_for_a_schedule_and_goes_without(schedule) -> None:
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50, "train": {"schedule": schedule}}
@@ -218,7 +227,7 @@ def test_a_trial_is_too_short_for_a_schedule_and_goes_without(schedule) -> None:
     assert mr.plan("sbm:nodes=200,targets=2,train=0.2", verbose=False, **job, **task).recommended is not None
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_trials")
 def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
     mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
@@ -228,6 +237,7 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     assert "stands in for the graph" in " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_what_cannot_be_is_refused_with_the_arithmetic() -> None:
     seen = millrace("plan", "--dataset", SBM, "--memory", "0.05", "--epochs", "1")
     assert seen.code == 2
