@@ -182,7 +182,7 @@ def test_a_damaged_queue_is_sampled_again(sbm, tmp_path, manifest):
 @pytest.mark.parametrize("queue", ["memory", "zarr"])
 def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     flags = [
-        "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "8", "--fanout", "4,3",
+        "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "4", "--fanout", "4,3",
         "--batch-size", "10",
         "--hidden", "8", "--set", "threads=1", "--set", (f"queue.kind="
             f"{queue}"), "--set", "checkpoint.every_steps=7", "--json",
