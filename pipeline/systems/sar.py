@@ -109,7 +109,7 @@ class _Sar(Registered):
         modes = system.fetch.for_layers(layered(model).num_layers)
         if job.ranks > 1 and reads_blocks(model) and (one := set(modes) - {"auto", "halo"}):
             raise InputError(
-                f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use '
+                f'sar.mode is "{min(one)}", but the model reads the rows of all ranks in one block; use '
                 '"halo", or "auto"'
             )
 

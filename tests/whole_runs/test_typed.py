@@ -248,6 +248,10 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
             {"model": "rgcn", "bulk": {"topology": "partitioned", "algorithm": "1.5d"}},
             "bulk.algorithm is '1.5d', whose rows travel without relations",
         ),
+        (
+            {"model": "rgcn", "system": "sar", "ranks": 2, "sar": {"mode": "keep"}},
+            'sar.mode is "keep", but the model reads the rows of all ranks in one block',
+        ),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (

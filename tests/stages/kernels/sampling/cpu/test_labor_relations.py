@@ -32,7 +32,7 @@ def drawn(sampler, graph, kernel, k, num_threads=1, seed=0):
     return [m for bulk in bulks for m in bulk.minibatches]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(typed_graphs(), st.data())
 def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, data):
     sampler = LaborSampler(
