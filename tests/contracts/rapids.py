@@ -410,6 +410,13 @@ class Clique:
         return [said[r][1] for r in range(size)]
 
 
+def end_calls() -> None:
+    """Let calls that wait for other processes fail now, as when one of them has died."""
+    for clique in Clique.met.values():
+        if clique.barrier is not None:
+            clique.barrier.abort()
+
+
 class Handle:
     """pylibraft.common.handle.Handle, with a place in a clique."""
 
