@@ -89,6 +89,15 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Workers and servers of ranks that tests start are forked from a process that has imported what they need."""
+    from millrace.tests.contracts.forked_cluster import forked_cluster
+
+    with forked_cluster():
+        yield
+
+
+@pytest.fixture(scope="module")
 def on_device() -> Iterator[torch.device]:
     """A GPU: the machine's, or one that is pretended (`contracts.pretended_device`)."""
     pytest.importorskip("triton")

@@ -18,6 +18,8 @@ from millrace.tests.contracts.command import command
 SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
 SAMPLED = {"epochs": 2, "hidden": 8, "layers": 2, "threads": 1, "fanout": [3, 3], "batch_size": 30}
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture(scope="module")
 def scheduler():

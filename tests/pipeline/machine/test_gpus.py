@@ -23,6 +23,8 @@ ONE = {"device": "cuda"}
 TWO = {"device": "cuda", "ranks": 2, "cluster": {"dashboard_port": 0}}
 AT = "tcp://127.0.0.1:8786"
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def merged(table, **cluster_keys):
     return resolve({**table, "cluster": {**table.get("cluster", {}), **cluster_keys}})

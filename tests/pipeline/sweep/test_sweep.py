@@ -16,6 +16,8 @@ from millrace.tests.contracts.command import command
 SOURCE = "sbm:nodes=200,classes=3,degree=6,features=5,train=0.3"
 JOB = {"epochs": 2, "hidden": 8, "layers": 2, "fanout": [3, 3], "batch_size": 20, "threads": 1}
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.mark.parametrize(
     ("text", "key", "values"),
