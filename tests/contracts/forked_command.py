@@ -1,8 +1,8 @@
 """The ``millrace`` command as a process of its own that is forked, not started.
 
 A start takes more than three seconds of a core, nearly all of them imports. They are done once, in the server that
-`process_ranks` forks from. Tests of the start itself, of signals during it, and of packages that are found then, start
-a true process.
+`process_ranks` forks from. Tests of the start itself and of signals during it start a true process; those of
+packages that are found then, one of `fresh_python`.
 """
 
 import atexit
@@ -15,14 +15,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from distributed.deploy.spec import SpecCluster
 
 from millrace.tests.contracts.forked_cluster import become_fork_server, fork_server, forked_cluster
 
 CLONE_NEWNET = 0x40000000
+COMMAND = "millrace.pipeline.__main__"
+"""The module of ``millrace``."""
 
 
 class ForkedCommand:
@@ -33,9 +37,11 @@ class ForkedCommand:
         *words: str | Path | float,
         out: Path | None = None,
         err: Path | None = None,
-        program: str = "millrace.pipeline.__main__",
+        program: str = COMMAND,
         namespace: Path | None = None,
         stuck_by: Path | None = None,
+        forks_workers: bool = True,
+        variables: Mapping[str, str | None] = {},
     ) -> None:
         """
         Args:
@@ -45,10 +51,12 @@ class ForkedCommand:
             program: the module whose `main` is called.
             namespace: the network namespace to run in.
             stuck_by: once this file is there, the event loop of the command's client and scheduler hangs.
+            forks_workers: workers and servers of ranks are forked too.
+            variables: environment variables that differ from this process's; None: there is none.
         """
-        environment = dict(os.environ)
+        environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
         files = [str(file or os.devnull) for file in (out, err)]
-        arguments = (program, [*map(str, words)], files, environment, namespace, stuck_by)
+        arguments = (program, [*map(str, words)], files, environment, namespace, stuck_by, forks_workers)
         self._process = fork_server().Process(target=_become, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -80,13 +88,11 @@ class ForkedCommand:
         self.send_signal(signal.SIGKILL)
 
 
-def run_forked(
-    *words: str | Path | float, timeout: float = 240.0, namespace: Path | None = None
-) -> tuple[int, str, str]:
+def run_forked(*words: str | Path | float, timeout: float = 240.0, **options: Any) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of a command that is waited for. See `ForkedCommand`."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        command = ForkedCommand(*words, out=out, err=err, namespace=namespace)
+        command = ForkedCommand(*words, out=out, err=err, **options)
         try:
             code = command.wait(timeout)
         finally:
@@ -101,6 +107,7 @@ def _become(
     environment: dict[str, str],
     namespace: Path | None,
     stuck_by: Path | None,
+    forks_workers: bool,
 ) -> NoReturn:
     main = importlib.import_module(program).main
     os.setsid()
@@ -120,7 +127,7 @@ def _become(
     if stuck_by is not None:
         threading.Thread(target=_stick, args=[stuck_by], daemon=True).start()
     try:
-        with forked_cluster():
+        with forked_cluster() if forks_workers else nullcontext():
             main()
     finally:
         atexit._run_exitfuncs()

@@ -15,6 +15,7 @@ from millrace.pipeline.setup.prepare import prepare
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.forked_command import run_forked
 
 SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
 JOB = {"fanout": [4, 3], "batch_size": 16, "seed": 3, "epochs": 2}
@@ -82,12 +83,11 @@ def test_ranks_share_the_minibatches_of_each_step(sbm, ranks, per_step):
 
 def test_a_store_of_samples_gives_the_same(sbm, tmp_path):
     mr.write_dataset(tmp_path / "data", sbm)
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace", "sample", "--dataset", str(tmp_path / "data"), "--fanout", "4,3",
-         "--batch-size", "16", "--seed", "3", "--epochs", "2", "--out", str(tmp_path / "samples")],
-        capture_output=True, text=True, check=False,
+    code, _, err = run_forked(
+        "sample", "--dataset", tmp_path / "data", "--fanout", "4,3", "--batch-size", 16, "--seed", 3, "--epochs", 2,
+        "--out", tmp_path / "samples",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert code == 0, err
     assert found(mr.minibatches(tmp_path / "data", samples=tmp_path / "samples", **JOB)) == wanted(sbm)
 
 
@@ -140,6 +140,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 import millrace as mr
+from millrace.tests.contracts.forked_command import run_forked
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)

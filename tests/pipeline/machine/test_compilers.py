@@ -1,8 +1,6 @@
 """``train.compile``: the training that there is without, to rounding, through `torch.compile`."""
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from millrace.pipeline.machine import compilers
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import StepDone
+from millrace.tests.contracts.forked_command import run_forked
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -102,10 +101,10 @@ def test_on_a_device(sbm, tmp_path):
 def test_without_a_compiler_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     words = ["run", "--dataset", "digits", "--set", "train.compile=true", "--out", str(tmp_path / "run")]
-    said = subprocess.run([sys.executable, "-m", "millrace.pipeline", *words], capture_output=True, text=True)
-    assert (said.returncode, said.stdout) == (2, "")
-    assert "train.compile is true, but no C++ compiler was found ($CXX is '/nowhere/g++')" in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    code, out, err = run_forked(*words)
+    assert (code, out) == (2, "")
+    assert "train.compile is true, but no C++ compiler was found ($CXX is '/nowhere/g++')" in err
+    assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,8 +1,6 @@
 """Too few files, too little room for semaphores, a queue that another run has: a sentence, before anything is begun."""
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.machine.limits import cannot_start_cluster
 from millrace.pipeline.setup.run_folder import locked
+from millrace.tests.contracts.fresh_python import run_python
 
 TINY = "sbm:nodes=60,classes=2,degree=4,features=3,train=0.5"
 
@@ -34,10 +33,10 @@ def test_two_ranks_with_too_few_files_are_refused(tmp_path: Path) -> None:
         "millrace.pipeline.__main__ import main; main()"
     )
     words = ["run", "--dataset", TINY, "--epochs", "1", "--ranks", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", limit, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("millrace: a process may open 64 files here")
-    assert "Traceback" not in done.stderr
+    code, _, err = run_python("-c", limit, *words)
+    assert code == 2, err
+    assert err.strip().splitlines()[-1].startswith("millrace: a process may open 64 files here")
+    assert "Traceback" not in err
 
 
 def test_a_queue_that_another_run_has_is_refused(tmp_path: Path) -> None:

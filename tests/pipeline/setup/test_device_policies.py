@@ -3,10 +3,7 @@ pretended device."""
 
 import copy
 import json
-import os
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
+from millrace.tests.contracts.fresh_python import run_python
 
 pytest.importorskip("triton")
 
@@ -293,11 +291,11 @@ def test_two_ranks(sbm, tmp_path, monkeypatch):
     assert whole.train_loss == pytest.approx(host[0]["history"][-1]["train_loss"], rel=1e-9)
     assert whole.test_accuracy == host[0]["test_accuracy"]
     assert whole.sampled_edges == sum(r["sampled_edges"] for r in host)
-    for options in ({"features": "owned"}, {"bulk": {"topology": "partitioned", "cache_fraction": 0.1}}):
-        (name,) = options
-        _, result = train(tmp_path / "store", tmp_path / name, "cuda", **common, **options)
-        assert result.bytes["network"]["features"] > 0
-        assert result.parameters_sha256 == whole.parameters_sha256, "where rows and edges lie does not show"
+    # Rows that ranks own are exchanged on devices in test_exchange.py.
+    bulk = {"topology": "partitioned", "cache_fraction": 0.1}
+    _, result = train(tmp_path / "store", tmp_path / "partitioned", "cuda", **common, bulk=bulk)
+    assert result.bytes["network"]["features"] > 0
+    assert result.parameters_sha256 == whole.parameters_sha256, "where rows and edges lie does not show"
 
 
 # --- going on ---
@@ -326,18 +324,16 @@ def test_resumed_in_mid_epoch(sbm, tmp_path):
 
 def without_gpu(*words):
     """The command in a process that has neither a GPU nor Triton's interpreter."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", *map(str, words)], capture_output=True, text=True, env=environment
-    )
+    variables = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
+    return run_python("-m", "millrace.pipeline", *words, variables=variables)
 
 
 def test_a_model_from_a_device_is_read_without_one(sbm, tmp_path):
     mr.write_dataset(tmp_path / "store", sbm)
     _, result = train(tmp_path / "store", tmp_path, "cuda")
-    said = without_gpu("evaluate", tmp_path / "cuda", "--json")
-    assert said.returncode == 0, said.stderr
-    assert json.loads(said.stdout)["accuracy"]["test"] == pytest.approx(result.test_accuracy)
+    code, out, err = without_gpu("evaluate", tmp_path / "cuda", "--json")
+    assert code == 0, err
+    assert json.loads(out)["accuracy"]["test"] == pytest.approx(result.test_accuracy)
     flags = [
         "--set",
         f"start_from={tmp_path / 'cuda'}",
@@ -350,16 +346,16 @@ def test_a_model_from_a_device_is_read_without_one(sbm, tmp_path):
         "--set",
         "dtype=float64",
     ]
-    began = without_gpu("run", "--dataset", tmp_path / "store", *flags, "--out", tmp_path / "on", "--json")
-    assert began.returncode == 0, began.stderr
-    assert json.loads(began.stdout)["device"] == "cpu"
+    code, out, err = without_gpu("run", "--dataset", tmp_path / "store", *flags, "--out", tmp_path / "on", "--json")
+    assert code == 0, err
+    assert json.loads(out)["device"] == "cpu"
 
 
 def test_without_a_gpu_the_device_is_refused(tmp_path):
-    said = without_gpu("train", "--dataset", "digits", "--device", "cuda", "--out", tmp_path / "run")
-    assert (said.returncode, said.stdout) == (2, "")
-    assert 'device is "cuda", but' in said.stderr
+    code, out, err = without_gpu("train", "--dataset", "digits", "--device", "cuda", "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert 'device is "cuda", but' in err
     reason = "is built without CUDA; install one with it" if torch.version.cuda is None else "torch sees no GPU here"
-    assert reason in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    assert reason in err
+    assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -26,6 +24,7 @@ from millrace.stages.placement.replicated import Replicated
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.schedule.policies import Epochs
+from millrace.tests.contracts.fresh_python import FreshPython, run_python
 
 # --- the system
 
@@ -103,23 +102,21 @@ def install(site: Path, package: str, entry_points: str) -> None:
     (info / "entry_points.txt").write_text(entry_points)
 
 
-def start(site: Path, *words: str | Path, **more: Any) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(site), str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-m", "millrace.pipeline", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
+def seen(site: Path) -> dict[str, str]:
+    """Variables with which a process finds the packages in `site`, and this package."""
+    paths = [str(site), str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(site: Path, *words: str | Path) -> str:
-    process = start(site, *words)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return out
+def command(site: Path, *words: str | Path) -> tuple[int, str]:
+    """Exit status and standard error of the command."""
+    code, _, err = run_python("-m", "millrace.pipeline", *words, variables=seen(site))
+    return code, err
+
+
+def run(site: Path, *words: str | Path) -> None:
+    code, err = command(site, *words)
+    assert code == 0, err
 
 
 @pytest.fixture
@@ -145,12 +142,12 @@ def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(si
     assert whole["test_accuracy"] > 0.6
 
     if ranks == 1:
-        killed = start(site, *words, tmp_path / "killed", start_new_session=True)
+        killed = FreshPython("-m", "millrace.pipeline", *words, tmp_path / "killed", variables=seen(site))
         end = time.monotonic() + 240
         while not list((tmp_path / "killed" / "checkpoints").glob("[!.]*")) and time.monotonic() < end:
             time.sleep(0.01)
         os.killpg(killed.pid, signal.SIGKILL)
-        killed.communicate()
+        killed.wait(60)
         assert not (tmp_path / "killed" / "result.json").exists()
     else:
         # As a kill before the last checkpoint would leave it.
@@ -165,15 +162,13 @@ def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(si
     assert "resumed at" in (tmp_path / "killed" / "metrics.jsonl").read_text()
 
     if ranks == 1:
-        other = start(site, *words, tmp_path / "killed", "--resume", "--set", "local_sgd.local_steps=2")
-        _, err = other.communicate(timeout=240)
-        assert other.returncode == 2 and "local_sgd.local_steps (was 3, now 2)" in err
+        code, err = command(site, *words, tmp_path / "killed", "--resume", "--set", "local_sgd.local_steps=2")
+        assert code == 2 and "local_sgd.local_steps (was 3, now 2)" in err
 
 
 def test_options_of_the_system_are_checked(site):
-    process = start(site, "run", "--system", "local_sgd", "--set", "local_sgd.local_steps=0")
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 2 and "'local_sgd.local_steps' is 0" in err
+    code, err = command(site, "run", "--system", "local_sgd", "--set", "local_sgd.local_steps=0")
+    assert code == 2 and "'local_sgd.local_steps' is 0" in err
     assert SYSTEM.build(LocalSgdOptions(), Inputs()).options == {"local_steps": 2}
 
 
@@ -219,8 +214,7 @@ def test_a_sampler_and_a_reader_of_an_installed_package(tmp_path):
 def test_a_broken_package_is_one_sentence_and_breaks_nothing_else(tmp_path):
     site = tmp_path / "site"
     install(site, "gone", "[millrace.systems]\nlost = no_such_module:SYSTEM\n")
-    process = start(site, "run", "--system", "lost", "--dataset", DATASET)
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 2 and "the system 'lost' of package 'gone' 1.0 cannot be imported" in err
+    code, err = command(site, "run", "--system", "lost", "--dataset", DATASET)
+    assert code == 2 and "the system 'lost' of package 'gone' 1.0 cannot be imported" in err
     assert "Traceback" not in err
     run(site, "run", "--dataset", DATASET, "--epochs", "1", "--out", tmp_path / "run")
