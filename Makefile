@@ -51,7 +51,7 @@ types: venv
 tests: units runs
 
 units: venv
-	$(PYTEST) --numprocesses=2 --ignore=tests/whole_runs
+	$(PYTEST) --numprocesses=3 --ignore=tests/whole_runs
 
 # After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
 runs: venv
