@@ -43,6 +43,7 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
         placement=SimpleNamespace(graph=data.graph, degree=degree),
         job=SimpleNamespace(dtype="float64"),
         reads_edges=False,
+        reads_times=False,
     )
 
     def rank(group: ThreadGroup) -> float | None:
