@@ -89,10 +89,14 @@ class BulkRequest:
         if not self.indices:
             object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
 
-    def keys(self, hops: int) -> npt.NDArray[np.uint64]:
-        """uint64 [k, hops]: random stream of each minibatch and hop. It does not depend on bulks, ranks or threads."""
+    def keys(self, hops: int, shared_by: int = 1) -> npt.NDArray[np.uint64]:
+        """uint64 [k, hops]: random stream of each minibatch and hop. It does not depend on bulks, ranks or threads.
+
+        Each `shared_by` minibatches of an epoch, from the first on, have the same.
+        """
+        groups = [index // shared_by for index in self.indices]
         return np.array(
-            [[stream(self.seed, Purpose.SAMPLE, self.epoch, index, h) for h in range(hops)] for index in self.indices],
+            [[stream(self.seed, Purpose.SAMPLE, self.epoch, group, h) for h in range(hops)] for group in groups],
             np.uint64,
         ).reshape(len(self.seeds), hops)
 

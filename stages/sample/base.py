@@ -166,6 +166,12 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
     Raises:
         InputError: the sampler cannot be drawn there.
     """
+    dependency = getattr(sampler, "batch_dependency", 1)
+    if kernel == "cugraph" and dependency > 1:
+        raise InputError(
+            f'sampler.batch_dependency is {dependency}, but kernel is "cugraph", whose random numbers are its own; '
+            "leave one of them out"
+        )
     if not getattr(sampler, "host_only", False):
         return
     name = getattr(sampler, "name", type(sampler).__name__)

@@ -56,11 +56,15 @@ class LaborSampler:
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
     """See `NeighborSampler.relations`. Of a graph with types, each relation of a row is drawn as a row of its own, by
     the numbers of all."""
+    batch_dependency: int = 1
+    """See `NeighborSampler.batch_dependency`."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
-        NeighborSampler(self.fanout, expand=self.expand, relations=self.relations)
+        NeighborSampler(
+            self.fanout, expand=self.expand, relations=self.relations, batch_dependency=self.batch_dependency
+        )
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
         if self.poisson and self.weighted:
@@ -88,6 +92,7 @@ class LaborSampler:
         # Options at their defaults are left out, so that older stores fit.
         options = {"expand": self.expand != "new", "weighted": self.weighted, "iterations": self.iterations}
         options["edge_ids"] = self.edge_ids
+        options["batch_dependency"] = self.batch_dependency if self.batch_dependency > 1 else 0
         options["relations"] = NeighborSampler(self.fanout, relations=self.relations).record().get("relations")
         found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
         return found | {k: v for k, v in options.items() if v}
@@ -109,7 +114,7 @@ class LaborSampler:
         """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
         self.check(graph)
         # One hop's streams serve all hops.
-        keys = request.keys(1)[:, 0]
+        keys = request.keys(1, self.batch_dependency)[:, 0]
         made = []
         samples = kernel.labor(
             graph,
@@ -158,7 +163,7 @@ class LaborSampler:
         pieces = sampling_backend("cuda").labor_pieces(
             graph,
             request.seeds,
-            request.keys(1)[:, 0],
+            request.keys(1, self.batch_dependency)[:, 0],
             self.fanout,
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
@@ -196,7 +201,7 @@ class LaborSampler:
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""
-        return np.repeat(request.keys(1), self.num_layers, axis=1)
+        return np.repeat(request.keys(1, self.batch_dependency), self.num_layers, axis=1)
 
     def draw(
         self,

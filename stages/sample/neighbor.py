@@ -24,6 +24,12 @@ from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 
+def check_batch_dependency(number: object) -> None:
+    """Raise InputError for a number of minibatches that is none."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise InputError(f"batch_dependency is {number!r}; expected a whole number of minibatches, 1 or more")
+
+
 @dataclass(frozen=True)
 class NeighborSampler:
     """min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
@@ -51,6 +57,11 @@ class NeighborSampler:
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
     """Fanout of single relations of a graph with types, in place of `fanout`, which is that of each other relation: by
     the relation's name, or ``source type,name,destination type``; 0 does not follow it."""
+    batch_dependency: int = 1
+    """Consecutive minibatches of an epoch, over all ranks, that draw by the same random numbers: at the same hop a node
+    has the same in-neighbours in all of them, so that together they read fewer rows. Each minibatch keeps its law; what
+    is drawn changes less often from step to step. Source: Balin, LaSalle, Catalyurek, "Cooperative Minibatching in
+    Graph Neural Networks" (2023), section 3.2, with numbers that change at once where theirs change gradually."""
     name: ClassVar[str] = "neighbor"
 
     def __post_init__(self) -> None:
@@ -74,6 +85,7 @@ class NeighborSampler:
                     raise InputError(
                         f"the fanout of relation '{name}' holds {s}; expected 0 to 65536, or -1 for every in-neighbour"
                     )
+        check_batch_dependency(self.batch_dependency)
         if self.expand not in ("new", "all"):
             raise InputError(
                 f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
@@ -93,6 +105,7 @@ class NeighborSampler:
             "expand": self.expand != "new",
             "edge_ids": self.edge_ids,
             "relations": {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()},
+            "batch_dependency": self.batch_dependency if self.batch_dependency > 1 else 0,
             # Weighted samples without a version were drawn by exponential races.
             "version": 2 if self.weighted else 0,
         }
@@ -140,7 +153,7 @@ class NeighborSampler:
         samples = kernel.neighbor(
             graph,
             request.seeds,
-            request.keys(self.num_layers),
+            request.keys(self.num_layers, self.batch_dependency),
             self.fanout,
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
@@ -183,7 +196,7 @@ class NeighborSampler:
         pieces = sampling_backend("cuda").neighbor_pieces(
             graph,
             request.seeds,
-            request.keys(self.num_layers),
+            request.keys(self.num_layers, self.batch_dependency),
             self.fanout,
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
@@ -225,7 +238,7 @@ class NeighborSampler:
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""
-        return request.keys(self.num_layers)
+        return request.keys(self.num_layers, self.batch_dependency)
 
     def draw(
         self,
