@@ -8,7 +8,8 @@ BASE ?= main
 LOCK ?= --constraint constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+# Python compiles what is imported; all that is installed would take as long as half of the downloads.
+PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := $(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=25
 
