@@ -8,7 +8,7 @@ BASE ?= main
 LOCK ?= --constraint constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Python compiles what is imported; all that is installed would take as long as half of the downloads.
+# Modules are compiled when they are imported: compiling all that is installed takes half a minute.
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := $(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=25

@@ -25,7 +25,7 @@ class SampledPairs:
     """A minibatch with its pairs."""
 
     graph: Any
-    """What was sampled, split by type."""
+    """The sample, split by type."""
     source: Tensor
     """Positions of the sources among the nodes of their type, negatives last. Triplets have none for these."""
     destination: Tensor

@@ -250,7 +250,7 @@ class ManyTypes:
         return self.types.offsets[number], self.types.offsets[number + 1]
 
     def split(self, found: SampledGraph) -> SplitGraph:
-        """What was sampled, by type."""
+        """The sample, split by type."""
         assert found.edge is not None
         types, node, hops = self.types, found.node.numpy(), found.num_sampled_nodes
         kinds, local = types.types_of(node), np.empty(len(node), np.int64)

@@ -104,7 +104,7 @@ class OneType:
         return Times(timed, (last,), time if of_nodes else None, frozenset([None] if of_nodes else []))
 
     def split(self, found: SampledGraph) -> SampledGraph:
-        """What was sampled, in the form of `output`."""
+        """The sample in the form that `output` takes."""
         return found
 
     def local(self, found: SampledGraph, at: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def sample_separately(
 def _parts(
     sampler: NeighborSampler, relations: RelationRows | None, node: IdArray, hop: int
 ) -> Iterator[tuple[int, IdArray, IdArray, int]]:
-    """What a hop draws: for each relation its number, the positions of rows in `node`, the rows, and the fanout."""
+    """The draws of a hop: for each relation its number, the positions of rows in `node`, the rows, and the fanout."""
     if relations is None:
         yield 0, np.arange(len(node)), node, sampler.fanout[hop]
         return

@@ -37,7 +37,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Context:
-    """What callbacks may use: the graph, its matrix, the products, and random numbers of one minibatch."""
+    """Inputs of callbacks: the graph, its matrix, the products, and random numbers of one minibatch."""
 
     graph: Graph
     A: Sparse

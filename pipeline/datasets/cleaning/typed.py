@@ -41,10 +41,10 @@ class TypedRaw:
     edges: Mapping[RelationType, Any]
     """Sources and destinations of each relation."""
     labels: AnyArray
-    """Of the nodes of the target type, as in `Raw`."""
+    """Labels of the nodes of the target type, as in `Raw`."""
     target: str
     num_nodes: Mapping[str, int]
-    """Of types without features."""
+    """Numbers of nodes of the types without features."""
     features: Mapping[str, Any]
     """[n, F] of a type, or None."""
     weights: Mapping[RelationType, AnyArray | None] = field(default_factory=dict)

@@ -11,12 +11,11 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.ingest import arrays, budget, convert, run, scratch, spill
+from millrace.pipeline.ingest import arrays, budget, convert, run, spill
 from millrace.storage import fingerprint
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.store import arrays as store_arrays
-from millrace.storage.store import committed_folder
 
 UNDIRECTED = ReadOptions(direction="undirected")
 DIRECTED = ReadOptions(direction="directed")
@@ -32,8 +31,6 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(budget, "LEAST_EDGES", 64)
     monkeypatch.setattr(run, "SPAN_ROWS", 8)
     monkeypatch.setattr(spill, "CELLS", 16)
-    for module in (committed_folder, scratch):
-        monkeypatch.setattr(module, "fsync_tree", lambda path: None)
     monkeypatch.setattr(convert, "budget_of", lambda *_: budget.Budget(1 << 14))
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from millrace.pipeline.cli import app
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.ingest import arrays, budget, convert, scratch, spill
+from millrace.pipeline.ingest import arrays, budget, convert, spill
 from millrace.pipeline.relabel import run, tasks
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.stages.partition.contiguous import Contiguous
@@ -27,7 +27,6 @@ from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.node_names import NodeNames
 from millrace.storage.partition.reorder import reorder
 from millrace.storage.store import arrays as store_arrays
-from millrace.storage.store import committed_folder
 from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.storage.store.store import open_store
 
@@ -46,8 +45,6 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(spill, "CELLS", 16)
     monkeypatch.setattr(run, "NAME_ROWS", 17)
     monkeypatch.setattr(tasks, "PIECE_ROWS", 13)
-    for module in (committed_folder, scratch):
-        monkeypatch.setattr(module, "fsync_tree", lambda path: None)
     monkeypatch.setattr(run, "budget_of", lambda *_: budget.Budget(1 << 12))
 
 

@@ -17,16 +17,8 @@ from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.edge_shards import write_edge_shards
-from millrace.storage.store import committed_folder
 from millrace.storage.store.manifest import write_manifest
 from tests.contracts.messages import graphs
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_waiting_for_the_disk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(committed_folder, "fsync_tree", lambda path: None)
-        yield
 
 
 def dataset_of(graph, seed=0):

@@ -19,16 +19,8 @@ from millrace.storage.graph import from_edges
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import TableBook
 from millrace.storage.partition.shuffle import ShuffledStore, begin, deal
-from millrace.storage.store import committed_folder
 from millrace.storage.store.store import open_store
 from tests.contracts.messages import graphs
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_waiting_for_the_disk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(committed_folder, "fsync_tree", lambda path: None)
-        yield
 
 
 def dataset_of(graph, seed=0, classes=None):
