@@ -23,6 +23,13 @@ if not torch.cuda.is_available():
 # No test survives a loss of power, and disks take long.
 os.fsync = lambda fd: None
 
+# Test processes share the cores, and a thread of torch that waits for another one keeps its core busy: a seventh of all
+# time. What a number of threads may change has tests that set it.
+torch.set_num_threads(1)
+
+# Tests make few cycles, and each collection looks at all that torch, numba and pytest have made.
+gc.set_threshold(20_000, 50, 100)
+
 # Neither a busy machine nor a kernel's first compilation is a failure.
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")

@@ -136,9 +136,6 @@ def compile_all(parent: int | None = None) -> None:
 
 def main() -> None:
     """One of the processes of `start`; its argument is the process that started it."""
-    import gc
-
-    gc.disable()  # a tenth of the time goes into looking through numba's own objects
     compile_all(int(sys.argv[1]))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import numba.core.config
 import pytest
 from numba.core.errors import TypingError
 
@@ -82,6 +83,9 @@ def test_where_no_lock_can_be_made_kernels_are_compiled_all_the_same(tmp_path):
 
 
 def test_waiting_has_an_end(tmp_path, monkeypatch):
+    # Not beside this file, where a run of this test before has left it compiled.
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
+
     @njit()
     def triple(x):
         return 3 * x
