@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.benchmarks.namespaces import run_in
-from millrace.pipeline.planning.network import LINKS, Link, network_seconds, predicted_seconds
+from millrace.pipeline.planning.network import LINKS, Link, network_seconds
 
 CHANNELS = ("network", "evaluation")
 SYSTEMS = {"RETEXO v3": ("retexo",), "standard (sar halo)": ("sar", "--set", "sar.mode=halo")}
@@ -106,7 +106,8 @@ def over_namespaces(args: argparse.Namespace) -> list[dict[str, Any]]:
             wire.append(max(sent))
         loop, over = (min(r["seconds"]["total"] for r in records) for records in (base, there))
         reference = {**there[0], "seconds": {"total": loop}}
-        predicted = predicted_seconds(reference, link)
+        messages = (sum(network_seconds(reference, link, channel).values()) for channel in CHANNELS)
+        predicted = reference["seconds"]["total"] + sum(messages)
         ledger = max(sum(rank[c][kind] for c in CHANNELS for kind in rank[c]) for rank in there[0]["bytes"]["per_rank"])
         print(
             f"{name:<22}{loop:>11.1f}{over:>12.1f}{predicted:>12.1f}{predicted - loop:>16.2f}{over - loop:>8.2f}"

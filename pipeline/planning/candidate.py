@@ -8,6 +8,7 @@ from torch import nn
 from ...stages.models import MODELS
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunk_schedule import ChunkSchedule
+from ...stages.placement.chunks import Chunks
 from ...storage.dataset import Dataset
 from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
@@ -37,11 +38,6 @@ class Setting:
     def growth(self) -> float:
         """Nodes of the run over those of the trials."""
         return self.numbers.nodes / self.dataset.num_nodes
-
-    @property
-    def work_growth(self) -> float:
-        """Mean of `growth` and the same ratio of edges."""
-        return (self.growth + self.numbers.edges / max(1, self.dataset.graph.num_edges)) / 2
 
     @property
     def train(self) -> int:
@@ -85,11 +81,6 @@ class Candidate:
         return self.system.options.get("replication", 1)
 
     @property
-    def is_local(self) -> bool:
-        """True if each rank samples from its own part."""
-        return self.system.sample.is_isolated
-
-    @property
     def is_sampled(self) -> bool:
         """True if steps train on minibatches."""
         return self.system.sample.sampler is not None
@@ -110,25 +101,29 @@ class Candidate:
         return self.at.train / self.job.train.batch_size
 
     @property
-    def most_seeds(self) -> float:
-        """Train nodes of the rank that has most."""
-        if self.cut is None:
-            return self.at.train / self.ranks
-        chunks, moved = (self.system.options.get(k, usual) for k, usual in (("chunks", 1), ("reshuffle_fraction", 0.0)))
-        schedule, train = (
-            ChunkSchedule(self.job.seed_of("minibatches"), self.ranks, chunks, moved, "none"),
-            self.cut.train,
+    def fractional_steps(self) -> float:
+        """Steps of an epoch; an incomplete last one counts fractionally."""
+        if not self.is_sampled:
+            return 1.0
+        if not self.system.sample.is_isolated:
+            return self.minibatches / self.job.train.per_step(self.ranks)
+        # The rank with most train nodes has most minibatches.
+        share, policy = 1 / self.ranks, self.system.partition
+        if self.cut is not None and isinstance(policy, Chunks):
+            base = [list(self.chunks(policy).base(rank, 0)) for rank in range(self.ranks)]
+            share = max(int(self.cut.train[chunks].sum()) for chunks in base) / max(1, int(self.cut.train.sum()))
+        return max(1.0, share * self.minibatches)
+
+    def chunks(self, policy: Chunks) -> ChunkSchedule:
+        """Assignment of chunks to isolated ranks."""
+        return ChunkSchedule(
+            self.job.seed_of("minibatches"), self.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation
         )
-        most = max(int(train[list(schedule.base(r, 0))].sum()) for r in range(self.ranks))
-        return most / max(1, int(train.sum())) * self.at.train
 
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
-        if self.is_local:
-            return max(1, math.ceil(round(self.most_seeds, 6) / self.job.train.batch_size))
-        per_step = self.job.train.per_step(self.ranks)
-        return max(1, math.ceil(math.ceil(self.minibatches) / per_step)) if self.is_sampled else 1
+        return max(1, math.ceil(round(self.fractional_steps, 6)))
 
     @property
     def epochs(self) -> int:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...stages.models import MODELS
+from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset, Task, check_one_type, require_nodes
 from ...storage.errors import InputError
 from ...storage.plural import counted
-from ..config.load import Job, resolve
+from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
 from .network import Link
 
@@ -106,7 +108,10 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     Raises:
         InputError: the configuration is invalid, or a plan cannot predict it.
     """
-    _check_predictable(table)
+    for section, entry in SYSTEMS.available().items():
+        for key, usual in entry.unpredicted.items():
+            if (given := table.get(section, {}).get(key, usual)) != usual:
+                raise _unpredicted(f"{section}.{key} is {given!r}", "leave it out, and expect other bytes and memory")
     default = next(iter(SYSTEMS))
     own = dict(table.get(default, {}))
     common = {k: v for k, v in table.items() if k not in ("system", "executor")}
@@ -114,11 +119,17 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve({**common, "system": default})
-    if MODELS.find(sampled.model["name"]).reads_edges:
-        raise InputError(
-            f"model is '{sampled.model['name']}', which reads features of edges; plan does not predict that in this "
-            "version: use another model"
-        )
+    model, sampler = sampled.model["name"], sampled.sampler["name"]
+    if MODELS.find(model).reads_edges:
+        raise _unpredicted(f"model is '{model}', which reads features of edges", "use another model")
+    if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
+        raise _unpredicted(f"sampler is '{sampler}', which draws by times", "use the sampler neighbor")
+    if sampled.device != "cpu":
+        raise _unpredicted(f"device is '{sampled.device}'", "leave it out to plan for CPUs")
+    if sampled.learned.width:
+        raise _unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
+    if sampled.model.get("norm") == "batch" and sampled.ranks > 1:
+        raise _unpredicted('model.norm is "batch"', "use another norm, or one rank")
     found = {}
     for label, changes in variants().items():
         wanted, unused = {**common, **changes}, set[str]()
@@ -140,22 +151,6 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     return found
 
 
-def _check_predictable(table: Mapping[str, Any]) -> None:
-    """Raise InputError for options whose traffic no formula predicts."""
-    for section, entry in SYSTEMS.available().items():
-        for key, usual in entry.unpredicted.items():
-            if (given := table.get(section, {}).get(key, usual)) != usual:
-                raise InputError(
-                    f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes "
-                    "and memory"
-                )
-    if table.get("device", "cpu") != "cpu":
-        raise InputError(
-            f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for "
-            "them"
-        )
-    learned = table.get("learned", {})
-    if learned.get("width") if isinstance(learned, Mapping) else learned:
-        raise InputError("learned.width is set, whose traffic and memory plan cannot predict; leave it out")
-    if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
-        raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')
+def _unpredicted(what: str, advice: str) -> InputError:
+    """The error about an option whose traffic or memory no formula predicts."""
+    return InputError(f"{what}: plan does not predict that in this version; {advice}")

@@ -53,9 +53,3 @@ def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "netwo
         kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + 2 * count * link.latency_s
         for kind, count in waits.items()
     }
-
-
-def predicted_seconds(result: Mapping[str, Any], link: Link) -> float:
-    """Seconds of a whole run over a link: those measured where messages cost next to nothing, and those of messages."""
-    channels = (network_seconds(result, link, channel) for channel in ("network", "evaluation"))
-    return result["seconds"]["total"] + sum(sum(kinds.values()) for kinds in channels)

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...stages.models.base import ModelConfig
-from ...stages.sample import SAMPLERS
-from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
-from ...storage.errors import InputError
 from ..config.aliases import with_options
-from ..config.records import build
 from ..config.systems import SYSTEMS
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
@@ -94,11 +90,6 @@ def plan(
         options["model"] = model
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
-    if reads_times(build("sampler", SAMPLERS, first.sampler)):
-        raise InputError(
-            f"a plan tries the systems on samples of whole rows, but the sampler {first.sampler['name']} draws by "
-            "times; plan with the sampler neighbor"
-        )
     where = (cluster or Cluster()).check(first.ranks)
     forecasts, seen = [], {}
     with heard(emit, verbose) as tell, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
@@ -112,6 +103,10 @@ def plan(
                 tell(StageAdvanced("plan", len(forecasts), len(jobs)))
         seconds = time.perf_counter() - started
         tell(StageEnded("plan", seconds))
+    entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
+    notes = [*(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
+    if trials.at.stands_in:
+        notes.append(f"An estimate: trials ran on {trials.at.dataset.name}, which stands in for the graph.")
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=trials.name,
@@ -124,24 +119,8 @@ def plan(
         recommended=recommended,
         why=why,
         goals=goals,
-        notes=_notes(forecasts, trials.at.dataset.name if trials.at.stands_in else None),
+        notes=tuple(notes),
         seconds=seconds,
         grids=grid_forecasts(trials.at, first),
         rehearsed=seen,
     )
-
-
-def _notes(forecasts: list[Forecast], stand_in: str | None) -> tuple[str, ...]:
-    notes = []
-    if len({f.steps_per_epoch > 1 for f in forecasts if f.fits}) > 1:
-        whole = " or ".join(f.label for f in forecasts if not SYSTEMS.find(f.system).samples)
-        notes.append(
-            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; epochs of the others have "
-            "many steps."
-        )
-    entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
-    notes += [entry.plan_note for entry in entries if entry.plan_note]
-    notes.append("Accuracy is not predicted.")
-    if stand_in is not None:
-        notes.append(f"An estimate: trials ran on {stand_in}, which stands in for the graph.")
-    return tuple(notes)

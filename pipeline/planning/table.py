@@ -50,30 +50,26 @@ def _goals(plan: Plan) -> list[str]:
 
 def _grids(plan: Plan) -> list[str]:
     """Lines with the cost of sampling over block rows."""
-    if not plan.grids:
-        return []
     over = "over this link" if plan.cluster.link else "at 25 Gb/s and 50 us"
-    return [
+    lines = [
         "",
         'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
         f'{over}; *: bulk.algorithm = "auto"):',
         GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", "").rstrip(),
-        *(
-            GRID_ROW.format(
-                g.replication, g.algorithm, f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
-            ).rstrip()
-            for g in plan.grids
-        ),
     ]
+    for g in plan.grids:
+        cells = f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
+        lines.append(GRID_ROW.format(g.replication, g.algorithm, *cells).rstrip())
+    return lines if plan.grids else []
 
 
 def _row(f: Forecast) -> str:
-    if f.seconds_per_epoch is None:
-        return ROW.format(f.label, size(f.memory_bytes), "no", *[""] * 3, f.steps_per_epoch, "", "")
-    cells = (_bytes(f, "network"), _bytes(f, "network", ("gradients", "control")), _bytes(f, "store"))
-    seconds, evaluation = f"{f.seconds_per_epoch:.3g}", f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""
-    fits = "yes" if f.fits else "no"
-    return ROW.format(f.label, size(f.memory_bytes), fits, *cells, f.steps_per_epoch, seconds, evaluation)
+    """The line of a system, without what only a trial tells if it had none."""
+    cells, seconds = [""] * 3, [""] * 2
+    if f.seconds_per_epoch is not None:
+        cells = [_bytes(f, "network"), _bytes(f, "network", ("gradients", "control")), _bytes(f, "store")]
+        seconds = [f"{f.seconds_per_epoch:.3g}", f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""]
+    return ROW.format(f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, *seconds)
 
 
 def _bytes(f: Forecast, channel: str, without: tuple[str, ...] = ()) -> str:

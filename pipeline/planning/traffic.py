@@ -20,7 +20,6 @@ from ...stages.memory.quantize import row_bytes
 from ...stages.models.lazy import Lazy
 from ...stages.partition.cut_counts import CutCounts, halo_nodes
 from ...stages.placement.boundary import WithBoundary
-from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
@@ -32,22 +31,22 @@ from .trial import TrialResult
 ID_BYTES = COUNT_BYTES = 8
 SUMS = 3
 """Numbers that ranks add up when an epoch ends, in float64."""
-FIXED = ("gradients", "control")
-"""Kinds of message whose size does not depend on the graph's."""
+Counts = defaultdict[tuple[str, str], float]
+"""Bytes by (channel, kind)."""
 
 
 def by_channel(counts: Mapping[tuple[str, str], float]) -> dict[str, dict[str, int]]:
-    """Counts by (channel, kind) as nested tables of whole numbers."""
+    """Counts as nested tables of whole numbers."""
     return {c: {kind: round(n) for (at, kind), n in sorted(counts.items()) if at == c} for c in ("network", "store")}
 
 
 @dataclass
 class Moved:
-    """Bytes over all ranks by (channel, kind), and the messages that ranks wait for."""
+    """Bytes over all ranks, and the messages that ranks wait for."""
 
-    once: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    once: Counts = field(default_factory=lambda: Counts(float))
     """Bytes of a run that do not depend on the number of epochs."""
-    per_epoch: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    per_epoch: Counts = field(default_factory=lambda: Counts(float))
     """Bytes of an epoch; their mean if epochs differ."""
     busiest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By kind, bytes that the busiest rank sends in an epoch."""
@@ -72,20 +71,10 @@ class Moved:
         sent = [ring_bytes(numel, itemsize, r, ranks) for r in range(ranks)]
         self.add(kind, times * sum(sent), times * max(sent), times * sum_waits(numel, ranks, kind))
 
-    def grow(self, growth: float) -> None:
-        """Multiply all counts that are in proportion to the graph."""
-        for counts in (self.once, self.per_epoch):
-            for channel, kind in counts:
-                counts[channel, kind] *= 1 if kind in FIXED else growth
-        for kind in self.busiest:
-            self.busiest[kind] *= 1 if kind in FIXED else growth
-
 
 def moves(s: Candidate, seen: TrialResult) -> Moved:
     """Bytes of the candidate's run, with rows of minibatches as counted in its trial."""
     moved, policy = Moved(), s.system.partition
-    if s.ranks > 1:
-        _steps(moved, s)
     if isinstance(policy, Sharded):
         moved.once["store", "features"] += s.at.dataset.num_nodes * s.row_bytes
     if s.cut is not None and s.ranks > 1:
@@ -95,10 +84,17 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
             _visits(moved, s, s.cut, policy.prune)
         elif isinstance(policy, Chunks):
             _chunks(moved, s, s.cut, policy)
+    if s.at.stands_in:
+        # So far everything is in proportion to the graph but for sizes of messages.
+        for counts in (moved.once, moved.per_epoch):
+            for channel, kind in counts:
+                counts[channel, kind] *= 1 if kind == "control" else s.at.growth
+        for kind in moved.busiest:
+            moved.busiest[kind] *= s.at.growth
+    if s.ranks > 1:
+        _steps(moved, s)
     if s.system.sample.uses_queue:
         _minibatch_rows(moved, s, seen)
-    if s.at.stands_in:
-        moved.grow(s.at.growth)
     return moved
 
 
@@ -121,12 +117,9 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     depends on."""
     assert isinstance(s.system.fetch, VisitFetch)
     traffic = visited_bytes(s.system.fetch, s.model(), s.at.numbers.features, TORCH_DTYPES[s.job.dtype])
-    total = np.zeros(cut.size)
-    for i, (there, back) in enumerate(traffic):
-        rows = cut.rows[i if prune else -1]
-        total = total + there * rows.sum(0) + back * rows.sum(1)
-    rounds = sum(1 for pair in traffic for n in pair if n)
-    moved.add("activations", float(total.sum()), float(total.max(initial=0)), rounds)
+    rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
+    total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
+    moved.add("activations", float(total.sum()), float(total.max()), int(np.count_nonzero(traffic)))
     arrange(moved, cut, len(traffic) if prune else 0)
 
 
@@ -157,26 +150,22 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     super-epochs stands for those that follow."""
     assert s.book is not None
     graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model()))
-    schedule = ChunkSchedule(
-        s.job.seed_of("minibatches"), s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation
-    )
-    found = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
+    schedule = s.chunks(policy)
+    read = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
     before: list[set[int]] = [set() for _ in range(s.ranks)]
-    for t in range(len(found)):
-        for rank in range(s.ranks):
-            chunks = [*schedule.base(rank, t), *schedule.variable(rank, t)]
-            halo = halo_nodes(graph, s.book, chunks) if policy.halo and len(chunks) < cut.size else 0
-            around = round(halo * policy.halo)
-            moved.most_seen = max(moved.most_seen, int(cut.nodes[chunks].sum()) + around)
-            if set(chunks) == before[rank] and policy.halo in (0, 1):
-                continue
-            new = [c for c in chunks if c not in before[rank]]
-            before[rank] = set(chunks)
+    for t, rank in np.ndindex(len(read), s.ranks):
+        chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
+        halo = halo_nodes(graph, s.book, [*chunks]) if policy.halo and len(chunks) < cut.size else 0
+        around, new = round(halo * policy.halo), [*chunks - before[rank]]
+        moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
+        # A halo that is drawn is read again, also around the same chunks.
+        if chunks != before[rank] or 0 < policy.halo < 1:
             lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
-            found[t] += lists, (int(cut.nodes[new].sum()) + around) * s.row_bytes
-    read = found[0] + (super_epochs - 1) * (found[1:].mean(0) if len(found) > 1 else 0.0)
-    moved.once["store", "graph"] += read[0]
-    moved.once["store", "features"] += read[1]
+            read[t] += lists, (int(cut.nodes[new].sum()) + around) * s.row_bytes
+        before[rank] = chunks
+    later = read[1:].mean(0) if len(read) > 1 else np.zeros(2)
+    for kind, first, again in zip(("graph", "features"), read[0], later):
+        moved.once["store", kind] += first + (super_epochs - 1) * again
 
 
 def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
@@ -188,45 +177,31 @@ def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
 
 
 def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
-    """Rows and ids of sampled minibatches, as counted in the trial. They do not depend on the graph's size, so they are
-    divided by the growth that `Moved.grow` multiplies by."""
-    growth = s.at.growth
+    """Rows and ids of sampled minibatches, as counted in the trial."""
     if s.job.queue.kind == "zarr":
-        moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / growth
+        moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches
     if not s.exchanges:
-        # An incomplete last minibatch counts as a whole only if the trial had it too.
-        minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.at.stands_in else s.minibatches
-        per_epoch = minibatches / max(1, seen.minibatches)
-        moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / growth
+        per_minibatch = seen.bytes["store"]["features"] / (seen.epochs * seen.minibatches)
+        moved.per_epoch["store", "features"] += per_minibatch * s.minibatches
         return
     c = s.replication
-    moved.once["store", "features"] += s.feature_bytes * c / growth
+    moved.once["store", "features"] += s.feature_bytes * c
     # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
-    tried = tried_minibatches(s, seen)
-    begun, again = rows_asked(s, seen, tried, seen.ranks)
-    epochs = seen.minibatches / math.ceil(tried)
-    asked = begun + (epochs - 1) * again if epochs > 1 else begun * epochs
+    begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
-        each = count / asked * share / (growth if kind == "features" else 1)
-        moved.add(kind, later * each, later * each / s.ranks, seen.waits[kind] / max(1, seen.steps) * s.steps)
+        each = count / (begun + (seen.epochs - 1) * again) * share
+        moved.add(kind, later * each, later * each / s.ranks, seen.waits[kind] / seen.steps * s.steps)
         moved.once["network", kind] += (first - later) * each
-
-
-def tried_minibatches(s: Candidate, seen: TrialResult) -> float:
-    """Minibatches in an epoch of the trial."""
-    if seen.all_seeds:
-        return s.at.dataset.split_sizes["train"] / s.job.train.batch_size
-    return float(MOST_STEPS * s.job.train.per_step(seen.ranks))
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
     """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows.
 
     The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`); the trial has
-    counted the rows that this leaves.
+    counted the rows that this leaves. The first step of a run is fetched alone.
 
     Args:
         s: the run.
@@ -234,32 +209,26 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         minibatches: minibatches in an epoch; the last one may be incomplete.
         ranks: ranks that train on them.
     """
-    per_step, count = s.job.train.per_step(ranks), math.ceil(round(minibatches, 9))
     distinct, together = seen.distinct or [1.0], 1
+    per_rank = s.job.train.per_step(ranks) / ranks
+    steps = minibatches / ranks / per_rank
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
-        step = per_step / ranks * distinct[0] * s.row_bytes
+        step = per_rank * distinct[0] * s.row_bytes
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 
-    def unit(first: int, last: int) -> float:
-        held = np.zeros(ranks)
-        for i in range(first * per_step, min(last * per_step, count)):
-            held[i % per_step % ranks] += min(1.0, minibatches - i)
-        return float(sum(rows_of(distinct, m) for m in held)) / distinct[0]
+    def rows(steps: float) -> float:
+        units, rest = divmod(steps, together)
+        return ranks * sum(n * rows_of(distinct, m * per_rank) for n, m in ((units, together), (1, rest))) / distinct[0]
 
-    def epoch(step: int) -> float:
-        steps = -(-count // per_step)
-        full = max(0, (steps - 1 - step) // together)
-        return full * unit(0, together) * (full > 0) + unit(step + full * together, steps)
-
-    return unit(0, 1) + (epoch(1) if count > per_step else 0.0), epoch(0)
+    return rows(min(1.0, steps)) + rows(max(0.0, steps - 1)), rows(steps)
 
 
 def rows_of(distinct: Sequence[float], minibatches: float) -> float:
-    """Distinct nodes of several minibatches together: a power law between the counts and beyond them."""
-    if minibatches <= 0:
-        return 0.0
-    if len(distinct) == 1:
+    """Distinct nodes of several minibatches together, on average over ranks: linear between the counts, which is exact
+    where some ranks have one minibatch more than others, and a power law beyond them."""
+    n = len(distinct)
+    if n == 1:
         return distinct[0] * minibatches
-    i = min(max(int(minibatches), 1), len(distinct) - 1)
-    power = math.log(distinct[i] / distinct[i - 1]) / math.log((i + 1) / i)
-    return distinct[i - 1] * (minibatches / i) ** power
+    if minibatches <= n:
+        return float(np.interp(minibatches, range(n + 1), [0.0, *distinct]))
+    return distinct[-1] * (minibatches / n) ** (math.log(distinct[-1] / distinct[-2]) / math.log(n / (n - 1)))

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,14 @@ from ..setup.open_data import open_data
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
-from .forecast import Forecast, foresee, least_bytes, refused
+from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .trial import TrialProcess, TrialResult, TrialSpec
 
-STEPS = MOST_STEPS
-"""Steps of a trial's epoch of minibatches: a bulk, whose rows of other ranks are requested together."""
-SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 5
-"""Epochs of a trial: of minibatches, and of full batches."""
+EPOCHS = 4
+"""Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
-LIMIT_S = 10.0
-"""Longest training of a trial, in seconds of each thread of a rank."""
 STAND_IN: dict[str, Any] = {"split": None, "read": ReadOptions(), "features": "memory", "graph": "memory"}
 """Keys of a job whose dataset is a generated one in place of its own."""
 
@@ -104,12 +99,12 @@ class Trials:
         candidate = Candidate(label, job, system, self.at, cut, trial_cut, book)
         frees = system.sample.uses_queue and job.executor == "dask"
         process = self._process(job.cluster.keep_freed_bytes if frees else 0)
-        least = least_bytes(candidate, process.base_bytes)
-        if sum(least.values()) > self.room:
-            return refused(candidate, least, self.room), None
+        least = foresee(candidate, process.base_bytes, self.room)
+        if not least.fits:
+            return least, None
         self._emit(StageStarted("trial", f"trying {label} with {counted(self._ranks, 'rank')}"))
         seen = process.run_trial(self._spec_of(candidate))
-        return foresee(candidate, seen, process.base_bytes, self.room), seen
+        return foresee(candidate, process.base_bytes, self.room, seen), seen
 
     def _cut(self, partitioner: Partitioner, parts: int, layers: int) -> tuple[PartitionBook, CutCounts]:
         """Owners and counts of the parts, computed once for all systems with the same cut."""
@@ -133,34 +128,34 @@ class Trials:
         return str(folder)
 
     def _spec_of(self, s: Candidate) -> TrialSpec:
-        job, seeds = s.job, None
-        if s.is_local:
-            seeds = STEPS * job.train.batch_size // s.system.parts_before(1)
-        elif s.is_sampled:
-            seeds = STEPS * job.train.per_step(self._ranks) * job.train.batch_size
-        # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches cold
-        # for the next epoch, as in a run.
-        evaluate = {"evaluate_every": 0} if s.is_sampled else {}
-        # A stand-in has classes, whatever the task is.
-        task = {"loss": LossOptions(), "metrics": []} if self.at.stands_in else {}
+        job, seeds, stands_in = s.job, None, self.at.stands_in
+        # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
+        train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
+        if stands_in:
+            train |= {"loss": LossOptions(), "metrics": []}
+        if s.is_sampled:
+            isolated = s.system.sample.is_isolated
+            per_step = 1 if isolated else job.train.per_step(self._ranks)
+            seeds = MOST_STEPS * per_step * job.train.batch_size // (s.system.parts_before(1) if isolated else 1)
+            # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches
+            # cold for the next epoch, as in a run.
+            train["evaluate_every"] = 0
         changes: dict[str, Any] = {
-            "epochs": SAMPLED_EPOCHS if s.is_sampled else WHOLE_EPOCHS,
+            "epochs": EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "train": job.train.model_copy(
-                update={"patience": None, "monitor": None, "schedule": Schedule(), **evaluate, **task}
-            ),
+            "train": job.train.model_copy(update=train),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
             # The start of a new super-epoch is part of the trial.
-            changes[job.system] = job.options.model_copy(update={"repartition_every": SAMPLED_EPOCHS // 2})
+            changes[job.system] = job.options.model_copy(update={"repartition_every": EPOCHS // 2})
         dataset, features = self._spec, None
         if job.executor != "inline" or dataset is None:
             path, features = self._shared()
             dataset = str(path)
         else:
-            changes |= {"dataset": dataset, **(STAND_IN if self.at.stands_in else {})}
+            changes |= {"dataset": dataset, **(STAND_IN if stands_in else {})}
         parts = self._parts(s)
         if parts is not None:
             changes["partition"] = job.partition.model_copy(update={"owners": None})
@@ -168,9 +163,8 @@ class Trials:
             job=job.model_copy(update=changes).model_dump(mode="json"),
             dataset=dataset,
             features=features,
-            outline=asdict(Outline.of(self.at.dataset, balanced=job.train.loss.is_balanced and not self.at.stands_in)),
+            outline=Outline.of(self.at.dataset, balanced=job.train.loss.is_balanced and not stands_in),
             parts=parts,
             out=str(self._scratch / f"run-{s.system.name}-{job.features}"),
             seeds=seeds,
-            limit_s=LIMIT_S,
         )

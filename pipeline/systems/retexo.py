@@ -143,8 +143,8 @@ class _Retexo(Registered):
     planned = {"retexo": {}}  # noqa: RUF012
     unpredicted = {"clients": "ranks", "local_steps": None, "inductive": False, "distill": 0.0}  # noqa: RUF012
     plan_note = (
-        "retexo trains one layer after the other, each for `epochs` epochs: its seconds an epoch are a mean over "
-        "layers."
+        "retexo trains one layer after the other, each for `epochs` epochs of one step: its seconds an epoch are a "
+        "mean over layers."
     )
 
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:

@@ -97,6 +97,7 @@ class _Sar(Registered):
     exchanges = "within"
     needs_parts = True
     planned = {"sar": {}}  # noqa: RUF012
+    plan_note = "An epoch of sar is one step over all train nodes, and runs take hundreds."
     free_options = tuple(SarOptions.model_fields)
 
     def build(self, options: SarOptions, inputs: Inputs) -> System:

@@ -1,7 +1,6 @@
 """The process that runs a plan's trials, forked from one that has imported what it needs."""
 
 import os
-import sys
 from collections.abc import Mapping
 from multiprocessing import reduction
 from typing import IO, Any
@@ -13,25 +12,15 @@ class ForkedTrials:
     """With the part of `subprocess.Popen` that `planning.trial.TrialProcess` uses."""
 
     def __init__(self, command: list[str], *, stderr: IO[str], env: Mapping[str, str], **_: Any) -> None:
-        (its_in, ours), (theirs, its_out) = os.pipe(), os.pipe()
-        self.stdin, self.stdout = os.fdopen(ours, "w"), os.fdopen(theirs)
-        files = [_File(file) for file in (its_in, its_out, stderr.fileno())]
-        self._process = fork_server().Process(target=_become, args=(files, dict(env)))
+        files = [_File(number) for number in (int(command[-1]), stderr.fileno())]
+        self._process = fork_server().Process(target=_become, args=(*files, dict(env)))
         self._process.start()
         self.pid = self._process.pid
-        os.close(its_in)
-        os.close(its_out)
 
     def wait(self) -> int | None:
         """The exit status, once it has ended."""
         self._process.join()
         return self._process.exitcode
-
-    def communicate(self) -> None:
-        """Wait for its end."""
-        self.wait()
-        self.stdin.close()
-        self.stdout.close()
 
 
 class _File:
@@ -48,14 +37,12 @@ def _received(file: Any) -> int:
     return file.detach()
 
 
-def _become(files: list[int], environment: dict[str, str]) -> None:
+def _become(pipe: int, errors: int, environment: dict[str, str]) -> None:
     from millrace.pipeline.planning import trial_main
 
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    for target, file in enumerate(files):
-        os.dup2(file, target)
-        os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    trial_main.main()
+    for target in (1, 2):
+        os.dup2(errors, target)
+    trial_main.main(pipe)

@@ -165,7 +165,7 @@ def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, opt
 def test_no_plan_and_no_edges(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"sbm:nodes=60 has none; give edge_attr"):
         mr.run("sbm:nodes=60", out=tmp_path / "r", verbose=False, **JOB)
-    with pytest.raises(InputError, match="model is 'gine', which reads features of edges; plan does not predict"):
+    with pytest.raises(InputError, match="model is 'gine', which reads features of edges: plan does not predict"):
         mr.plan("sbm:nodes=60", verbose=False, model="gine")
 
 

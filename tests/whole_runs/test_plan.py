@@ -44,17 +44,17 @@ class Played:
             specs.append(spec)
             return run_trial(process, spec)
 
-        def heard(s: Candidate, seen: TrialResult, base: int, room: int) -> Forecast:
+        def heard(s: Candidate, base: int, room: int, seen: TrialResult | None = None) -> Forecast:
+            if seen is None:
+                return foresee(s, base, room)
             job = Job.model_validate(specs[-1].job)
             as_tried = replace(s, job=job, system=make_system(without_partitioner(job)))
             self.candidates[s.label], self.seen[s.label] = as_tried, seen
             self.predicted[s.label] = forecasting.moves(as_tried, seen)
-            return foresee(s, seen, base, room)
+            return foresee(s, base, room, seen)
 
         patch.setattr(TrialProcess, "run_trial", tried)
         patch.setattr(trial_setup, "foresee", heard)
-        # However busy this machine is: what was cut short has not counted everything.
-        patch.setattr(trial_setup, "LIMIT_S", 1e6)
         self.plan: Plan = plan(SBM, emit=self.events.append, **SMALL)
 
 
@@ -67,13 +67,12 @@ def played() -> Played:
 @pytest.fixture
 def forked_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans whose process for trials is forked; that of `played` is started."""
-    monkeypatch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.mark.parametrize("label", ["sar", "retexo", "bulk", "bulk, owned features", "grappa"])
 def test_bytes_are_those_that_ranks_count(played: Played, label: str) -> None:
     s, seen = played.candidates[label], played.seen[label]
-    assert seen.whole
     law = played.predicted[label].total(s.epochs)
     for channel in ("network", "store"):
         counted = {kind: count for kind, count in seen.bytes[channel].items() if count and kind != "control"}
@@ -153,21 +152,15 @@ def test_larger_graphs_than_were_tried_grow(played: Played) -> None:
 
 
 def test_ranks_that_share_cores_take_longer(played: Played) -> None:
-    """And so they do where no core is left to the driver and to Dask's workers."""
     s = played.candidates["sar"]
-    assert s.job.executor == "dask"
-    inline = s.job.model_copy(update={"executor": "inline"})
 
-    def crowding(per_host: int, threads: int, cores: int, job: Job = s.job, tried: int = 1) -> float:
+    def crowding(per_host: int, threads: int, cores: int, tried: int = 1) -> float:
         return forecasting.crowding(
-            replace(s, job=job, at=replace(s.at, per_host=per_host, threads=threads, cores=cores)), tried
+            replace(s, at=replace(s.at, per_host=per_host, threads=threads, cores=cores)), tried
         )
 
-    assert (crowding(8, 2, 4, inline), crowding(8, 2, 4, inline, 8)) == (4, 1)
-    assert crowding(2, 1, 4) == 1
-    assert crowding(2, 1, 2) == pytest.approx(1 / (1 - 0.14 / 2))
-    assert crowding(1000, 1, 2, tried=1000) == 2
-    assert crowding(1, 1, 1, inline) == 1
+    assert (crowding(8, 2, 4), crowding(8, 2, 4, 8)) == (4, 1)
+    assert crowding(2, 1, 4) == crowding(1, 1, 1) == crowding(1000, 1, 2, 1000) == 1
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
@@ -207,10 +200,10 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--bandwidth", "1"), "--bandwidth and --latency go together"),
         (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
         (("--memory", "-1"), "expected more than 0"),
-        (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned', which plan cannot predict"),
+        (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned': plan does not predict that"),
         (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
         (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
-        (("--set", "device=cuda"), "device is 'cuda', but plan predicts CPUs only"),
+        (("--set", "device=cuda"), "device is 'cuda': plan does not predict that"),
         (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
     ],
 )
@@ -259,11 +252,11 @@ def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played)
     # 11 steps of two ranks: one, then eight, then two; later eight and three.
     first, later = traffic.rows_asked(s, seen, 22, 2)
     assert first * 100 == pytest.approx(2 * (100 + 370 + 180)) and later * 100 == pytest.approx(2 * (370 + 240))
-    # Of the last step one rank has half a minibatch, the other none: half of one is more than half the rows.
-    _, shorter = traffic.rows_asked(s, seen, 20.5, 2)
-    assert 370 + 370 + 180 + 180 < shorter * 100 < 370 + 370 + 180 + 240
-    assert traffic.rows_asked(s, seen, 1, 2)[0] == traffic.rows_asked(s, seen, 1, 2)[1] == 1
-    assert 50 < traffic.rows_of(united, 0.5) < 100 < traffic.rows_of(united, 1.5) < 180
+    # Of the last step one rank has a minibatch, the other none.
+    assert traffic.rows_asked(s, seen, 21, 2)[1] * 100 == pytest.approx(2 * 370 + 180 + 240)
+    assert traffic.rows_asked(s, seen, 1, 2) == pytest.approx((1, 1))
+    assert traffic.rows_of(united, 0.5) == 50 and traffic.rows_of(united, 1.5) == 140
+    assert 370 < traffic.rows_of(united, 9) < 370 + 15
     stored = replace(s, job=s.job.model_copy(update={"queue": s.job.queue.model_copy(update={"kind": "zarr"})}))
     assert traffic.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
 
@@ -275,9 +268,8 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
         seen, distinct=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
     )
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of the trial's too.
-    held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
-    # The last minibatch of each epoch is smaller.
-    assert held["rows"] == pytest.approx((468.75 - tried) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
+    held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), seen.epochs * seen.minibatches / 2
+    assert held["rows"] == pytest.approx((468.75 - tried) * 0.5 * (100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
     # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
     every = job.model_copy(update={"train": job.train.model_copy(update={"evaluate_every": 1})})
