@@ -32,7 +32,7 @@ from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .trial import TrialProcess, TrialResult, TrialSpec
 
-EPOCHS = 4
+EPOCHS = 5
 """Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""

@@ -190,5 +190,5 @@ def test_another_width_does_not_resume(sbm, tmp_path):
 
 def test_a_plan_refuses_what_it_cannot_predict(sbm):
     for learned in (4, {"width": 4}):
-        with pytest.raises(InputError, match=r"learned\.width is set"):
+        with pytest.raises(InputError, match=r"learned\.width is 4"):
             mr.plan(sbm, learned=learned)
