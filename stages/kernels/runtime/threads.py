@@ -150,8 +150,9 @@ def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
 
 
 def _submit(task: Callable[[], None], copies: int) -> list[Future[None]]:
+    # Another thread may have lowered the number since `parallel` read it.
+    threads = max(_of_process(), copies + 1)
     # A forked child inherits the pool object but not its threads.
-    threads = _of_process()
     key, aside = (os.getpid(), threads), (getattr(_here, "stands_back", False), getattr(_here, "cores", frozenset()))
     with _lock:
         found, pool = _pools.get(aside, (None, None))

@@ -57,6 +57,20 @@ def test_parts_run_at_the_same_time_and_the_caller_takes_part() -> None:
     assert threading.get_ident() in seen
 
 
+def test_another_thread_may_lower_the_number_meanwhile() -> None:
+    """As an evaluation does that ends while minibatches are sampled."""
+
+    class Lowering(list):
+        def __len__(self) -> int:
+            set_num_threads(1)
+            return super().__len__()
+
+    set_num_threads(2)
+    done = []
+    parallel(done.append, Lowering([(0,), (1,)]))
+    assert sorted(done) == [0, 1]
+
+
 def test_one_part_or_one_thread_stays_in_the_caller() -> None:
     seen = set()
     set_num_threads(4)
