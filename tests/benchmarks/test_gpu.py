@@ -3,7 +3,6 @@ error."""
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import millrace
+from millrace.tests.contracts.fresh_python import run_python
 
 pytest.importorskip("triton")
 pytest.importorskip("torch_geometric")
@@ -19,24 +19,27 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--device", "cpu", "--scale", "60,150", "--batch", "4", "--minibatches", "2")
 
 
-def benchmark(*arguments: str) -> subprocess.CompletedProcess:
-    """The script in a process of its own, with this checkout as the package."""
+def benchmark(*arguments: str) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of the script in a process of its own, with this checkout as the
+    package."""
     paths = os.pathsep.join(
         filter(None, [str(Path(millrace.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
     )
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=580, env={**os.environ, "PYTHONPATH": paths}, check=False
+    script = str(ROOT / "benchmarks" / "gpu.py")
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); sys.argv = {[script, *arguments]}; "
+        f"runpy.run_path({script!r}, run_name='__main__')"
     )
+    return run_python("-c", code, variables={"PYTHONPATH": paths}, timeout=580)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_part_runs(tmp_path):
     # Inside, samples are compared with those of the compiled kernels, and aggregations and their gradients with PyG's.
-    done = benchmark(*TINY, "--json", str(tmp_path / "gpu.json"))
+    code, out, err = benchmark(*TINY, "--json", str(tmp_path / "gpu.json"))
     told = json.loads((tmp_path / "gpu.json").read_text())
-    assert (done.returncode, told["failures"]) == (0, {}), done.stdout + done.stderr
+    assert (code, told["failures"]) == (0, {}), out + err
     rows = {r["name"]: r for r in told["rows"]}
     for sampler in ("neighbor", "labor", "ladies", "fastgcn"):
         assert rows[f"sampling {sampler}, bulks of 2"]["measured"] > 0
@@ -49,7 +52,7 @@ def test_every_part_runs(tmp_path):
         row = rows[name]
         assert row["share"] == pytest.approx(row["floor"] / row["measured"])
         assert row["ratio"] == pytest.approx(row["peer"] / row["measured"])
-        assert f"| {name} " in done.stdout
+        assert f"| {name} " in out
     # Two minibatches of four seeds: what the layers see is what was drawn.
     sage = told["details"]["training"]
     assert len(sage["sage float32, millrace"]["epoch_s"]) == 2 and sage["gat float32, PyG"]["loss"] > 0
@@ -57,12 +60,12 @@ def test_every_part_runs(tmp_path):
 
 def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
     # With no time left every part fails.
-    done = benchmark(*TINY, "--minutes", "0", "--only", "machine,gather", "--json", str(tmp_path / "gpu.json"))
+    code, out, _ = benchmark(*TINY, "--minutes", "0", "--only", "machine,gather", "--json", str(tmp_path / "gpu.json"))
     told = json.loads((tmp_path / "gpu.json").read_text())
-    assert done.returncode == 1
+    assert code == 1
     assert told["failures"].keys() == {"machine", "gather"} and told["rows"] == []
     assert all("the time was up" in why for why in told["failures"].values())
-    assert done.stdout.count("FAILED") == 4
+    assert out.count("FAILED") == 4
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ that.
 import gc
 import importlib.util
 import os
+from contextlib import suppress
 
 from numba.core.registry import cpu_target
 
 from millrace.pipeline.cluster import rank_server
+from millrace.tests.contracts import interpreter
 
 MODULES = (
     *(importlib.util.resolve_name(name, rank_server.__package__) for name in rank_server.IMPORTED),
@@ -41,6 +43,9 @@ for name in MODULES:
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
 # See tests/conftest.py.
+if os.environ.get("TRITON_INTERPRET") == "1":
+    with suppress(ImportError):
+        interpreter.prepare()
 os.fsync = lambda fd: None
 # Ranks collect their own garbage only.
 gc.freeze()

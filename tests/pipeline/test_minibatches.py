@@ -1,9 +1,5 @@
 """Minibatches for loops of one's own: those of a run, on any number of ranks, from a store, and under torchrun."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +12,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.forked_command import run_forked
+from millrace.tests.contracts.fresh_python import run_python
 
 SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
 JOB = {"fanout": [4, 3], "batch_size": 16, "seed": 3, "epochs": 2}
@@ -140,7 +137,6 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 import millrace as mr
-from millrace.tests.contracts.forked_command import run_forked
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -181,11 +177,8 @@ dist.destroy_process_group()
 def test_torchs_own_data_parallelism_trains_on_them(tmp_path):
     """Six minibatches an epoch over two ranks, as `torchrun` starts them."""
     (tmp_path / "ddp.py").write_text(DDP)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ddp.py"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ("--standalone", "--nproc-per-node", 2, tmp_path / "ddp.py")
+    code, _, err = run_python("-m", "torch.distributed.run", *words, variables={"OMP_NUM_THREADS": "1"})
+    assert code == 0, err
     # Two processes write to one pipe, so their lines may mix.
-    assert all(f"rank {rank} ended" in done.stderr for rank in range(2))
+    assert all(f"rank {rank} ended" in err for rank in range(2))
