@@ -2,12 +2,9 @@
 
 import copy
 import os
-import shutil
 import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +18,12 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges
 from ...storage.dataset import Dataset, IdArray, check_one_type
 from ...storage.errors import InputError
+from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.load import Job, resolve
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
 from ..interop.user_code import pickled, unpickled
-from ..setup.run_folder import is_locked, locked
 from ..telemetry.events import Emit
-
-PREFIX = ".layers-"
-BEGUN_S = 60.0
-"""Age at which a folder that nobody has locked is no longer one that has just been made."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +130,6 @@ def _compute(layout: Layout, model: str, k: int, first: int, stop: int, threads:
 def _folder(parent: Path | None) -> Iterator[Path]:
     """Context with an empty folder, which is removed at the end. Those that killed processes left are removed too."""
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for left in where.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > BEGUN_S and not is_locked(left):
-                shutil.rmtree(left, ignore_errors=True)
-    folder = where / f"{PREFIX}{uuid.uuid4().hex[:12]}"
-    with locked(folder):
-        try:
-            yield folder.resolve()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    sweep_leftovers(where, "layers")
+    with folder_aside(where / "layers") as folder:
+        yield folder.resolve()

@@ -1,7 +1,6 @@
 """Files of predictions and embeddings: .parquet, .csv, .npy and .zarr, each whole or not there at all."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...storage.errors import InputError
+from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
@@ -78,20 +78,19 @@ def write_zarr(
 
 
 def written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file or a folder as a whole or not at all.
+    """Write a file or a folder as a whole or not at all. It is made in a folder beside it; one that a killed process
+    left is removed first.
 
     Raises:
         InputError: it cannot be written.
     """
     path = path.expanduser()
-    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    sweep_leftovers(path.parent, path.name)
     try:
-        try:
-            write(aside)
+        with folder_aside(path) as folder:
+            write(aside := folder / path.name)
             if aside.is_dir() and path.is_dir():
-                shutil.rmtree(path)
+                os.rename(path, folder / "before")
             os.replace(aside, path)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
     except OSError as e:
         raise InputError(f"{path} cannot be written: {os.strerror(e.errno) if e.errno else e}") from None

@@ -49,7 +49,7 @@ def sweep_leftovers(folder: Path, of: str = "") -> int:
             else p.name.startswith((ASIDE, _REMOVED))
         )
         if meant and not _is_held(p):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # removed meanwhile, or somebody else's
                 shutil.rmtree(_set_aside(p), ignore_errors=True)
                 removed += 1
     return removed
@@ -97,6 +97,28 @@ def _fsync_folder(folder: str | Path) -> None:
 
 
 @contextmanager
+def folder_aside(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, in which to make what is to appear there. It is removed at the end; that of a killed
+    process by `sweep_leftovers`.
+
+    Raises:
+        InputError: the parent cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
+        aside.mkdir()
+        holding = _hold(aside)
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(holding)
+
+
+@contextmanager
 def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = True) -> Iterator[Path]:
     """Write a folder that appears at `path` when the block ends without an error, and never otherwise. Yields the
     folder to write into.
@@ -107,14 +129,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
     """
     if path.exists() and not overwrite:
         raise StoreError(f"{path} exists already; choose another path, or remove it first")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
-        aside.mkdir()
-        holding = _hold(aside)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
-    try:
+    with folder_aside(path) as aside:
         yield aside
         if durable:
             fsync_tree(aside)
@@ -125,8 +140,3 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
             _fsync_folder(path.parent)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    finally:
-        os.close(holding)

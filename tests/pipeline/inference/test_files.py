@@ -1,0 +1,107 @@
+"""Files of predictions by a command that is killed: nothing is seen of them, and the same command writes them."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.pipeline import cli
+from millrace.pipeline.inference import by_tasks, files
+from millrace.pipeline.inference.predictions import Predictions
+from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_command import run_forked
+
+SOURCE = "sbm:nodes=80,classes=3,degree=6,features=5,train=0.3"
+OPTIONS = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "fanout": [3, 3], "batch_size": 30}
+KINDS = [
+    *[("classes", suffix) for suffix in (".parquet", ".csv", ".npy", ".zarr")],
+    ("embeddings", ".parquet"),
+    ("embeddings", ".npy"),
+    ("pairs", ".csv"),
+]
+"""What is written, and as which file."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a run of classes, one of links, and pairs."""
+    folder = tmp_path_factory.mktemp("world")
+    mr.run(SOURCE, out=folder / "classes", **OPTIONS)
+    mr.run(SOURCE, out=folder / "pairs", task="link", **OPTIONS)
+    (folder / "pairs.csv").write_text("src,dst\n0,1\n7,3\n")
+    return folder
+
+
+def main() -> None:
+    """The command, killed when its file is complete and not yet in its place; a Zarr group at its first file; with
+    workers, when all layers are computed."""
+
+    def killed(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if "--workers" in sys.argv:
+        by_tasks.FileLayers.result = killed
+    else:
+        files.os.replace = killed
+    cli.main()
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """The bytes of a file, or of all files of a folder."""
+    found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return {str(p.relative_to(path)): p.read_bytes() for p in found}
+
+
+def words(world: Path, what: str, out: Path, *more: str) -> list[str | Path]:
+    given = {"embeddings": ["--embeddings"], "pairs": ["--pairs", world / "pairs.csv"]}.get(what, [])
+    return ["predict", world / ("pairs" if what == "pairs" else "classes"), "--out", out, *given, *more]
+
+
+@pytest.mark.parametrize(("what", "suffix"), KINDS)
+def test_after_a_kill_the_same_command_writes_the_same_file(what, suffix, world, tmp_path):
+    (folder := tmp_path / "killed").mkdir()
+    out = folder / f"p{suffix}"
+    assert run_forked(*words(world, what, out), program=__name__, forks_workers=False)[0] == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    assert left.name.startswith(".writing-p."), "nothing is seen at the file's place"
+    whole = tmp_path / f"whole{suffix}"
+    for path in (out, whole):
+        code, _, err = command(*words(world, what, path))
+        assert code == 0, err
+    assert content(out) == content(whole)
+    assert list(folder.iterdir()) == [out], "what the killed command left is removed"
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_with_workers_too(world, tmp_path):
+    out, more = tmp_path / "p.npy", ("--workers", "2")
+    assert run_forked(*words(world, "classes", out, *more), program=__name__)[0] == -signal.SIGKILL
+    assert len(list((world / "classes").glob(".writing-layers-*"))) == 1 and not list(tmp_path.iterdir())
+    code, _, err = command(*words(world, "classes", out, *more))
+    assert code == 0, err
+    mr.predict(world / "classes").to_npy(tmp_path / "whole.npy")
+    assert content(out) == content(tmp_path / "whole.npy")
+    assert not list((world / "classes").glob(".writing-*"))
+
+
+def test_a_zarr_that_is_replaced_is_whole_at_any_time(tmp_path, monkeypatch):
+    """The old one is renamed before anything in it is removed."""
+    seen = Predictions(np.array([0]), np.zeros((1, 2), np.float32))
+    seen.to_zarr(tmp_path / "p.zarr")
+    before = content(tmp_path / "p.zarr")
+    replace, looks = os.replace, []
+
+    def looked(aside, path):
+        if path == tmp_path / "p.zarr":
+            assert not path.exists() and content(aside.parent / "before") == before
+            looks.append(path)
+        replace(aside, path)
+
+    monkeypatch.setattr(files.os, "replace", looked)
+    seen.to_zarr(tmp_path / "p.zarr")
+    assert looks and content(tmp_path / "p.zarr") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["p.zarr"]
