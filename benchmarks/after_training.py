@@ -1,4 +1,4 @@
-"""Cost of callbacks and trackers, of predictions beside evaluation, and what a sweep saves by drawing samples once.
+"""Cost of callbacks and trackers, of predictions beside evaluation, and ten runs as a sweep and as commands.
 
 python benchmarks/after_training.py callbacks
 python benchmarks/after_training.py predict --nodes 1000000
@@ -7,6 +7,7 @@ python benchmarks/after_training.py sweep
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -162,25 +163,55 @@ def predict(folder: Path, args: argparse.Namespace) -> None:
 
 
 def sweep(folder: Path, args: argparse.Namespace) -> None:
-    """Ten runs over one store of samples, and ten that sample."""
-    source = "sbm:nodes=50000,classes=8,degree=20,features=32,train=0.5"
-    options: dict[str, Any] = {"fanout": [15, 10], "hidden": 32, "layers": 2, "batch_size": 512, "epochs": 3}
-    spent, sums = {}, {}
-    # Kernels are compiled before.
-    mr.sweep(source, grid={"lr": [0.1, 0.2]}, out=folder / "first", jobs=1, verbose=False, **{**options, "epochs": 1})
-    for share in (True, False):
-        out = folder / str(share)
-        start = time.process_time()
-        found = mr.sweep(
-            source, grid={"lr": [0.01, 0.003]}, seeds=5, out=out, jobs=1, share=share, verbose=False, **options
+    """Ten runs as a sweep over one store of samples, as one whose runs sample, and as ten commands."""
+    seeds, rates = range(5), (0.01, 0.003)
+    flags = ["--dataset", args.dataset, "--epochs", "3", "--set", f"sampler.fanout={args.fanout}"]
+    flags += ["--set", "train.batch_size=512", "--set", "model.hidden=32", "--set", "threads=1"]
+    run = [sys.executable, "-m", "millrace", "run", *flags]
+
+    def as_sweep(out: Path, share: bool) -> list[list[str]]:
+        code = (
+            "import sys\nfrom millrace.pipeline.sweep import sweep\nfrom millrace.pipeline import cli\n"
+            f"if not {share}:\n    sweep._shared_samples = lambda *_: ({{}}, 0.0)\ncli.main()"
         )
-        spent[share] = time.process_time() - start
-        names = [name for row in found.rows for name in row["folders"]]
-        results = {name: json.loads((out / name / "result.json").read_text()) for name in names}
-        sums[share] = {name: r["parameters_sha256"] for name, r in results.items()}
-        sampled = sum(r["seconds"]["sample"] for r in results.values()) + found.sampled_s
-        print(f"shared {share}: {spent[share]:.1f} s of processor, {sampled:.1f} s of sampling", flush=True)
-    assert sums[True] == sums[False]
+        varied = ["--set", f"train.lr={','.join(map(str, rates))}", "--seeds", str(len(seeds)), "--jobs", "1"]
+        return [[sys.executable, "-c", code, "sweep", *flags, *varied, "--out", str(out)]]
+
+    def by_hand(out: Path) -> list[list[str]]:
+        return [
+            [
+                *run,
+                "--set",
+                f"train.lr={rate}",
+                "--set",
+                f"seeds.initial={seed}",
+                "--out",
+                str(out / f"{k:03}-seed{seed}"),
+            ]
+            for k, rate in enumerate(rates)
+            for seed in seeds
+        ]
+
+    subprocess.run([*run, "--out", str(folder / "first")], check=True, capture_output=True)  # kernels are compiled
+    ways = {
+        "a sweep over shared samples": as_sweep(folder / "shared", True),
+        "a sweep whose runs sample": as_sweep(folder / "apart", False),
+        "ten commands": by_hand(folder / "commands"),
+    }
+    sums = []
+    for (name, commands), out in zip(ways.items(), ("shared", "apart", "commands")):
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"{name}: {spent:.1f} s of processor, {time.perf_counter() - start:.1f} s", flush=True)
+        results = {p.parent.name: json.loads(p.read_text()) for p in (folder / out).glob("*/result.json")}
+        trained = sum(r["seconds"]["train"] for r in results.values())
+        sampled = sum(r["seconds"]["sample"] for r in results.values())
+        print(f"  in runs: {trained:.1f} s of training, {sampled:.1f} s of sampling", flush=True)
+        sums.append({name: r["parameters_sha256"] for name, r in results.items()})
+    assert len(sums[0]) == 10 and sums[0] == sums[1] == sums[2]
     print("the same parameters")
 
 
@@ -190,6 +221,8 @@ def main() -> None:
     parser.add_argument("which", choices=("callbacks", "predict", "sweep"))
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--dataset", default="rmat:scale=15,features=32,classes=8,train=0.3")
+    parser.add_argument("--fanout", default="[15,10,5]")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         {"callbacks": callbacks, "predict": predict, "sweep": sweep}[args.which](Path(folder), args)

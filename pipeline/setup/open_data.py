@@ -4,7 +4,7 @@ import re
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...storage.dataset import Dataset, counted_outputs
 from ...storage.dataset_store import GraphPlace, features_place
@@ -19,6 +19,17 @@ def absolute_source(source: str | Path) -> str:
     """A dataset's name, or its path in a form that works from any folder."""
     name, path = str(source), Path(source).expanduser()
     return name if not path.exists() or is_name(source) else str(path.resolve())
+
+
+_kept: dict[str, Dataset] | None = None
+"""The dataset that was opened last, by all that decides what is opened; None: it is not kept."""
+
+
+def keep_data(keep: bool) -> None:
+    """From now on keep the dataset that was opened last, for jobs of this process that open it in the same way; or
+    forget it and keep none."""
+    global _kept
+    _kept = (_kept or {}) if keep else None
 
 
 def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy: bool = False) -> Dataset:
@@ -41,8 +52,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
         if path is not None:
             dataset = open_lazily(path, place, graph=graph)
         else:
-            seed = job.seed_of("split")
-            dataset = open_dataset(spec, options=job.read, split=job.split, seed=seed, features=place, graph=graph)
+            dataset = _opened(spec, job, place, graph)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"
@@ -51,6 +61,19 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     for note in dataset.notes:
         emit(Note(with_keys(note)))
     return dataset
+
+
+def _opened(spec: str | Path | object, job: Job, place: Any, graph: GraphPlace) -> Dataset:
+    """A dataset, opened now or kept."""
+    global _kept
+    options: dict[str, Any] = {"options": job.read, "split": job.split, "seed": job.seed_of("split")}
+    options |= {"features": place, "graph": graph}
+    if _kept is None or not isinstance(spec, str | Path):
+        return open_dataset(spec, **options)
+    if (kept := _kept.get(key := repr((str(spec), options)))) is None:
+        _kept = {}  # before the next one is opened
+        _kept = {key: (kept := open_dataset(spec, **options))}
+    return kept
 
 
 def opened_from_python(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset | str | Path | None:

@@ -22,14 +22,14 @@ from ..custom.own_code import split_loss, split_options
 from ..interop.model_argument import as_record_or_module
 from ..interop.user_module import module_named
 from ..precompute import precompute
-from ..setup.open_data import absolute_source
+from ..setup.open_data import absolute_source, keep_data
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.main_metric import main_metric_of
 from .grid import Point, points
-from .task import run_one
+from .task import run_as_task, run_one, several_runs
 
 RECORD, SAMPLES, DATASET = "sweep.json", "samples", "dataset"
 
@@ -130,8 +130,9 @@ def _sweep(
         _begin(out, planned)
         if in_memory is not None:
             _keep(in_memory, out, emit)
-        stores, sampled_s = _shared_samples(planned, out, emit) if share else ({}, 0.0)
-        done = _run_all(planned, out, stores, jobs, code, emit)
+        with several_runs():
+            stores, sampled_s = _shared_samples(planned, out, emit) if share else ({}, 0.0)
+            done = _run_all(planned, out, stores, jobs, code, emit)
         rows, failures = _rows(planned, out, done)
         write_json(out / RECORD, {**_record(planned), "rows": rows, "failures": failures, "sampled_s": sampled_s})
     return Sweep(out, rows, failures, sampled_s)
@@ -259,13 +260,17 @@ def _as_tasks(
 
     check_reachable(left[0].job.cluster)
     with opened(left[0].job, emit, jobs) as client:
-        futures = {client.submit(run_one, *arguments(p), key=f"sweep-{p.name}-{id(left)}", pure=False): p for p in left}
+        futures = {
+            client.submit(run_as_task, *arguments(p), key=f"sweep-{p.name}-{id(left)}", pure=False): p for p in left
+        }
         for future in as_completed(futures):
             point = futures[future]
             try:
                 yield point.name, future.result()
             except Exception as e:
                 yield point.name, {"failed": f"{type(e).__name__}: {e}"}
+        if left[0].job.cluster.scheduler is not None:
+            client.run(keep_data, False)
 
 
 def _rows(

@@ -1,10 +1,38 @@
 """One run of a sweep: in this process, or as a task of a Dask worker."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Job
+from ..setup.open_data import keep_data
 from ..telemetry.events import silent
+
+
+@contextmanager
+def several_runs() -> Iterator[None]:
+    """Context of the runs of a process: data are opened once, and collections of garbage leave out what was there
+    before, which takes a fifth of a second in each run."""
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
+    keep_data(True)
+    try:
+        yield
+    finally:
+        keep_data(False)
+        if not frozen:
+            gc.unfreeze()
+
+
+def run_as_task(*arguments: Any) -> dict[str, Any]:
+    """`run_one` in a worker, which may get several runs. It keeps their data until it is told to forget them."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+    keep_data(True)
+    return run_one(*arguments)
 
 
 def run_one(

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
+from distributed import LocalCluster
 from torch.nn import functional as F
 
 import millrace as mr
+from millrace.pipeline.setup import open_data
 from millrace.pipeline.sweep import sweep as sweeping
 from millrace.pipeline.sweep.grid import points, values_of
 from millrace.pipeline.sweep.task import run_one
@@ -118,6 +121,33 @@ def test_the_same_call_does_what_is_left(tmp_path, monkeypatch):
     (tmp_path / "other" / "mine").touch()
     with pytest.raises(mr.InputError, match="is not empty and holds no sweep"):
         mr.sweep(SOURCE, **{**options, "out": tmp_path / "other"})
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The sources that are opened, in order."""
+    found, real = [], open_data.open_dataset
+    monkeypatch.setattr(open_data, "open_dataset", lambda spec, **o: found.append(spec) or real(spec, **o))
+    return found
+
+
+@pytest.mark.parametrize("place", ["here", "worker"])
+def test_a_process_opens_a_dataset_once_and_forgets_it(opened, place, tmp_path):
+    other = SOURCE.replace("200", "150")
+    options = {**JOB, "grid": {"dataset": [SOURCE, other]}, "seeds": 2, "share": False, "out": tmp_path / "sweep"}
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None, host="127.0.0.1"
+        )
+        if place == "worker"
+        else nullcontext() as cluster
+    ):
+        if cluster is not None:
+            options["cluster"] = {"scheduler": cluster.scheduler_address}
+        found = mr.sweep(jobs=1 if cluster is None else 2, **options)
+    assert not found.failures and sorted(opened) == sorted([SOURCE, other])
+    mr.run(SOURCE, out=tmp_path / "run", **JOB)
+    assert len(opened) == 3
 
 
 def test_a_run_that_fails_leaves_the_others_alone(tmp_path):
