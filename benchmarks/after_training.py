@@ -207,9 +207,9 @@ def sweep(folder: Path, args: argparse.Namespace) -> None:
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(f"{name}: {spent:.1f} s of processor, {time.perf_counter() - start:.1f} s", flush=True)
         results = {p.parent.name: json.loads(p.read_text()) for p in (folder / out).glob("*/result.json")}
-        trained = sum(r["seconds"]["train"] for r in results.values())
+        total = sum(r["seconds"]["total"] for r in results.values())
         sampled = sum(r["seconds"]["sample"] for r in results.values())
-        print(f"  in runs: {trained:.1f} s of training, {sampled:.1f} s of sampling", flush=True)
+        print(f"  in runs: {total:.1f} s, {sampled:.1f} s of sampling beside training", flush=True)
         sums.append({name: r["parameters_sha256"] for name, r in results.items()})
     assert len(sums[0]) == 10 and sums[0] == sums[1] == sums[2]
     print("the same parameters")

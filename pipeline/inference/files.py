@@ -85,6 +85,8 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
         InputError: it cannot be written.
     """
     path = path.expanduser()
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: {path.parent} is not a folder")
     sweep_leftovers(path.parent, path.name)
     try:
         with folder_aside(path) as folder:

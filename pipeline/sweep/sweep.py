@@ -42,8 +42,9 @@ class Sweep:
     """Its folder, with a run's folder for each."""
     rows: list[dict[str, Any]]
     """For each setting, the best first: ``setting``, ``runs``, ``failed``, mean and standard deviation over seeds of
-    ``val_accuracy``, ``test_accuracy`` (pairs; None if there are none; of a regression ``val_rmse``, ``test_rmse``),
-    mean ``epochs`` and ``seconds``, and the ``folders`` of its runs."""
+    ``val_accuracy``, ``test_accuracy`` (pairs; None if there are none; of a regression ``val_rmse``, ``test_rmse``, of
+    links ``val_mrr``, ``test_mrr``), ``metric`` (which of these), mean ``epochs`` and ``seconds``, and the ``folders``
+    of its runs."""
     failures: dict[str, str]
     """Messages of the runs that failed, by folder."""
     sampled_s: float
@@ -170,12 +171,14 @@ def _begin(out: Path, planned: Sequence[Point]) -> None:
             before = json.loads(path.read_text())["jobs"]
         except (ValueError, KeyError, TypeError, OSError):
             before = None
-        if before != record["jobs"]:
+        if before == record["jobs"]:
+            return
+        samples = out / SAMPLES
+        if any(p not in (path, samples, out / ".lock") for p in out.iterdir()) or any(samples.glob("*")):
             raise InputError(f"{out} holds another sweep; give the same settings to go on, or choose another --out")
     elif any(p.name != ".lock" for p in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no sweep; choose another --out")
-    else:
-        write_json(path, record)
+    write_json(path, record)
 
 
 def _shared_samples(planned: Sequence[Point], out: Path, emit: Emit) -> tuple[dict[str, str], float]:
@@ -291,6 +294,7 @@ def _rows(
                 "setting": group[0].setting,
                 "runs": len(results),
                 "failed": sum(p.name in failures for p in group),
+                "metric": metric,
                 **{f"{split}_{metric}": _spread([v for _, v in found]) for split, found in scores.items()},
                 "epochs": statistics.mean(r["epochs"] for r in results) if results else None,
                 "seconds": statistics.mean(r["seconds"]["total"] for r in results) if results else None,
@@ -308,7 +312,7 @@ def _place(row: Mapping[str, Any]) -> float:
 
 def _score(row: Mapping[str, Any], split: str) -> tuple[str, list[float] | None]:
     """The main metric of a setting, and its spread."""
-    name = next((name for name in ("accuracy", "rmse") if row.get(f"{split}_{name}") is not None), "accuracy")
+    name = row["metric"]
     return name, row.get(f"{split}_{name}")
 
 

@@ -105,3 +105,9 @@ def test_a_zarr_that_is_replaced_is_whole_at_any_time(tmp_path, monkeypatch):
     seen.to_zarr(tmp_path / "p.zarr")
     assert looks and content(tmp_path / "p.zarr") == before
     assert [p.name for p in tmp_path.iterdir()] == ["p.zarr"]
+
+
+def test_a_folder_that_is_missing_is_not_made(tmp_path):
+    with pytest.raises(mr.InputError, match=r"none is not a folder"):
+        Predictions(np.array([0]), np.zeros((1, 2))).to_npy(tmp_path / "none" / "p.npy")
+    assert not list(tmp_path.iterdir())

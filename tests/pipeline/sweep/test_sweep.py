@@ -123,6 +123,20 @@ def test_the_same_call_does_what_is_left(tmp_path, monkeypatch):
         mr.sweep(SOURCE, **{**options, "out": tmp_path / "other"})
 
 
+def test_links_are_ranked_by_their_metric(tmp_path):
+    found = mr.sweep(SOURCE, grid={"lr": [0.001, 0.1]}, task="link", out=tmp_path / "sweep", jobs=1, **JOB)
+    assert not found.failures and {row["metric"] for row in found.rows} == {"mrr"}
+    ranks = [row["val_mrr"][0] for row in found.rows]
+    assert ranks == sorted(ranks, reverse=True) and "validation mrr" in repr(found)
+
+
+def test_a_sweep_that_began_no_run_makes_room_for_another(tmp_path):
+    options = {"grid": {"lr": [0.05, 0.01]}, "out": tmp_path / "sweep", "jobs": 1, **JOB}
+    with pytest.raises(mr.InputError, match="neither a file nor a known dataset"):
+        mr.sweep("nothing.npz", **options)
+    assert not mr.sweep(SOURCE, **options).failures
+
+
 @pytest.fixture
 def opened(monkeypatch):
     """The sources that are opened, in order."""
