@@ -1,5 +1,6 @@
 """Registry of readers: the kinds of input, and how each is recognised."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,17 @@ def _read_pyg(source: Any, request: Request) -> Dataset:
     return from_pyg(source, name=request.name or "pyg", options=request.options, split=request.split, seed=request.seed)
 
 
+def _generated(name: str, generate: Callable[[str, str | None, None, int], Dataset], first: str) -> Reader:
+    """Reader of a graph that is generated from a spec whose first option is `first`."""
+    return Reader(
+        name,
+        lambda source: _is_spec(source, name),
+        lambda source, request: generate(str(source), request.name, None, request.seed),
+        f"{name}:{first}=...",
+        is_name=True,
+    )
+
+
 READERS: Registry[Reader] = Registry(
     "reader",
     (
@@ -148,41 +160,11 @@ READERS: Registry[Reader] = Registry(
             is_clean=False,
             is_name=True,
         ),
-        Reader(
-            "sbm",
-            lambda source: _is_spec(source, "sbm"),
-            lambda source, request: generate_sbm(str(source), request.name, None, request.seed),
-            "sbm:nodes=...",
-            is_name=True,
-        ),
-        Reader(
-            "rmat",
-            lambda source: _is_spec(source, "rmat"),
-            lambda source, request: generate_rmat(str(source), request.name, None, request.seed),
-            "rmat:scale=...",
-            is_name=True,
-        ),
-        Reader(
-            "hsbm",
-            lambda source: _is_spec(source, "hsbm"),
-            lambda source, request: generate_hsbm(str(source), request.name, None, request.seed),
-            "hsbm:nodes=...",
-            is_name=True,
-        ),
-        Reader(
-            "tsbm",
-            lambda source: _is_spec(source, "tsbm"),
-            lambda source, request: generate_tsbm(str(source), request.name, None, request.seed),
-            "tsbm:nodes=...",
-            is_name=True,
-        ),
-        Reader(
-            "ratings",
-            lambda source: _is_spec(source, "ratings"),
-            lambda source, request: generate_ratings(str(source), request.name, None, request.seed),
-            "ratings:users=...",
-            is_name=True,
-        ),
+        _generated("sbm", generate_sbm, "nodes"),
+        _generated("rmat", generate_rmat, "scale"),
+        _generated("hsbm", generate_hsbm, "nodes"),
+        _generated("tsbm", generate_tsbm, "nodes"),
+        _generated("ratings", generate_ratings, "users"),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(
             "edge-file",
