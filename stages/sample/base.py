@@ -136,18 +136,6 @@ class NodeWise(Sampler, Protocol):
         """
         ...
 
-    def minibatch(
-        self,
-        request: BulkRequest,
-        i: int,
-        s: "NeighborSample",
-        weight: Sequence[npt.NDArray[np.float32] | None],
-        ids: Sequence[npt.NDArray[np.int64] | None],
-    ) -> MiniBatch:
-        """Minibatch `i` of the request from its sample, with weights and positions of the edges of each of its
-        lists."""
-        ...
-
 
 def reads_times(sampler: object) -> bool:
     """True if a sampler's draws depend on the times of edges and seeds: it says so by an attribute `reads_times`."""
@@ -194,7 +182,8 @@ def minibatch_of(
     *,
     nested: bool,
 ) -> MiniBatch:
-    """See `NodeWise.minibatch`; with `nested`, the sample has one list for all blocks."""
+    """Minibatch `i` of the request from its sample, with weights and positions of the edges of each of its lists; with
+    `nested`, it has one list for all blocks."""
     if nested:
         blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
     else:

@@ -1,6 +1,5 @@
 """Layer-neighbour sampling (LABOR; Balin and Catalyurek, NeurIPS 2023), in bulk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,12 +10,11 @@ from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.minibatch import Bulk
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
 from ..kernels.sampling.edge_weights import scaled
-from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_owners import Owners, RowsHere
 from .base import check_kernel, minibatch_of, per_layer
 from .neighbor import NeighborSampler
@@ -141,7 +139,7 @@ class LaborSampler:
                     continue
                 weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
             ids = [e.positions if self.edge_ids else None for e in s.lists]
-            made.append(self.minibatch(request, i, s, weight, ids))
+            made.append(minibatch_of(request, i, s, weight, ids, nested=self.expand == "new"))
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -187,17 +185,6 @@ class LaborSampler:
         """See `Sampler.sample_by_owners`. Raises what `check_kernel` raises."""
         check_kernel(self, "cpu", partitioned=True)
         return draw_node_wise(owners, self, request)
-
-    def minibatch(
-        self,
-        request: BulkRequest,
-        i: int,
-        s: NeighborSample,
-        weight: Sequence[npt.NDArray[np.float32] | None],
-        ids: Sequence[npt.NDArray[np.int64] | None],
-    ) -> MiniBatch:
-        """See `NodeWise.minibatch`."""
-        return minibatch_of(request, i, s, weight, ids, nested=self.expand == "new")
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""

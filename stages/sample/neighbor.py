@@ -1,6 +1,5 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -11,14 +10,13 @@ from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.minibatch import Bulk
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.edge_weights import scaled
-from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
@@ -176,7 +174,7 @@ class NeighborSampler:
                     self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None)
                     for e in m.lists
                 ]
-            made[i] = self.minibatch(request, i, m, weight, [e.positions for e in m.lists])
+            made[i] = minibatch_of(request, i, m, weight, [e.positions for e in m.lists], nested=self.expand == "new")
 
         if graph.edge_weight is not None:
             parallel(finish, [(i,) for i in range(len(samples))])
@@ -224,17 +222,6 @@ class NeighborSampler:
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
         return draw_node_wise(owners, self, request)
-
-    def minibatch(
-        self,
-        request: BulkRequest,
-        i: int,
-        s: NeighborSample,
-        weight: Sequence[npt.NDArray[np.float32] | None],
-        ids: Sequence[npt.NDArray[np.int64] | None],
-    ) -> MiniBatch:
-        """See `NodeWise.minibatch`."""
-        return minibatch_of(request, i, s, weight, ids, nested=self.expand == "new")
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """See `NodeWise.streams`."""

@@ -21,7 +21,7 @@ from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from ..placement.row_owners import IdArray, Ids, Letter, Owners, RowsHere, split_counts, splits_of
-from .base import NodeWise
+from .base import NodeWise, minibatch_of
 
 
 def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> Bulk:
@@ -51,9 +51,11 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
     samples: list[Any] = [None] * k
 
     def assemble(q: int) -> None:
-        lists = [_joined(drawn[q])] if sampler.expand == "new" else drawn[q]
+        nested = sampler.expand == "new"
+        lists = [_joined(drawn[q])] if nested else drawn[q]
         sample = NeighborSample(numbered[q].nodes, tuple(ends[q]), tuple(r.edges(numbered[q]) for r in lists))
-        samples[q] = sampler.minibatch(request, q, sample, [r.weight for r in lists], [r.ids for r in lists])
+        weights, ids = [r.weight for r in lists], [r.ids for r in lists]
+        samples[q] = minibatch_of(request, q, sample, weights, ids, nested=nested)
 
     parallel(assemble, [(q,) for q in range(k)])
     return Bulk(request.epoch, request.number, tuple(samples))
