@@ -1,9 +1,13 @@
 """Settings of the notebooks' tests."""
 
+import os
 from functools import partial
 
 from nbclient import NotebookClient
 from nbmake import nb_run
+
+# See tests/conftest.py.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine is no failure: Jupyter gives a kernel one minute to start.
 nb_run.NotebookClient = partial(NotebookClient, startup_timeout=600)  # type: ignore[assignment]
