@@ -79,7 +79,8 @@ class SampledByOwners:
             column: the ranks of its grid column, for this thread.
             row: those of its grid row, likewise; None if rows stay with their owners.
         """
-        if row is None or self.chosen(placement, job, column, row.size) == "owners":
+        # With one block there is nothing to fetch, and nobody to ask.
+        if row is None or column.size == 1 or self.chosen(placement, job, column, row.size) == "owners":
             return Owners(placement, column)
         return StagedRows(placement, column, row)
 

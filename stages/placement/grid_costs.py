@@ -115,6 +115,8 @@ class Degrees:
 
 def sampler_kind(sampler: Any) -> str | None:
     """``node`` or ``layer``; None if there is no model of this sampler's traffic."""
+    if getattr(sampler, "rows_travel", False):
+        return None
     return "node" if hasattr(sampler, "fanout") else "layer" if hasattr(sampler, "sizes") else None
 
 

@@ -144,7 +144,7 @@ def reads_times(sampler: object) -> bool:
 
 def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> None:
     """Refuse kernels and placements that a sampler is not made for: one that says so by an attribute `host_only` needs
-    the whole graph in host memory.
+    the whole graph in host memory, or, if it says `rows_travel`, blocks of its rows.
 
     Args:
         sampler: a sampler.
@@ -160,7 +160,7 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
             f'sampler.batch_dependency is {dependency}, but kernel is "cugraph", whose random numbers are its own; '
             "leave one of them out"
         )
-    if not getattr(sampler, "host_only", False):
+    if not getattr(sampler, "host_only", False) or (partitioned and getattr(sampler, "rows_travel", False)):
         return
     name = getattr(sampler, "name", type(sampler).__name__)
     option = bool(getattr(sampler, "iterations", 0))

@@ -9,12 +9,14 @@ The skeleton of Tripathy, Yelick, Buluc, MLSys 2024, for each minibatch; those o
         Q = advance(all Q so far, S)                      by default S
     extract(all Q and S)                                  nodes, and edges between them
 
-The two backends ``cpu`` and ``reference`` draw the same bits: a sampler has no kernel of its own.
+The two backends ``cpu`` and ``reference`` draw the same bits: a sampler has no kernel of its own. Over block rows, the
+rows that products need travel (`placement.row_products`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,11 +26,13 @@ from ...storage.errors import InputError, RunError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
+from ..kernels import sampling_backend
 from ..kernels.runtime.threads import get_num_threads, parallel
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.numbering import DenseNumbering
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from ..kernels.sampling.sparse import Sparse, adjacency
+from ..placement.row_products import HashedNumbering, RowProducts
 from ..random import branches
 from .base import check_kernel, minibatch_of
 
@@ -46,7 +50,7 @@ class Context:
     """`cpu.matrix` or `reference.matrix`: `multiply`, `choose`, `induced`."""
     keys: Words
     """uint64, one stream for each draw, and one more for `extract`."""
-    known: DenseNumbering
+    known: DenseNumbering | HashedNumbering
     """Nodes of the minibatch in their order, at first the seeds. `add` appends those that are new, ascending, and
     returns them; `places` says where nodes are."""
     keep_positions: bool = False
@@ -65,8 +69,30 @@ class Context:
         seeds = len(self.known.nodes)
         self.known.add(found)
         nodes = self.known.nodes
-        edges = self.kernel.induced(self.graph, self.known, self.keep_positions)
-        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (edges,))
+        return NeighborSample(nodes, (seeds, *[len(nodes)] * layers), (self._edges(),))
+
+    def _edges(self) -> EdgeList:
+        """All edges between the known nodes."""
+        return self.kernel.induced(self.graph, self.known, self.keep_positions)
+
+
+@dataclass(frozen=True)
+class RemoteContext(Context):
+    """Inputs of callbacks over block rows: `graph` has the numbers of nodes and edges and in-degrees only, and `A`
+    nothing but its products."""
+
+    products: RowProducts | None = None
+
+    def multiply(self, Q: Sparse, A: Sparse | None = None) -> Sparse:
+        """See `Context.multiply`. Waits for the rows."""
+        assert self.products is not None
+        if A is None or A is self.A:
+            return self.products.multiply(Q, self.kernel)
+        return super().multiply(Q, A)
+
+    def _edges(self) -> EdgeList:
+        assert self.products is not None
+        return self.products.edges(self.known.nodes)
 
 
 @dataclass(frozen=True)
@@ -77,6 +103,8 @@ class MatrixSampler(ABC):
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
     host_only: ClassVar[bool] = True
+    rows_travel: ClassVar[bool] = True
+    """Over block rows, rows are fetched, not drawn in by their owners."""
     replace: ClassVar[bool] = False
     """Draw independently."""
 
@@ -169,9 +197,20 @@ class MatrixSampler(ABC):
         raise AssertionError
 
     def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`. Raises InputError: the graph must be whole."""
-        check_kernel(self, "cpu", partitioned=True)
-        raise AssertionError
+        """See `Sampler.sample_by_owners`. Whatever the algorithm, the rows that products need travel."""
+        products, k = RowProducts(owners, self.edge_ids), len(request.seeds)
+        keys, kernel = request.keys(len(self.draws) + 1), sampling_backend("cpu").matrix
+        graph: Any = products.graph
+        A: Any = products.A
+        made: list[Any] = [None] * k
+
+        def draw(q: int) -> None:
+            seeds = request.seeds[q].astype(owners.dtype)
+            c = RemoteContext(graph, A, kernel, keys[q], HashedNumbering(seeds), self.edge_ids, products)
+            made[q] = self._minibatch(request, q, self._draw(seeds, c), graph)
+
+        products.run([partial(draw, q) for q in range(k)])
+        return Bulk(request.epoch, request.number, tuple(made))
 
 
 @dataclass(frozen=True)

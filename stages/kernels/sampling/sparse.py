@@ -1,7 +1,7 @@
 """Sparse matrices of samplers that are written as products: the type, and the matrix of a graph."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -80,22 +80,37 @@ def stacked(parts: Sequence[Sparse]) -> Sparse:
     return Sparse(starts, stops, *(np.concatenate([getattr(p, at) for p in parts]) for at in ("columns", "mass")))
 
 
+def has_distinct_entries(graph: Graph) -> bool:
+    """True if the sources of each row ascend and no row names one twice."""
+    indptr, indices = graph.indptr, graph.indices
+    rising = np.ones(len(indices), np.bool_)
+    rising[1:] = indices[1:] > indices[:-1]
+    rising[indptr[:-1][indptr[:-1] < len(indices)]] = True
+    return bool(rising.all())
+
+
+def merged(graph: Graph, num_columns: int, *, distinct: bool) -> Sparse:
+    """Rows of A: row v has the in-neighbours of v; a value is the number of parallel edges.
+
+    Args:
+        graph: rows.
+        num_columns: V.
+        distinct: see `has_distinct_entries`; the matrix is the graph's own arrays then, with values of 1.
+    """
+    found = Sparse(graph.indptr[:-1], graph.indptr[1:], graph.indices)
+    if distinct:
+        return found
+    keys, count = np.unique(found.row_of * num_columns + graph.indices, return_counts=True)
+    ends = np.searchsorted(keys, np.arange(graph.num_nodes + 1) * num_columns)
+    columns = (keys % max(1, num_columns)).astype(graph.indices.dtype)
+    return Sparse(ends[:-1], ends[1:], columns, count.astype(np.int64))
+
+
 _adjacency: WeakKeyDictionary[Graph, Sparse] = WeakKeyDictionary()
 
 
 def adjacency(graph: Graph) -> Sparse:
-    """A [V, V]: row v has the in-neighbours of v; a value is the number of parallel edges. Made once for a graph; of
-    one without parallel edges, whose rows ascend, its own arrays."""
+    """A [V, V]; see `merged`. Made once for a graph."""
     if graph not in _adjacency:
-        indptr, indices = graph.indptr, graph.indices
-        found = Sparse(indptr[:-1], indptr[1:], indices)
-        rising = np.ones(len(indices), np.bool_)
-        rising[1:] = indices[1:] > indices[:-1]
-        rising[indptr[:-1][indptr[:-1] < len(indices)]] = True
-        if not rising.all():
-            keys, count = np.unique(found.row_of * graph.num_nodes + indices, return_counts=True)
-            ends = np.searchsorted(keys, np.arange(graph.num_nodes + 1) * graph.num_nodes)
-            columns = (keys % max(1, graph.num_nodes)).astype(indices.dtype)
-            found = replace(found, start=ends[:-1], stop=ends[1:], columns=columns, values=count.astype(np.int64))
-        _adjacency[graph] = found
+        _adjacency[graph] = merged(graph, graph.num_nodes, distinct=has_distinct_entries(graph))
     return _adjacency[graph]

@@ -260,14 +260,10 @@ def test_bad_options_are_refused(make: Callable[[], Any], words: str) -> None:
         make()
 
 
-def test_a_gpu_and_block_rows_are_refused() -> None:
+def test_kernels_of_a_gpu_are_refused() -> None:
     request = BulkRequest(0, 0, 0, 0, (np.array([0]),))
     with pytest.raises(InputError, match=r'the sampler saint draws from a whole graph .* but kernel is "cuda"'):
         SaintSampler().sample_on_device(LAW, request)
-    with pytest.raises(
-        InputError, match=r"the sampler ppr draws .* but the topology is partitioned; have it replicated"
-    ):
-        PprSampler().sample_by_owners(None, request)
 
 
 def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
