@@ -1,5 +1,6 @@
 """Named entries of one kind, such as samplers, open to other installed packages through entry points."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -149,3 +150,35 @@ def _package(point: EntryPoint) -> str:
 def imported(module: str, name: str, package: str) -> Callable[[], Any]:
     """An import to be done later: `name` of `module`, which is relative to `package`."""
     return lambda: getattr(import_module(module, package), name)
+
+
+def found_by_name(name: str, kind: str) -> Any:
+    """An object by its name MODULE:NAME, or MODULE.NAME, found as ``python -m`` would: in this folder or among
+    installed packages.
+
+    Args:
+        name: the name.
+        kind: what it stands for, for messages.
+
+    Raises:
+        InputError: it is not found.
+    """
+    module, colon, inner = name.partition(":")
+    if not colon:
+        module, _, inner = name.rpartition(".")
+    if not (module and inner):
+        raise InputError(f"{kind} is '{name}'; expected MODULE:NAME, such as my.code:{kind}, or the object itself")
+    sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module)
+        for part in inner.split("."):
+            found = getattr(found, part)
+    except Exception as e:
+        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        raise InputError(
+            f"{kind} is '{name}', which cannot be imported ({reason}); expected MODULE:NAME of a module in this folder "
+            "or installed"
+        ) from e
+    finally:
+        sys.path.remove("")
+    return found

@@ -13,10 +13,11 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
 from ...stages.sample import SAMPLERS
+from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import given_negatives
-from ...storage.registry import Registry
+from ...storage.registry import Registry, found_by_name
 from .aliases import advice
 from .job import Job
 from .plain_values import quoted
@@ -28,7 +29,27 @@ LONGEST_OPTION = 200
 
 
 def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> type:
-    return registry.find(str(table.get("name", next(iter(registry)))), f"{section}.name")
+    """The class of a model or a sampler: registered under its name, or a sampler of the user's own, ``MODULE:NAME``.
+
+    Raises:
+        InputError: there is none.
+    """
+    name = str(table.get("name", next(iter(registry))))
+    if registry is not SAMPLERS or ":" not in name:
+        return registry.find(name, f"{section}.name")
+    found = found_by_name(name, "sampler")
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "sample_by_owners")):
+        raise InputError(
+            f"sampler.name is '{name}', which is no sampler; expected a frozen dataclass, such as a subclass of "
+            "mr.MatrixSampler"
+        )
+    return found
+
+
+def name_of(sampler: Sampler) -> str:
+    """The name of a sampler in a configuration; see `record_type`."""
+    kind = type(sampler)
+    return sampler.name if SAMPLERS.get(sampler.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 from ...stages.evaluate.measures import BUILT_IN, Metric
 from ...stages.messages import Loss
 from ...storage.errors import InputError
-from ..interop.user_module import found_by_name
+from ...storage.registry import found_by_name
 from .callback import check_callback
 from .describe import describe
 

@@ -12,38 +12,6 @@ from .model_argument import as_record_or_module
 FORM = "MODULE:NAME, such as my.models:Own, with a class or function that makes the model without arguments"
 
 
-def found_by_name(name: str, kind: str) -> Any:
-    """An object by its name MODULE:NAME, or MODULE.NAME, found as ``python -m`` would: in this folder or among
-    installed packages.
-
-    Args:
-        name: the name.
-        kind: what it stands for, for messages.
-
-    Raises:
-        InputError: it is not found.
-    """
-    module, colon, inner = name.partition(":")
-    if not colon:
-        module, _, inner = name.rpartition(".")
-    if not (module and inner):
-        raise InputError(f"{kind} is '{name}'; expected MODULE:NAME, such as my.code:{kind}, or the object itself")
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module)
-        for part in inner.split("."):
-            found = getattr(found, part)
-    except Exception as e:
-        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        raise InputError(
-            f"{kind} is '{name}', which cannot be imported ({reason}); expected MODULE:NAME of a module in this folder "
-            "or installed"
-        ) from e
-    finally:
-        sys.path.remove("")
-    return found
-
-
 def module_named(spec: str) -> nn.Module:
     """The module made by a class or function, found as ``python -m`` would: in this folder or among installed packages.
 

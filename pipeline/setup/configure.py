@@ -7,8 +7,10 @@ from torch import nn
 
 from ...stages.models.base import as_model
 from ...stages.partition.given import Given
+from ...storage.errors import InputError
 from ..config.aliases import with_options
 from ..config.load import Job, resolve
+from ..config.records import name_of
 from ..config.systems import SYSTEMS, System
 from ..interop.model_argument import as_record_or_module, check_no_model_options
 
@@ -28,14 +30,20 @@ def configure(
         table["system"] = system if isinstance(system, str) else system.name
     if isinstance(system, System):
         table |= _tables_of(system)
-    return resolve(table)
+    job = resolve(table)
+    if (name := str(job.sampler.get("name"))).startswith("__main__:") and job.executor == "dask":
+        raise InputError(
+            f"the sampler {name.partition(':')[2]} is defined in the script or notebook that runs, which ranks and "
+            "sampling tasks cannot import; put it into a module of its own, and import it from there"
+        )
+    return job
 
 
 def _tables_of(system: System) -> dict[str, Any]:
     """Sections of a configuration that describe a system."""
     table: dict[str, Any] = {}
     if (sampler := system.sample.sampler) is not None:
-        table["sampler"] = {"name": sampler.name, **vars(sampler)}
+        table["sampler"] = {"name": name_of(sampler), **vars(sampler)}
     if (cut := system.partition.partitioner) is not None and not isinstance(cut, Given):
         options = {key: getattr(cut, key) for key in ("balance", "passes") if hasattr(cut, key)}
         table["partition"] = {"method": cut.name, **options}
