@@ -20,7 +20,8 @@ bytes) that a rank sends
              of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
 ``algorithms``
              sampling by owners beside 1.5D products (``bulk.algorithm``), for each c and --bulks: words, messages,
-             seconds; beside those expected, by which ``auto`` chooses.
+             seconds; beside those expected, by which ``auto`` chooses. With --link-mbit also over limited links
+             (``links.py``).
 ``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that knows the epochs.
 ``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over
              the link between them, which are network namespaces that exist, each with the address given; and always on
@@ -93,6 +94,9 @@ def arguments() -> argparse.Namespace:
     algorithms.add_argument("--recipe", choices=tuple(RECIPES), default="arxiv")
     algorithms.add_argument("--train", type=int, default=65_536, help="seeds to draw minibatches from")
     algorithms.add_argument("--bulks", type=numbers(int), default=(1, 4, 16), help="k of a rank")
+    algorithms.add_argument(
+        "--link-mbit", type=float, help="also over links of so many Mb/s, in namespaces made for it; needs root"
+    )
     hot = parser.add_argument_group("hot")
     hot.add_argument(
         "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of ogbn_arxiv.npz"
