@@ -220,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("which", choices=("callbacks", "predict", "sweep"))
     parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=8, help="at least 2")
     parser.add_argument("--dataset", default="rmat:scale=15,features=32,classes=8,train=0.3")
     parser.add_argument("--fanout", default="[15,10,5]")
     args = parser.parse_args()

@@ -9,22 +9,22 @@ from ..storage.dataset import SPLITS, Dataset, IdArray
 from ..storage.errors import InputError, nearest
 from ..storage.node_names import NodeNames
 
-WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or a split: train, val or test"
+WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or train, val, test or all"
 
 
 def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdArray:
     """int64 [n], the selected nodes, in the caller's order; they may repeat.
 
     Args:
-        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a
-            split's name, or names of nodes.
+        nodes: None or ``"all"``, one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a
+            dataset, a split's name, or names of nodes.
         num_nodes: V.
         dataset: has the splits and the names.
 
     Raises:
         InputError: anything else, or an id outside [0, V).
     """
-    if nodes is None:
+    if nodes is None or (isinstance(nodes, str) and nodes == "all"):
         return np.arange(num_nodes, dtype=np.int64)
     if isinstance(nodes, str) and dataset is not None and nodes in SPLITS:
         return getattr(dataset.split, nodes)

@@ -77,7 +77,11 @@ def _sentence(error: ValidationError) -> str:
         if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             lines.append(f"unknown configuration key '{key[:SHOWN]}'{_hint(key[:SHOWN])}")
         else:
-            lines.append(f"configuration key '{key}' is {quoted(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}")
+            learned = key == "features" and "learn" in str(e["input"])
+            more = "; the key 'learned' learns features, such as learned = 64" if learned else ""
+            lines.append(
+                f"configuration key '{key}' is {quoted(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}{more}"
+            )
     return "\n".join(lines)
 
 

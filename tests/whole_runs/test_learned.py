@@ -165,6 +165,7 @@ def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):
         ({"learned": {"width": 4, "optimizer": "adamw"}}, "learned.optimizer"),
         ({"learned": -1}, "learned.width"),
         ({"learned": "many"}, "learned"),
+        ({"features": "learned:64"}, "such as learned = 64"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_written(sbm, tmp_path, options, sentence):

@@ -213,7 +213,7 @@ def test_the_command_writes_a_file(run, data, tmp_path):
     assert code == 0, err
     assert json.loads(out)["nodes"] == 150
     table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
-    want = mr.predict(run)
+    want = mr.predict(run, nodes="all")
     assert table.column_names == ["node", "class", "probability", "probability_0", "probability_1", "probability_2"]
     assert np.array_equal(table["class"].to_numpy(), want.classes)
     np.testing.assert_array_equal(table["probability"].to_numpy(), want.probabilities.max(1))
