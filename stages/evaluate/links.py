@@ -14,8 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.dataset import IdArray
 from ...storage.graph import Graph
 from ...storage.links.pairs import POSITIVE, PairArray, contains, edge_keys, given_negatives, is_symmetric, keys_of
+from ..kernels.runtime.threads import side_by_side
 from ..random import Purpose, branches, draw_word, stream
 
 HITS = (1, 3, 10, 50, 100)
@@ -23,7 +25,9 @@ LINK_METRICS = ("mrr", "auc", "average_precision", *(f"hits@{k}" for k in HITS))
 ALWAYS = ("mrr", "auc", "average_precision", "hits@10")
 """Metrics that every evaluation has."""
 CHUNK_BYTES = 64 << 20
-"""Bytes of scores that are held at once, unless those of one pair take more."""
+"""Bytes of rows that are held at once to score pairs."""
+PAIRS, NODES = 256, 2048
+"""Pairs and nodes whose scores a thread holds at once to rank: 2 MiB of float32."""
 TRIES = 100
 
 
@@ -47,12 +51,16 @@ class KnownPairs:
         keys = [edge_keys(graph), keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
         return cls(graph.num_nodes, np.unique(np.concatenate(keys)))
 
-    def destinations(self, sources: PairArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def destinations(self, sources: IdArray) -> tuple[IdArray, IdArray]:
         """Positions in `sources` [n], and the known destinations of each, [e] both."""
         ends = [np.searchsorted(self.keys, (sources + i) * self.num_nodes) for i in (0, 1)]
-        counts = ends[1] - ends[0]
-        rows = np.repeat(np.arange(len(sources)), counts)
-        at = np.arange(counts.sum()) + np.repeat(ends[0] - (np.cumsum(counts) - counts), counts)
+        return self.between(*ends)
+
+    def between(self, begin: IdArray, end: IdArray) -> tuple[IdArray, IdArray]:
+        """Positions in `begin` [n], and the destinations of the keys from each of `begin` to before `end`, [e] both."""
+        counts = end - begin
+        rows = np.repeat(np.arange(len(counts)), counts)
+        at = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
         return rows, self.keys[at] % self.num_nodes
 
     def unknown(self, count: int, name: str) -> PairArray:
@@ -133,18 +141,55 @@ def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
-    """float64 [n], rank of each pair (u, v) among all (u, w), w not u, that are not known. A chunk of pairs holds one
-    score for each node."""
-    step = max(1, CHUNK_BYTES // max(1, len(rows) * rows.element_size()))
-    ranks = []
-    for first in range(0, len(pairs), step):
-        chunk = pairs[first : first + step]
-        scores = decoder.against(rows[torch.from_numpy(chunk[:, 0])], rows)
-        # Its own entry, since another order of the sums could differ from an equal one.
-        own = scores[torch.arange(len(chunk)), torch.from_numpy(chunk[:, 1])][:, None]
-        at, destinations = known.destinations(chunk[:, 0])
-        scores[torch.from_numpy(at), torch.from_numpy(destinations)] = -torch.inf
-        scores[torch.arange(len(chunk)), torch.from_numpy(chunk[:, 0])] = -torch.inf
-        above, equal = ((scores > own).sum(1).double(), (scores == own).sum(1).double())
-        ranks.append((1 + above + equal / 2).cpu())
-    return torch.cat([*ranks, torch.zeros(0, dtype=torch.float64)])
+    """float64 [n], rank of each pair (u, v) among all (u, w), w not u, that are not known.
+
+    Pairs are taken `PAIRS` at a time against `NODES` nodes, whose scores fit the cache, on all threads. All these
+    products have the same shape, so that equal rows have equal scores wherever they stand.
+    """
+    ranks, size = torch.zeros(len(pairs), dtype=torch.float64), max(1, min(PAIRS, len(pairs)))
+    # A product with one row has kernels of its own, which need not give equal rows the same score.
+    padded = max(16, size)
+
+    def rank(first: int) -> None:
+        chunk = pairs[np.arange(first, first + padded) % len(pairs)]
+        with torch.no_grad():
+            found = _ranks_of(decoder, rows, chunk, known)
+        ranks[first : first + size] = found[: len(pairs) - first][:size]
+
+    side_by_side(rank, [(first,) for first in range(0, len(pairs), size)])
+    return ranks
+
+
+def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
+    """float64 [n], `filtered_ranks` of a few pairs."""
+    size, count = len(pairs), len(rows)
+    width = min(count, NODES)
+    sources, keys = rows[torch.from_numpy(pairs[:, 0])], pairs[:, 0] * count
+    own = _own_scores(decoder, sources, rows, pairs[:, 1], width)
+    # 1 for each node with a larger score, -1 for each with a smaller one, 0 for the same and for those left out.
+    balance = torch.zeros(size, dtype=torch.float64)
+    left_out = np.zeros(size, np.int64)
+    begin = np.searchsorted(known.keys, keys)
+    for first in range(0, count, width):
+        start, stop = min(first, count - width), min(first + width, count)
+        signs = (decoder.against(sources, rows[start : start + width]) - own).sign_()
+        end = np.searchsorted(known.keys, keys + stop)
+        at, destinations = known.between(begin, end)
+        signs[torch.from_numpy(at), torch.from_numpy(destinations - start)] = 0
+        itself = np.flatnonzero((first <= pairs[:, 0]) & (pairs[:, 0] < stop))
+        signs[torch.from_numpy(itself), torch.from_numpy(pairs[itself, 0] - start)] = 0
+        balance += signs[:, first - start :].sum(1).double().cpu()
+        left_out += end - begin
+        begin = end
+    left_out += ~contains(known.keys, keys + pairs[:, 0])
+    return 1 + (torch.from_numpy(count - left_out) + balance) / 2
+
+
+def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArray, width: int) -> Tensor:
+    """[n, 1], scores of pairs by products of the shape [n, width] that all scores come from."""
+    found = []
+    for first in range(0, len(destinations), width):
+        columns = np.arange(first, first + width) % len(destinations)
+        scores = decoder.against(sources, rows[torch.from_numpy(destinations[columns])])
+        found.append(scores.diagonal(-first) if first else scores.diagonal())
+    return torch.cat(found)[: len(destinations), None]

@@ -39,17 +39,38 @@ def test_ranks_are_counted_one_by_one(graph, data):
         others = [w for w in range(n) if w != u and (u, w) not in linked]
         own, scores = float(rows[u] * rows[v]), [float(rows[u] * rows[w]) for w in others]
         expected.append(1 + sum(s > own for s in scores) + sum(s == own for s in scores) / 2)
-    before = links.CHUNK_BYTES
-    for chunk in (before, 1):
-        links.CHUNK_BYTES = chunk
-        try:
+    for size in ((links.PAIRS, links.NODES), (2, 3), (1, 1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(links, "PAIRS", size[0])
+            patch.setattr(links, "NODES", size[1])
             assert filtered_ranks(DOT, rows, labels[:, :2], known).tolist() == expected
-        finally:
-            links.CHUNK_BYTES = before
     rowwise, destinations = known.destinations(labels[:, 0])
     assert {(pairs[i][0], w) for i, w in zip(rowwise.tolist(), destinations.tolist())} == {
         p for p in linked if p[0] in {u for u, _ in pairs}
     }
+
+
+@pytest.mark.parametrize(("name", "width"), [("dot", 64), ("distmult", 130), ("complex", 6), ("mlp", 10)])
+def test_equal_rows_have_equal_scores_wherever_they_stand(name, width, monkeypatch):
+    """Among rows of a few kinds nearly all ranks are shared, and the smallest error of a score would part them."""
+    draw = np.random.default_rng(width)
+    kinds, kind = torch.randn(7, width, generator=torch.Generator().manual_seed(0)), draw.integers(7, size=611)
+    decoder = make_decoder(name, width)
+    pairs = draw.integers(611, size=(90, 2))
+    known = KnownPairs(611, np.unique(draw.integers(611**2, size=3000)))
+    # From float64, whose errors are below the differences of the kinds.
+    exact = decoder.double().against(kinds.double(), kinds.double()).detach()[kind[pairs[:, 0]]][:, kind]
+    own = exact[torch.arange(90), torch.from_numpy(pairs[:, 1])][:, None]
+    above, equal = exact > own + 1e-9, (exact - own).abs() <= 1e-9
+    out = np.zeros((90, 611), bool)
+    out[known.destinations(pairs[:, 0])] = True
+    out[np.arange(90), pairs[:, 0]] = True
+    expected = 1 + (above & ~torch.from_numpy(out)).sum(1) + (equal & ~torch.from_numpy(out)).sum(1) / 2
+    decoder.float()
+    for size in ((links.PAIRS, links.NODES), (7, 100), (64, 37), (1, 611)):
+        monkeypatch.setattr(links, "PAIRS", size[0])
+        monkeypatch.setattr(links, "NODES", size[1])
+        assert torch.equal(filtered_ranks(decoder, kinds[kind], pairs, known), expected.double()), size
 
 
 @given(st.lists(st.integers(0, 4), min_size=1), st.lists(st.integers(0, 4)))

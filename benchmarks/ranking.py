@@ -1,0 +1,61 @@
+"""Filtered ranking of pairs among all nodes, beside a plain product of the same rows that keeps no more than it.
+
+    OMP_NUM_THREADS=1 python benchmarks/ranking.py --pairs 10000 --nodes 1000000
+
+Prints processor seconds and the memory that each added at its peak. Each runs in a process of its own. The plain
+product is ``rows[pairs] @ rows.T``, 256 pairs at a time into one array; nothing is compared, nobody is left out.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+
+from millrace.stages.evaluate.links import KnownPairs, filtered_ranks
+from millrace.stages.links.decoders import make_decoder
+
+AT_ONCE = 256
+DEGREE = 10
+
+
+def measure(way: str, pairs: int, nodes: int, width: int) -> None:
+    """Run one way, and print what it took."""
+    draw = np.random.default_rng(0)
+    rows = torch.randn(nodes, width, generator=torch.Generator().manual_seed(0))
+    asked = draw.integers(nodes, size=(pairs, 2))
+    keys = draw.integers(nodes**2, size=DEGREE * nodes)
+    known = KnownPairs(nodes, np.unique(np.concatenate([keys, asked[:, 0] * nodes + asked[:, 1]])))
+    decoder = make_decoder("dot" if way == "plain" else way, width)
+    # Grows the heap by what both need anyway.
+    filtered_ranks(decoder, rows[:1000], asked[:10] % 1000, KnownPairs(1000, keys[:0]))
+    peak, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    if way == "plain":
+        out = torch.empty(AT_ONCE, nodes)
+        for first in range(0, pairs, AT_ONCE):
+            sources = rows[torch.from_numpy(asked[first : first + AT_ONCE, 0])]
+            torch.mm(sources, rows.T, out=out[: len(sources)])
+        mean = float("nan")
+    else:
+        mean = float(filtered_ranks(decoder, rows, asked, known).mean())
+    seconds = time.process_time() - start
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
+    print(f"{way:9} {pairs:6} pairs {seconds:8.2f} s of processors, {more:7.0f} MiB more, mean rank {mean:.1f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--ways", nargs="+", default=["plain", "dot", "distmult"])
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.here:
+        measure(args.ways[0], args.pairs, args.nodes, args.width)
+    for way in [] if args.here else args.ways:
+        sizes = [f"--{name}={getattr(args, name)}" for name in ("pairs", "nodes", "width")]
+        subprocess.run([sys.executable, __file__, "--here", *sizes, "--ways", way], check=True)
