@@ -4,8 +4,8 @@
 
 PyG's way is that of its ``examples/link_pred.py``: two GCN layers (128, 64) over the training graph, a dot
 product, binary cross entropy against as many drawn negatives, Adam with lr 0.01, 100 full-batch steps; the step with
-the best validation AUC is tested. Millrace trains the same model and loss on minibatches of pairs. Splits (85, 5, 10 % of
-the edges), features, evaluation negatives and metrics are the same; MRR and Hits@10 are filtered, among all nodes.
+the best validation AUC is tested. Millrace trains the same model and loss on minibatches of pairs. Splits (85, 5, 10 %
+of the edges), features, evaluation negatives and metrics are the same; MRR and Hits@10 are filtered, among all nodes.
 Features wider than 512 are projected to 128 columns by a fixed random matrix, for both. Prints mean and standard
 deviation in percent, and the mean difference with its standard error.
 """

@@ -13,7 +13,7 @@ from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
-from ...stages.fetch.links import LinkFetch
+from ...stages.fetch.links import LinkExchangeFetch, LinkFetch
 from ...stages.fetch.temporal import TemporalFetch
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
@@ -157,13 +157,16 @@ class _Bulk(Registered):
         return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
 
     def with_links(self, system: System, negatives: Negatives) -> System:
-        """See `Registered.with_links`. Every rank needs the whole graph and all rows."""
-        if not isinstance(system.sample, Sampled) or type(system.fetch) not in (GatherFetch, TemporalFetch):
-            shared = 'features is "owned"' if isinstance(system.sample, Sampled) else 'bulk.topology is "partitioned"'
+        """See `Registered.with_links`. Every rank needs the whole graph."""
+        if not isinstance(system.sample, Sampled):
             raise InputError(
-                f"the task is link, for which every rank reads all rows and the whole graph, but {shared}; leave it out"
+                'the task is link, for which every rank reads the whole graph, but bulk.topology is "partitioned"; use '
+                'features = "owned" in its place'
             )
-        sample = SampledLinks.of(system.sample.sampler, negatives)
+        sample, fetch = SampledLinks.of(system.sample.sampler, negatives), system.fetch
+        if isinstance(fetch, ExchangeFetch):
+            owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}
+            return replace(system, sample=sample, fetch=LinkExchangeFetch(**owned, sample=sample))
         return replace(system, sample=sample, fetch=LinkFetch(sample))
 
     def owns_features(self, system: System) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,13 @@ from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
 from ..feed.link_feed import SampledLinks
 from ..links.decoders import decoder_of
+from ..links.plan import LinkPlan
 from ..messages import Fetched, PairsToScore, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..sample.temporal import degrees_until
+from .exchange import Exchange, ExchangeFetch
 from .gather import Gather, GatherFetch
+from .owned_rows import OwnedRows
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,46 @@ class LinkFetch(GatherFetch):
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkGather":
         """See `FetchPolicy.fetcher`. The module has the decoder; None: pairs come without scores."""
-        return LinkGather(self, placement, job, module)
+        fetcher = LinkGather(placement, CountedFeatures(placement.features, job.ledger, "store"))
+        fetcher.pairs = _Pairs.of(self.sample, placement, job, module)
+        return fetcher
 
 
-class LinkGather(Gather):
+@dataclass(frozen=True, kw_only=True)
+class LinkExchangeFetch(ExchangeFetch):
+    """`ExchangeFetch` of minibatches that `SampledLinks` makes, where every rank has the graph."""
+
+    sample: SampledLinks
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkExchange":
+        """See `LinkFetch.fetcher`. All ranks call this at the same time."""
+        features, first, book, group, degree = self.held(placement, job)
+        fetcher = LinkExchange(self, placement, job, OwnedRows(features, first, book, group, degree))
+        fetcher.pairs = _Pairs.of(self.sample, placement, job, module)
+        return fetcher
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    plan: LinkPlan
+    decoder: Any
+    """None: pairs come without scores."""
+
+    @classmethod
+    def of(cls, sample: SampledLinks, placement: Placement, job: RankJob, module: nn.Module | None) -> "_Pairs":
+        return cls(sample.plan(placement, job), None if module is None else decoder_of(module))
+
+
+class _WithPairs(Gather):
     """`Gather` with pairs. Degrees are those in the graph without the minibatch's own edges, or before the pairs."""
 
-    def __init__(self, policy: LinkFetch, placement: Placement, job: RankJob, module: nn.Module | None) -> None:
-        """See `LinkFetch.fetcher`."""
-        super().__init__(placement, CountedFeatures(placement.features, job.ledger, "store"))
-        self._plan = policy.sample.plan(placement, job)
-        self._decoder = None if module is None else decoder_of(module)
+    pairs: _Pairs
 
-    def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
-        pairs = self._plan.pairs(work.index, work.epoch)
-        ends = self._plan.ends(pairs, work.index, work.epoch)
+    def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
+        """See `Gather._fetched`."""
+        plan = self.pairs.plan
+        pairs = plan.pairs(work.index, work.epoch)
+        ends = plan.ends(pairs, work.index, work.epoch)
         if not np.array_equal(ends.nodes, work.seeds):
             raise StoreError(
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
@@ -50,8 +78,8 @@ class LinkGather(Gather):
         degree = cache(lambda: self._degrees(work) if ends.moments is None else self._until(work, ends.moments))
         neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
         y = torch.zeros(len(pairs), dtype=torch.int64)
-        links = PairsToScore(torch.from_numpy(ends.places), self._decoder)
-        return Fetched(work.epoch, work.index, neighbourhoods, self._rows(work.nodes), y, links=links)
+        links = PairsToScore(torch.from_numpy(ends.places), self.pairs.decoder)
+        return Fetched(work.epoch, work.index, neighbourhoods, h, y, links=links)
 
     def _until(self, work: MiniBatch, moments: npt.NDArray[np.number]) -> Tensor:
         data = self._placement
@@ -59,7 +87,15 @@ class LinkGather(Gather):
 
     def _degrees(self, work: MiniBatch) -> Tensor:
         degree = super()._degrees(work).clone()
-        seeds = work.seeds
-        lost = self._plan.links.lost_degree(self._plan.numbers(work.index, work.epoch), seeds)
+        plan, seeds = self.pairs.plan, work.seeds
+        lost = plan.links.lost_degree(plan.numbers(work.index, work.epoch), seeds)
         degree[: len(seeds)] -= torch.from_numpy(lost).to(degree)
         return degree.clamp_(min=0)
+
+
+class LinkGather(_WithPairs):
+    """Rows of the store."""
+
+
+class LinkExchange(_WithPairs, Exchange):
+    """Rows that ranks own between them."""

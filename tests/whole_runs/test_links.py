@@ -2,6 +2,8 @@
 prediction and on the command line; and refusals."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from millrace.storage.errors import InputError, StoreError
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.process_ranks import run_ranks
 
 SPEC = "sbm:nodes=200,classes=4,degree=8,features=6"
 LINK = {"width": 8, "num_negatives": 2}
@@ -128,6 +131,7 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
     found = {}
     for name, more in {
         "1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}, "k": {"queue": {"bulk_size": 3}},
+        "owned": {"ranks": 2, "features": "owned", "bulk": {"cache_fraction": 0.2}},
         "zarr": {"queue": {"kind": "zarr"}}, "reference": {"kernel": "reference"},
     }.items():  # fmt: skip
         if name == "zarr":
@@ -148,6 +152,20 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
     other = resolve({**table, "dataset": store, "link": {**LINK, "negatives": "degree"}})
     with pytest.raises(StoreError, match="sampler"):
         mr.run(config=other, samples=tmp_path / "samples", out=tmp_path / "other", verbose=False)
+
+
+def _killed(group, store, out, options):
+    asked = iter(range(1000))
+    mr.run(store, out=out, stop=lambda: next(asked) == 7 and os.kill(os.getpid(), signal.SIGKILL), **options)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(store, tmp_path, result):
+    options = {**JOB, "checkpoint": {"every_steps": 2}, "verbose": False}
+    assert run_ranks(_killed, 1, store, tmp_path / "run", options, mortal=(0,)) == [None]
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*")) and not (tmp_path / "run" / "result.json").exists()
+    again = mr.run(store, out=tmp_path / "run", resume=True, **options)
+    assert again.parameters_sha256 == result.parameters_sha256
+    assert (again.test_metrics, again.best_epoch) == (result.test_metrics, result.best_epoch)
 
 
 def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(links, tmp_path, result):
@@ -295,5 +313,3 @@ def test_nodes_refuse_options_of_links_and_links_metrics_of_ones_own(links, tmp_
         mr.run(links, metrics={"mine": lambda out, y: 0.0}, out=tmp_path / "run", verbose=False)
     with pytest.raises(InputError, match="plan predicts nodes with their labels"):
         mr.plan(links)
-    with pytest.raises(InputError, match='features is "owned"'):
-        mr.run(links, features="owned", out=tmp_path / "run", verbose=False)
