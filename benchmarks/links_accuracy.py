@@ -25,7 +25,7 @@ from millrace.stages.evaluate.links import KnownPairs, link_metrics
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.features import MemoryFeatures
 
-SETTINGS = {"cora": (20, 256), "amazon_computers": (5, 4096), "coauthor_cs": (10, 4096)}
+SETTINGS = {"cora": (30, 1024), "amazon_computers": (20, 32768), "coauthor_cs": (20, 16384)}
 """Epochs and batch size of Millrace."""
 METRICS = ("auc", "mrr", "hits@10")
 WIDEST, PROJECTED = 512, 128
@@ -33,7 +33,7 @@ WIDEST, PROJECTED = 512, 128
 
 def opened(path: Path, seed: int) -> mr.Dataset:
     """The links of a graph, divided by the seed."""
-    data = mr.open_dataset(str(path), read={"normalize_features": "row"})
+    data = mr.open_dataset(str(path), options=mr.ReadOptions(normalize_features="row"))
     x = data.features.gather(np.arange(data.num_nodes))
     if x.shape[1] > WIDEST:
         x = x @ np.random.default_rng(0).normal(size=(x.shape[1], PROJECTED)).astype(np.float32)
@@ -44,7 +44,7 @@ def by_millrace(data: mr.Dataset, seed: int, epochs: int, batch_size: int) -> di
     """Test metrics of a run."""
     with tempfile.TemporaryDirectory() as out:
         result = mr.run(
-            data, model=mr.GCN(hidden=128, layers=2, dropout=0.0), link={"width": 64}, fanout=[10, 10], seed=seed,
+            data, model=mr.GCN(hidden=128, layers=2, dropout=0.0), link={"width": 64}, fanout=[-1, -1], seed=seed,
             lr=0.01, epochs=epochs, batch_size=batch_size, monitor="auc", threads=1, out=f"{out}/run", verbose=False,
         )  # fmt: skip
     return result.test_metrics

@@ -5,7 +5,7 @@ A positive pair (u, v) is ranked among the pairs (u, w) of all nodes w but u tha
 number of negatives with a larger score, plus half of those with the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ CHUNK_BYTES = 64 << 20
 """Bytes of rows that are held at once to score pairs."""
 PAIRS, NODES = 256, 2048
 """Pairs and nodes whose scores a thread holds at once to rank: 2 MiB of float32."""
+SLAB = 16
+"""Blocks of nodes for which known pairs are looked up at once."""
 TRIES = 100
 
 
@@ -170,19 +172,29 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -
     balance = torch.zeros(size, dtype=torch.float64)
     left_out = np.zeros(size, np.int64)
     begin = np.searchsorted(known.keys, keys)
-    for first in range(0, count, width):
-        start, stop = min(first, count - width), min(first + width, count)
-        signs = (decoder.against(sources, rows[start : start + width]) - own).sign_()
-        end = np.searchsorted(known.keys, keys + stop)
-        at, destinations = known.between(begin, end)
-        signs[torch.from_numpy(at), torch.from_numpy(destinations - start)] = 0
-        itself = np.flatnonzero((first <= pairs[:, 0]) & (pairs[:, 0] < stop))
-        signs[torch.from_numpy(itself), torch.from_numpy(pairs[itself, 0] - start)] = 0
-        balance += signs[:, first - start :].sum(1).double().cpu()
+    for tiles in _slabs(count, width):
+        end = np.searchsorted(known.keys, keys + tiles.stop)
+        itself = np.flatnonzero((tiles.start <= pairs[:, 0]) & (pairs[:, 0] < tiles.stop))
+        at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, pairs[itself, 0])))
+        order = np.argsort(out, kind="stable")
+        splits = np.searchsorted(out[order], [*tiles, tiles.stop])
+        at, out = torch.from_numpy(at[order]), torch.from_numpy(out[order])
+        for number, first in enumerate(tiles):
+            start, here = min(first, count - width), slice(*splits[number : number + 2])
+            signs = decoder.against(sources, rows[start : start + width]).sub_(own).sign_()
+            signs[at[here], out[here] - start] = 0
+            balance += signs[:, first - start :].sum(1).double().cpu()
         left_out += end - begin
         begin = end
     left_out += ~contains(known.keys, keys + pairs[:, 0])
     return 1 + (torch.from_numpy(count - left_out) + balance) / 2
+
+
+def _slabs(count: int, width: int) -> Iterator[range]:
+    """Where blocks of nodes begin, `SLAB` blocks at a time: few enough that what is known of them takes little
+    memory."""
+    for first in range(0, count, SLAB * width):
+        yield range(first, min(first + SLAB * width, count), width)
 
 
 def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArray, width: int) -> Tensor:

@@ -21,7 +21,7 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
-        """Scores of all pairs: [n, D] and [m, D] -> [n, m]."""
+        """Scores of all pairs: [n, D] and [m, D] -> [n, m], a tensor that the caller may overwrite."""
         raise NotImplementedError
 
 
