@@ -47,7 +47,7 @@ def by_millrace(data: mr.Dataset, seed: int, epochs: int, batch_size: int) -> di
             data, model=mr.GCN(hidden=128, layers=2, dropout=0.0), link={"width": 64}, fanout=[-1, -1], seed=seed,
             lr=0.01, epochs=epochs, batch_size=batch_size, monitor="auc", threads=1, out=f"{out}/run", verbose=False,
         )  # fmt: skip
-    return result.test_metrics
+    return {name: value for name in METRICS if (value := result.test_metrics[name]) is not None}
 
 
 def by_pyg(data: mr.Dataset, seed: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from millrace.stages.evaluate.links import KnownPairs, filtered_ranks
-from millrace.stages.links.decoders import make_decoder
+from millrace.stages.links.decoders import Bilinear, DistMult
 
 AT_ONCE = 256
 DEGREE = 10
@@ -29,7 +29,7 @@ def measure(way: str, pairs: int, nodes: int, width: int) -> None:
     asked = draw.integers(nodes, size=(pairs, 2))
     keys = draw.integers(nodes**2, size=DEGREE * nodes)
     known = KnownPairs(nodes, np.unique(np.concatenate([keys, asked[:, 0] * nodes + asked[:, 1]])))
-    decoder = make_decoder("dot" if way == "plain" else way, width)
+    decoder = DistMult(width) if way == "distmult" else Bilinear()
     # Loads what both need anyway.
     filtered_ranks(decoder, rows[:1000], asked[:10] % 1000, KnownPairs(1000, keys[:0]))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     parser.add_argument("--pairs", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--ways", nargs="+", default=["plain", "dot", "distmult"])
+    parser.add_argument("--ways", nargs="+", choices=["plain", "dot", "distmult"], default=["plain", "dot", "distmult"])
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:

@@ -26,9 +26,9 @@ ALWAYS = ("mrr", "auc", "average_precision", "hits@10")
 """Metrics that every evaluation has."""
 CHUNK_BYTES = 64 << 20
 """Bytes of rows that are held at once to score pairs."""
-PAIRS, NODES = 256, 2048
-"""Pairs and nodes whose scores a thread holds at once to rank: 2 MiB of float32."""
-SLAB = 16
+PAIRS, NODES = 256, 1024
+"""Pairs and nodes whose scores a thread holds at once to rank: 1 MiB of float32."""
+SLAB = 32
 """Blocks of nodes for which known pairs are looked up at once."""
 TRIES = 100
 
@@ -178,12 +178,12 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -
         at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, pairs[itself, 0])))
         order = np.argsort(out, kind="stable")
         splits = np.searchsorted(out[order], [*tiles, tiles.stop])
-        at, out = torch.from_numpy(at[order]), torch.from_numpy(out[order])
+        at, out = at[order], out[order]
         for number, first in enumerate(tiles):
             start, here = min(first, count - width), slice(*splits[number : number + 2])
             signs = decoder.against(sources, rows[start : start + width]).sub_(own).sign_()
-            signs[at[here], out[here] - start] = 0
-            balance += signs[:, first - start :].sum(1).double().cpu()
+            signs.numpy()[at[here], out[here] - start] = 0
+            balance += signs[:, first - start :].sum(1)
         left_out += end - begin
         begin = end
     left_out += ~contains(known.keys, keys + pairs[:, 0])

@@ -84,7 +84,13 @@ class Perceptron(Decoder):
         """See `Decoder.against`."""
         row = max(1, len(sources) * sources.shape[1] * sources.element_size())
         pieces = destinations.split(max(1, MLP_BYTES // (2 * row)))
-        return torch.cat([self(sources[:, None], piece[None]) for piece in pieces], 1)
+        return torch.cat([self._by_sums(sources[:, None] * piece[None]) for piece in pieces], 1)
+
+    def _by_sums(self, products: Tensor) -> Tensor:
+        """[..., D] -> [...], as sums: a product with one column rounds the last rows in another way, and equal pairs
+        are to have equal scores."""
+        hidden = torch.relu(self.first(products))
+        return (hidden * self.second.weight[0]).sum(-1) + self.second.bias
 
 
 def make_decoder(name: DecoderName, width: int) -> Decoder:
