@@ -152,10 +152,9 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         else ""
     )
     ranks = count(int((result or config).get("ranks") or 1), "rank")
-    said = (
-        f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: "
-        f"{count(epochs, 'epoch')} in "
-    )
+    # A dataset of a script is stored in the run's folder; its result has the name.
+    data = (result or {}).get("dataset") or config.get("dataset")
+    said = f"{model} was trained with {config.get('system')} on {data}{size} by {ranks}: {count(epochs, 'epoch')} in "
     said += duration(total_s)
     if result is None:
         asked = config.get("epochs")
