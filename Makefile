@@ -10,10 +10,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Modules are compiled when they are imported: compiling all that is installed takes half a minute.
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check
+# Files in the order of tests/conftest.py, the longest first.
+PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
+
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check test lint types tests notebooks docs newest lock
+.PHONY: venv demo check test lint types tests units runs notebooks docs newest lock
 
 venv: $(STAMP)
 
@@ -31,8 +34,9 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
+# Whole runs wait much for each other, so they run beside the other tests; two processes of each on two cores.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=2 tests types docs
+	@$(MAKE) --no-print-directory --jobs=2 units runs notebooks types docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -45,9 +49,13 @@ lint: venv
 types: venv
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# In the order of tests/conftest.py. Four processes on two cores: whole runs mostly wait.
-tests: venv
-	$(BIN)/pytest --nbmake tests notebooks --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=25
+tests: units runs
+
+units: venv
+	$(PYTEST) --ignore=tests/whole_runs
+
+runs: venv
+	$(PYTEST) tests/whole_runs
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2
@@ -63,7 +71,7 @@ newest:
 	@$(MAKE) --no-print-directory venv VENV=.venv-newest LOCK=
 	@$(MAKE) --no-print-directory lock VENV=.venv-newest LOCKED=.venv-newest/versions.txt
 	@diff --unchanged-line-format= --old-line-format='tested %L' --new-line-format='newest %L' constraints.txt .venv-newest/versions.txt || true
-	@$(MAKE) --no-print-directory --keep-going lint types tests docs VENV=.venv-newest LOCK=
+	@$(MAKE) --no-print-directory --keep-going lint types tests notebooks docs VENV=.venv-newest LOCK=
 
 # Only from an environment that has passed `make test`.
 LOCKED ?= constraints.txt

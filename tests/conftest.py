@@ -46,17 +46,10 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files, begin with the longest, so that none is left alone with one; and spread
-    whole runs and notebooks, which mostly wait, over those that keep a core busy."""
-    if not hasattr(config, "workerinput"):
-        return
-    tests = Counter(item.path for item in items)
-    place: dict[Path, float] = {}
-    for wait in (False, True):
-        files = [path for path in tests if wait == (path.suffix == ".ipynb" or path.parent.name == "whole_runs")]
-        files.sort(key=lambda path: (path.suffix != ".ipynb", path.name not in LONG, -tests[path], path))
-        place |= {path: i / len(files) for i, path in enumerate(files)}
-    items.sort(key=lambda item: place[item.path])
+    """Where several processes share the files, begin with the longest, so that none is left alone with one."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path.name not in LONG, -tests[item.path]))
 
 
 _frozen: tuple[Path, int] | None = None

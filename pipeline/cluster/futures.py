@@ -14,11 +14,26 @@ RESULT_S = 2.0
 """Longest wait for the result of a task that is done, if it still exists."""
 
 
+def within(future: Future, seconds: float) -> Any:
+    """Result of a task that is done.
+
+    Raises:
+        TimeoutError: it does not come; its worker may be gone.
+    """
+    try:
+        return future.result(timeout=seconds)
+    except UnboundLocalError as e:
+        if future.status == "error":
+            raise
+        # What Dask raises where its request for the result is cancelled: `distributed.utils.sync` has none to return.
+        raise TimeoutError from e
+
+
 def result_of(watch: SchedulerWatch, future: Future) -> Any:
     """Result of a task that is done, or of the same task done again if its worker is gone."""
     while True:
         try:
-            return future.result(timeout=RESULT_S)
+            return within(future, RESULT_S)
         except TimeoutError:
             if future.status == "error":
                 raise

@@ -24,6 +24,8 @@ KINDS = [
     ("pairs", ".csv"),
 ]
 """What is written, and as which file."""
+PROGRAM = "millrace.tests.pipeline.inference.test_files"
+"""This file, as a forked command finds it."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def words(world: Path, what: str, out: Path, *more: str) -> list[str | Path]:
 def test_after_a_kill_the_same_command_writes_the_same_file(what, suffix, world, tmp_path):
     (folder := tmp_path / "killed").mkdir()
     out = folder / f"p{suffix}"
-    assert run_forked(*words(world, what, out), program=__name__, forks_workers=False)[0] == -signal.SIGKILL
+    assert run_forked(*words(world, what, out), program=PROGRAM, forks_workers=False)[0] == -signal.SIGKILL
     (left,) = folder.iterdir()
     assert left.name.startswith(".writing-p."), "nothing is seen at the file's place"
     whole = tmp_path / f"whole{suffix}"
@@ -79,7 +81,7 @@ def test_after_a_kill_the_same_command_writes_the_same_file(what, suffix, world,
 @pytest.mark.usefixtures("forked_workers")
 def test_with_workers_too(world, tmp_path):
     out, more = tmp_path / "p.npy", ("--workers", "2")
-    assert run_forked(*words(world, "classes", out, *more), program=__name__)[0] == -signal.SIGKILL
+    assert run_forked(*words(world, "classes", out, *more), program=PROGRAM)[0] == -signal.SIGKILL
     assert len(list((world / "classes").glob(".writing-layers-*"))) == 1 and not list(tmp_path.iterdir())
     code, _, err = command(*words(world, "classes", out, *more))
     assert code == 0, err

@@ -132,7 +132,7 @@ def site(tmp_path: Path) -> Path:
 def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(site, tmp_path, ranks):
     words = [
         *("run", "--system", "local_sgd", "--dataset", DATASET, "--ranks", str(ranks), "--fanout", "4,3"),
-        *("--epochs", "40", "--batch-size", "16", "--lr", "0.02", "--hidden", "16", "--set", "train.optimizer=sgd"),
+        *("--epochs", "12", "--batch-size", "16", "--lr", "0.05", "--hidden", "16", "--set", "train.optimizer=sgd"),
         *("--set", "local_sgd.local_steps=3", "--set", "checkpoint.every_steps=2"),
         *("--set", "cluster.dashboard_port=0", "--out"),
     ]
