@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # Modules are compiled when they are imported: compiling all that is installed takes half a minute.
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check
 # Files in the order of tests/conftest.py, the longest first.
-PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
+PYTEST := $(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=25
 
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,9 +34,9 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
-# Whole runs wait much for each other, so they run beside the other tests; two processes of each on two cores.
-test: lint
-	@$(MAKE) --no-print-directory --jobs=2 units runs notebooks types docs
+# Whole runs wait much for each other, so what starts no processes is done beside them.
+test: lint units notebooks
+	@$(MAKE) --no-print-directory --jobs=2 runs types docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -52,10 +52,11 @@ types: venv
 tests: units runs
 
 units: venv
-	$(PYTEST) --ignore=tests/whole_runs
+	$(PYTEST) --numprocesses=3 --ignore=tests/whole_runs
 
+# After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
 runs: venv
-	$(PYTEST) tests/whole_runs
+	$(PYTEST) --numprocesses=3 tests/whole_runs
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

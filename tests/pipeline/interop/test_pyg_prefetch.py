@@ -28,6 +28,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
         found.append((get_num_threads(), os.sched_getaffinity(0) if sys.platform == "linux" else set()))
         return real(self, *args)
 
+    set_num_threads(None)
     monkeypatch.setattr(NeighborSampler, "sample", sample)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     return found
