@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.benchmarks.graphs import RECIPES, make
-from millrace.benchmarks.links import run_over_links
+from millrace.benchmarks.links import HOST, links
 from millrace.benchmarks.partitioned_words import WORD, digest, placed
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.feed.collective_feed import SampledByOwners
@@ -88,8 +88,11 @@ def measure_algorithms(args: argparse.Namespace, report: dict[str, Any]) -> None
         copies, start = [c for c in range(1, p) if p % c == 0], time.perf_counter()
         bulks = [k for k in args.bulks if k * p * args.batch <= len(train)]
         more = (graph, train, samplers, args.batch, bulks, copies, args.rounds)
-        ranks = run_ranks(sample_each, p, *more, timeout_s=900.0, group_timeout_s=600.0)
-        linked = run_over_links(sample_each, p, args.link_mbit, *more) if args.link_mbit else ranks
+        limits = {"timeout_s": 900.0, "group_timeout_s": 600.0}
+        ranks = linked = run_ranks(sample_each, p, *more, **limits)
+        if args.link_mbit:
+            with links(p, args.link_mbit) as places:
+                linked = run_ranks(sample_each, p, *more, **limits, host=HOST, places=places)
         print(f"  {p} ranks: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         for records, over in zip(zip(*ranks), zip(*linked)):
             r = records[0]

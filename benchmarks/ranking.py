@@ -1,4 +1,4 @@
-"""Filtered ranking of pairs among all nodes, beside a plain product of the same rows that keeps no more than it.
+"""Filtered ranking of pairs among all nodes, beside the matrix product alone.
 
     OMP_NUM_THREADS=1 python benchmarks/ranking.py --pairs 10000 --nodes 1000000
 

@@ -23,8 +23,8 @@ if not torch.cuda.is_available():
 # No test survives a loss of power, and disks take long.
 os.fsync = lambda fd: None
 
-# Test processes share the cores, and a thread that waits for another one keeps its core busy: a small run takes four
-# times the processor time with two threads. What a number of threads may change has tests that set it.
+# Test processes share the cores, and a thread that waits for another one keeps its core busy: on a busy machine a small
+# run took four times the processor time with two threads. What a number of threads may change has tests that set it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 

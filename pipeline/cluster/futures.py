@@ -14,7 +14,7 @@ RESULT_S = 2.0
 """Longest wait for the result of a task that is done, if it still exists."""
 
 
-def within(future: Future, seconds: float) -> Any:
+def result_within(future: Future, seconds: float) -> Any:
     """Result of a task that is done.
 
     Raises:
@@ -33,7 +33,7 @@ def result_of(watch: SchedulerWatch, future: Future) -> Any:
     """Result of a task that is done, or of the same task done again if its worker is gone."""
     while True:
         try:
-            return within(future, RESULT_S)
+            return result_within(future, RESULT_S)
         except TimeoutError:
             if future.status == "error":
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 from distributed import CancelledError, Client, Future
 
 from ...storage.errors import RunError
-from .futures import within
+from .futures import result_within
 from .sample_task import SampleOrder, sample_bulk
 from .scheduler_watch import cancel, lost_scheduler
 
@@ -118,7 +118,7 @@ class BulkFlow:
     def _take_in(self, future: Future) -> bool:
         """Account for a bulk. False if its receipt was lost with its worker; Dask then runs the task again."""
         try:
-            receipt = within(future, RECEIPT_S)
+            receipt = result_within(future, RECEIPT_S)
         except TimeoutError as e:
             if future.status != "error":
                 return False

@@ -25,11 +25,16 @@ _kept: dict[str, Dataset] | None = None
 """The dataset that was opened last, by all that decides what is opened; None: it is not kept."""
 
 
-def keep_data(keep: bool) -> None:
-    """From now on keep the dataset that was opened last, for jobs of this process that open it in the same way; or
-    forget it and keep none."""
+def keep_data() -> None:
+    """From now on keep the dataset that was opened last, for jobs of this process that open it in the same way."""
     global _kept
-    _kept = (_kept or {}) if keep else None
+    _kept = _kept or {}
+
+
+def forget_data() -> None:
+    """Forget the dataset that was kept, and keep none."""
+    global _kept
+    _kept = None
 
 
 def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy: bool = False) -> Dataset:

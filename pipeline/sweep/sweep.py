@@ -22,14 +22,14 @@ from ..custom.own_code import split_loss, split_options
 from ..interop.model_argument import as_record_or_module
 from ..interop.user_module import module_named
 from ..precompute import precompute
-from ..setup.open_data import absolute_source, keep_data
+from ..setup.open_data import absolute_source
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.main_metric import main_metric_of
 from .grid import Point, points
-from .task import run_as_task, run_one, several_runs
+from .task import end_runs, run_as_task, run_one, several_runs
 
 RECORD, SAMPLES, DATASET = "sweep.json", "samples", "dataset"
 
@@ -273,7 +273,7 @@ def _as_tasks(
             except Exception as e:
                 yield point.name, {"failed": f"{type(e).__name__}: {e}"}
         if left[0].job.cluster.scheduler is not None:
-            client.run(keep_data, False)
+            client.run(end_runs)
 
 
 def _rows(

@@ -7,31 +7,45 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Job
-from ..setup.open_data import keep_data
+from ..setup.open_data import forget_data, keep_data
 from ..telemetry.events import silent
+
+_froze = False
+"""True if this module has frozen what was there before the runs."""
+
+
+def begin_runs() -> None:
+    """Prepare this process for several runs: data are opened once, and collections of garbage leave out what was there
+    before, which takes a fifth of a second in each run."""
+    global _froze
+    if not gc.get_freeze_count():
+        gc.freeze()
+        _froze = True
+    keep_data()
+
+
+def end_runs() -> None:
+    """Undo `begin_runs`."""
+    global _froze
+    forget_data()
+    if _froze:
+        gc.unfreeze()
+        _froze = False
 
 
 @contextmanager
 def several_runs() -> Iterator[None]:
-    """Context of the runs of a process: data are opened once, and collections of garbage leave out what was there
-    before, which takes a fifth of a second in each run."""
-    frozen = gc.get_freeze_count()
-    if not frozen:
-        gc.freeze()
-    keep_data(True)
+    """Context between `begin_runs` and `end_runs`."""
+    begin_runs()
     try:
         yield
     finally:
-        keep_data(False)
-        if not frozen:
-            gc.unfreeze()
+        end_runs()
 
 
 def run_as_task(*arguments: Any) -> dict[str, Any]:
-    """`run_one` in a worker, which may get several runs. It keeps their data until it is told to forget them."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-    keep_data(True)
+    """`run_one` in a worker, which may get several runs, until `end_runs`."""
+    begin_runs()
     return run_one(*arguments)
 
 

@@ -191,7 +191,7 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -
 
 
 def _slabs(count: int, width: int) -> Iterator[range]:
-    """Where blocks of nodes begin, `SLAB` blocks at a time: few enough that what is known of them takes little
+    """Ranges of the first nodes of blocks of `width` nodes, `SLAB` blocks in each: known pairs of so few take little
     memory."""
     for first in range(0, count, SLAB * width):
         yield range(first, min(first + SLAB * width, count), width)

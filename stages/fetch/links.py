@@ -52,6 +52,8 @@ class LinkExchangeFetch(ExchangeFetch):
 
 @dataclass(frozen=True)
 class _Pairs:
+    """The plan of a run's pairs, and the decoder that scores them."""
+
     plan: LinkPlan
     decoder: Any
     """None: pairs come without scores."""

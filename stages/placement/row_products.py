@@ -47,8 +47,9 @@ class HashedNumbering:
         return out
 
 
-class Elsewhere:
-    """Stands for the graph, or its matrix, that no rank has: what every rank knows of it, and an error for the rest."""
+class Unavailable:
+    """Stand-in for the graph, or its matrix, where no rank has it whole: what every rank knows of it, and an error for
+    the rest."""
 
     def __init__(self, name: str, **known: Any) -> None:
         """
@@ -80,7 +81,7 @@ class RowProducts:
         """
         column = owners.blocks.group
         self._distinct, in_degree = _facts(owners)
-        self.graph = Elsewhere(
+        self.graph = Unavailable(
             "the graph",
             num_nodes=owners.rows.num_nodes,
             num_edges=int(in_degree.sum()),
@@ -88,7 +89,7 @@ class RowProducts:
             is_weighted=owners.rows.graph.is_weighted,
         )
         """Its numbers of nodes and edges, and the in-degrees of all nodes."""
-        self.A = Elsewhere("c.A", num_rows=owners.rows.num_nodes)
+        self.A = Unavailable("c.A", num_rows=owners.rows.num_nodes)
         # A grid of one column: every block is this rank's to fetch.
         self._held = StagedRows(owners.rows, column, Solo()).held(starts=keep_positions)
         self._column, self._keep = column, keep_positions

@@ -104,7 +104,7 @@ class MatrixSampler(ABC):
     name: ClassVar[str]
     host_only: ClassVar[bool] = True
     rows_travel: ClassVar[bool] = True
-    """Over block rows, rows are fetched, not drawn in by their owners."""
+    """Over block rows, the rank that draws fetches the rows; their owners draw nothing."""
     replace: ClassVar[bool] = False
     """Draw independently."""
 

@@ -4,6 +4,7 @@ Started from scratch, as users' are, a worker that samples and a server of ranks
 nearly all of them imports. Here they have the environment, folder and command line that they would have then.
 """
 
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import dask.config
@@ -22,6 +24,16 @@ from distributed.nanny import WorkerProcess
 
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.signals import leave_signals_to_driver
+
+CLONE_NEWNET = 0x40000000
+
+
+def enter_network(namespace: Path) -> None:
+    """Move this thread, and those that it starts, to a network namespace. Raises OSError if it cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with namespace.open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
 
 def fork_server() -> ForkServerContext:

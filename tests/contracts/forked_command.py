@@ -6,7 +6,6 @@ packages that are found then, one of `fresh_python`.
 """
 
 import atexit
-import ctypes
 import importlib
 import os
 import signal
@@ -22,9 +21,8 @@ from typing import Any, NoReturn
 
 from distributed.deploy.spec import SpecCluster
 
-from millrace.tests.contracts.forked_cluster import become_fork_server, fork_server, forked_cluster
+from millrace.tests.contracts.forked_cluster import become_fork_server, enter_network, fork_server, forked_cluster
 
-CLONE_NEWNET = 0x40000000
 COMMAND = "millrace.pipeline.__main__"
 """The module of ``millrace``."""
 
@@ -118,8 +116,7 @@ def _become(
         os.dup2(file, target)
         os.close(file)
     if namespace is not None:
-        with namespace.open() as file:
-            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
+        enter_network(namespace)
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["millrace", *words]

@@ -10,7 +10,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from millrace.stages.comm.gloo import Gloo
 from millrace.storage.ledger import Ledger
-from millrace.tests.contracts.forked_cluster import fork_server
+from millrace.tests.contracts.forked_cluster import enter_network, fork_server
 
 
 class RankFailedError(AssertionError):
@@ -33,6 +33,8 @@ def run_ranks(
     timeout_s: float = 180.0,
     group_timeout_s: float = 120.0,
     mortal: tuple[int, ...] = (),
+    host: str = "127.0.0.1",
+    places: Sequence[tuple[Path, str]] = (),
 ) -> list[Any]:
     """Results of ``fn(group, *args)`` on each of `size` ranks.
 
@@ -43,12 +45,14 @@ def run_ranks(
         timeout_s: time after which all ranks are killed.
         group_timeout_s: time that ranks wait for each other in a collective.
         mortal: ranks that may die; their results are None.
+        host: this process's address, at which all ranks reach the store.
+        places: network namespace and address of each rank; without any, all are at `host`.
 
     Raises:
         RankFailedError: the message has the traceback of the first rank that failed. No process outlives this call.
     """
     context = fork_server()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     # Plain pickles: multiprocessing's own would pass tensors as files of processes that may be gone.
     work = (str(Path(fn.__code__.co_filename).resolve()), fn.__name__, pickle.dumps(args))
@@ -56,7 +60,9 @@ def run_ranks(
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank, args=(theirs, work, rank, size, store.port, group_timeout_s), daemon=True
+                target=_rank,
+                args=(theirs, work, rank, size, (host, store.port), group_timeout_s, *places[rank : rank + 1]),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -90,13 +96,23 @@ def _collect(pipes: list[Any], mortal: tuple[int, ...], until: float, timeout_s:
     return results
 
 
-def _rank(pipe: Any, work: tuple[str, str, bytes], rank: int, size: int, port: int, group_timeout_s: float) -> None:
+def _rank(
+    pipe: Any,
+    work: tuple[str, str, bytes],
+    rank: int,
+    size: int,
+    meeting: tuple[str, int],
+    group_timeout_s: float,
+    place: tuple[Path, str] | None = None,
+) -> None:
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        group = Gloo(
-            dist.PrefixStore("ranks", store), rank, size, Ledger(), timeout_s=group_timeout_s, host="127.0.0.1"
-        )
+        address = meeting[0]
+        if place is not None:
+            namespace, address = place
+            enter_network(namespace)
+        store = dist.TCPStore(*meeting, is_master=False)
+        group = Gloo(dist.PrefixStore("ranks", store), rank, size, Ledger(), timeout_s=group_timeout_s, host=address)
         file, name, args = work
         value = getattr(_load(Path(file)), name)(group, *pickle.loads(args))
     except BaseException:

@@ -2,8 +2,6 @@
 refusals."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
-from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 
 SPEC = "tsbm:nodes=600,degree=6,days=20,features=6"
 JOB = {
@@ -58,18 +56,8 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
             assert found[name]["test_accuracy"] == found["1"]["test_accuracy"]
 
 
-def _killed(group, store, out, options):
-    asked = iter(range(1000))
-    mr.run(store, out=out, stop=lambda: next(asked) == 7 and os.kill(os.getpid(), signal.SIGKILL), **options)
-
-
 def test_a_killed_run_goes_on_to_the_same_bits(store, tmp_path, result):
-    options = {**JOB, "checkpoint": {"every_steps": 2}, "verbose": False}
-    assert run_ranks(_killed, 1, store, tmp_path / "run", options, mortal=(0,)) == [None]
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*")) and not (tmp_path / "run" / "result.json").exists()
-    again = mr.run(store, out=tmp_path / "run", resume=True, **options)
-    assert again.parameters_sha256 == result.parameters_sha256
-    assert (again.test_metrics, again.best_epoch) == (result.test_metrics, result.best_epoch)
+    check_goes_on_after_a_kill(store, tmp_path / "run", result, JOB)
 
 
 def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(data, tmp_path, result):

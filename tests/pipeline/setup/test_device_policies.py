@@ -96,6 +96,11 @@ def test_samplers(weighted, tmp_path, sampler):
     agree(weighted, tmp_path, fanout=None, sampler=sampler, epochs=1)
 
 
+def test_a_sampler_without_kernels_for_gpus_draws_on_processors(sbm, tmp_path):
+    sampler = {"name": "ppr", "nodes": 4}
+    agree(sbm, tmp_path, fanout=None, sampler=sampler, kernel="cpu", layers=2, epochs=1)
+
+
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [
@@ -291,7 +296,11 @@ def test_two_ranks(sbm, tmp_path, monkeypatch):
     assert whole.train_loss == pytest.approx(host[0]["history"][-1]["train_loss"], rel=1e-9)
     assert whole.test_accuracy == host[0]["test_accuracy"]
     assert whole.sampled_edges == sum(r["sampled_edges"] for r in host)
-    # Rows and lists that ranks own are exchanged on devices in test_exchange.py.
+    # Rows that ranks own are exchanged on devices in test_exchange.py.
+    bulk = {"topology": "partitioned", "cache_fraction": 0.1}
+    _, result = train(tmp_path / "store", tmp_path / "partitioned", "cuda", **common, bulk=bulk)
+    assert result.bytes["network"]["features"] > 0
+    assert result.parameters_sha256 == whole.parameters_sha256, "where rows and edges lie does not show"
 
 
 # --- going on ---

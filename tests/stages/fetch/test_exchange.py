@@ -782,7 +782,7 @@ DEVICE_WAYS = {
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_rows_come_ahead_on_a_device(ranks: int) -> None:
     """The same of rows that lie and travel on a device: a pretended one, or a GPU that ranks share."""
-    names = (*FEW, *DEVICE_WAYS) if ranks < 4 else (*FEW, "two columns", *DEVICE_WAYS)
+    names = (*WAYS, *DEVICE_WAYS) if ranks == 2 else (*FEW, "two columns", *DEVICE_WAYS)
     reports = (
         [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)
     )
