@@ -36,6 +36,14 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
     with path.open("a" if resume else "w", buffering=1) as f:
 
         def tell(event: Event) -> None:
+            try:
+                # First: whoever reads of a step in the file may send a signal, which `emit` must have prepared for.
+                if not isinstance(event, Pulse | QueueLevel):
+                    emit(event)
+            finally:
+                write(event)
+
+        def write(event: Event) -> None:
             with lock:
                 kind = type(event)
                 if kind not in OFTEN or is_kept(seen[kind]):
@@ -44,8 +52,6 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
                     }
                     f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
                 seen[kind] += 1
-            if not isinstance(event, Pulse | QueueLevel):
-                emit(event)
 
         yield tell
 

@@ -35,3 +35,15 @@ def test_many_events_are_thinned_and_few_are_all_there(tmp_path: Path, monkeypat
 def test_below_a_hundred_thousand_nothing_is_left_out() -> None:
     assert all(map(metrics_file.is_kept, range(100_000)))
     assert sum(map(metrics_file.is_kept, range(1_600_000))) == 300_000
+
+
+def test_an_event_is_told_before_it_can_be_read_and_written_even_if_telling_fails(tmp_path: Path) -> None:
+    path, read = tmp_path / "metrics.jsonl", []
+
+    def emit(event: object) -> None:
+        read.append(path.read_text())
+        raise BrokenPipeError
+
+    with metrics_file.recorded(path, emit, resume=False) as tell, pytest.raises(BrokenPipeError):
+        tell(step(0))
+    assert read == [""] and json.loads(path.read_text())["step"] == 0
