@@ -35,7 +35,7 @@ demo: venv
 	$(BIN)/millrace run --out runs/demo
 
 # Whole runs wait much for each other, so what starts no processes is done beside them.
-test: lint units notebooks
+test: lint units
 	@$(MAKE) --no-print-directory --jobs=2 runs types docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
@@ -51,8 +51,9 @@ types: venv
 
 tests: units runs
 
+# With the notebooks, which `make notebooks` runs alone.
 units: venv
-	$(PYTEST) --numprocesses=3 --ignore=tests/whole_runs
+	$(PYTEST) --numprocesses=3 --nbmake --ignore=tests/whole_runs tests notebooks
 
 # After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
 runs: venv
@@ -72,7 +73,7 @@ newest:
 	@$(MAKE) --no-print-directory venv VENV=.venv-newest LOCK=
 	@$(MAKE) --no-print-directory lock VENV=.venv-newest LOCKED=.venv-newest/versions.txt
 	@diff --unchanged-line-format= --old-line-format='tested %L' --new-line-format='newest %L' constraints.txt .venv-newest/versions.txt || true
-	@$(MAKE) --no-print-directory --keep-going lint types tests notebooks docs VENV=.venv-newest LOCK=
+	@$(MAKE) --no-print-directory --keep-going lint types tests docs VENV=.venv-newest LOCK=
 
 # Only from an environment that has passed `make test`.
 LOCKED ?= constraints.txt

@@ -42,14 +42,18 @@ LONG = (
     "test_warm.py", "test_examples.py", "test_beyond_loopback.py", "test_dashboard.py", "test_object_store_runs.py",
     "test_partition_task.py", "test_ingest.py", "test_report.py",
 )  # fmt: skip
-"""Files of few tests that take long."""
+"""Files of few tests that take long. So do notebooks."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the files, begin with the longest, so that none is left alone with one."""
     if hasattr(config, "workerinput"):
         tests = Counter(item.path for item in items)
-        items.sort(key=lambda item: (item.path.name not in LONG, -tests[item.path]))
+        items.sort(key=lambda item: (not _is_long(item.path), -tests[item.path]))
+
+
+def _is_long(file: Path) -> bool:
+    return file.name in LONG or file.suffix == ".ipynb"
 
 
 _frozen: tuple[Path, int] | None = None

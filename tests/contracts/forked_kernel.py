@@ -1,6 +1,6 @@
-"""Kernels of notebooks, forked like `forked_command`'s commands, and so are workers and servers of ranks that they start.
+"""Kernels of notebooks, forked like the commands of `forked_command`, as are the workers and servers of ranks they start.
 
-A kernel takes three seconds of a core to import what notebooks use, and each of its runs on ranks seven.
+A kernel takes three seconds of a core to import what notebooks use, and each of its runs on two ranks nine.
 """
 
 import os
