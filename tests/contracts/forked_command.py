@@ -120,7 +120,8 @@ def _become(
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["millrace", *words]
-    become_fork_server()
+    if forks_workers:
+        become_fork_server()
     if stuck_by is not None:
         threading.Thread(target=_stick, args=[stuck_by], daemon=True).start()
     try:

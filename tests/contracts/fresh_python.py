@@ -26,12 +26,17 @@ def run_python(*words: str | Path | float, **options: Any) -> tuple[int, str, st
     return run_forked(*words, program=__name__, forks_workers=False, **options)
 
 
-def main() -> None:
-    """Do what ``python`` does with the arguments."""
+def forget() -> None:
+    """Forget Millrace's modules, and find packages where the environment says."""
     for name in [name for name in sys.modules if name.split(".")[0] == "millrace"]:
         del sys.modules[name]
     sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     importlib.invalidate_caches()
+
+
+def main() -> None:
+    """Do what ``python`` does with the arguments."""
+    forget()
     _, flag, what, *words = sys.argv
     sys.argv = [what, *words]
     if flag == "-m":

@@ -173,12 +173,21 @@ dist.destroy_process_group()
 """
 
 
+TORCHRUN = """
+import runpy, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
+elastic_launch(config, lambda: bool(runpy.run_path(sys.argv[1], run_name="__main__")))()
+"""
+"""What ``torchrun --standalone --nproc-per-node 2`` does, but for ranks that are forked."""
+
+
 @pytest.mark.slow
 def test_torchs_own_data_parallelism_trains_on_them(tmp_path):
-    """Six minibatches an epoch over two ranks, as `torchrun` starts them."""
+    """Six minibatches an epoch over two ranks."""
     (tmp_path / "ddp.py").write_text(DDP)
-    words = ("--standalone", "--nproc-per-node", 2, tmp_path / "ddp.py")
-    code, _, err = run_python("-m", "torch.distributed.run", *words, variables={"OMP_NUM_THREADS": "1"})
+    code, _, err = run_python("-c", TORCHRUN, tmp_path / "ddp.py", variables={"OMP_NUM_THREADS": "1"})
     assert code == 0, err
     # Two processes write to one pipe, so their lines may mix.
     assert all(f"rank {rank} ended" in err for rank in range(2))

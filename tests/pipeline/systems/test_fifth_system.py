@@ -24,7 +24,7 @@ from millrace.stages.placement.replicated import Replicated
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.schedule.policies import Epochs
-from millrace.tests.contracts.fresh_python import FreshPython, run_python
+from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 
 # --- the system
 
@@ -91,6 +91,7 @@ SYSTEM = LocalSgd()
 # --- its proof
 
 ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = "millrace.tests.contracts.fresh_command"
 DATASET = "sbm:nodes=600,classes=4,train=0.5"
 
 
@@ -110,7 +111,7 @@ def seen(site: Path) -> dict[str, str]:
 
 def command(site: Path, *words: str | Path) -> tuple[int, str]:
     """Exit status and standard error of the command."""
-    code, _, err = run_python("-m", "millrace.pipeline", *words, variables=seen(site))
+    code, _, err = run_forked(*words, program=PROGRAM, forks_workers=False, variables=seen(site))
     return code, err
 
 
@@ -142,7 +143,7 @@ def test_a_system_of_another_package_trains_and_resumes_from_the_command_line(si
     assert whole["test_accuracy"] > 0.6
 
     if ranks == 1:
-        killed = FreshPython("-m", "millrace.pipeline", *words, tmp_path / "killed", variables=seen(site))
+        killed = ForkedCommand(*words, tmp_path / "killed", program=PROGRAM, forks_workers=False, variables=seen(site))
         end = time.monotonic() + 240
         while not list((tmp_path / "killed" / "checkpoints").glob("[!.]*")) and time.monotonic() < end:
             time.sleep(0.01)
