@@ -1,4 +1,4 @@
-"""Kernels of notebooks, forked like the commands of `forked_command`, as are the workers and servers of ranks they start.
+"""Kernels of notebooks, forked like the commands of `forked_command`, as are workers and servers of ranks they start.
 
 A kernel takes three seconds of a core to import what notebooks use, and each of its runs on two ranks nine.
 """
