@@ -6,6 +6,7 @@ import torch
 
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.lazy import LazyFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
@@ -64,8 +65,8 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         policy = DeviceGatherFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
     elif isinstance(inner, ExchangeFetch):
         policy = DeviceExchangeFetch(inner, gpu.features, gpu.cache_bytes, gpu.topology)
-    elif isinstance(inner, VisitFetch):
-        # It knows the device from the rank's job.
+    elif isinstance(inner, VisitFetch | LazyFetch):
+        # They know the device from the rank's job.
         return system, rank_job
     else:
         return replace(system, fetch=DeviceMoveFetch(inner)), rank_job

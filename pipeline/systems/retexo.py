@@ -132,7 +132,6 @@ class _Retexo(Registered):
     about = "layer after layer, one exchange for each"
     options = RetexoOptions
     samples = False
-    devices = ("cpu",)
     compiles = False
     reads_edges = False
     exchanges = "beside"

@@ -4,6 +4,9 @@ is trained.
 At the end of a phase every rank computes the outputs of its own rows, in evaluation mode, and one all-to-all brings
 each rank the rows of others that its edges read. Both are stored with the phase and a digest of the parameters that
 made them: a resumed run continues from there, and other rows are refused.
+
+On a GPU, rows are computed, rounded and exchanged there. Those that a phase reads are uploaded when it begins, with its
+lists and labels.
 """
 
 import time
@@ -80,6 +83,7 @@ class LazyRows:
             client: [N], the client of each row, if clients are simulated.
         """
         self._policy, self._share, self._job, self._client = policy, share, job, client
+        self._device = job.device or torch.device("cpu")
         self._edges = share.boundary
         self.exchange_s = 0.0
         """See `Fetcher.exchange_s`."""
@@ -101,7 +105,7 @@ class LazyRows:
         """See `PhaseFetcher.validate`. Uses the rows that the phase reads, so only counts are exchanged."""
         assert isinstance(module, Phase)
         with evaluating(module):
-            logits, y = module.logits(self._validation), self._share.labels[self._share.splits["val"]]
+            logits, y = module.logits(self._validation), self._validation_labels
         measures = self._job.measures or Measures("multiclass" if y.ndim == 1 else "multilabel")
         by_loss = self._policy.select_by == "val_loss"
         asked = replace(measures, names=(*measures.names, "loss")) if by_loss else measures
@@ -136,9 +140,9 @@ class LazyRows:
         with evaluating(module):
             unrounded = {name: self._handed_on(module, name) for name in self._edges.graphs}
             own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
-            arrays = {SAID: module.said(unrounded[self._graph("train")]).numpy()} if after.is_taught else {}
+            arrays = {SAID: module.said(unrounded[self._graph("train")]).cpu().numpy()} if after.is_taught else {}
         for name, rows in own.items():
-            arrays[name] = rows.numpy()
+            arrays[name] = rows.cpu().numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()
         self._store.write(after, arrays)
         return message
@@ -167,7 +171,8 @@ class LazyRows:
     def _fetched(self, rows: IdArray, index: int) -> Fetched:
         still = self._still("train", rows)
         neighbourhoods: Any = (still,)
-        return Fetched(0, index, neighbourhoods, still.h, self._share.labels[torch.from_numpy(rows)])
+        labels = self._share.labels[torch.from_numpy(rows)].to(self._device)
+        return Fetched(0, index, neighbourhoods, still.h, labels)
 
     def _fetched_taught(self, seeds: IdArray) -> Fetched:
         """All rows, with what is to be said of each, and what each counts: (1 - s) / T of a label and s / N of what the
@@ -185,7 +190,8 @@ class LazyRows:
         weight[at] += of_label
         still = self._still("train", rows)
         neighbourhoods: Any = (still,)
-        return Fetched(0, 0, neighbourhoods, still.h, target / weight.to(target)[:, None], weight)
+        target, weight = (target / weight.to(target)[:, None]).to(self._device), weight.to(self._device)
+        return Fetched(0, 0, neighbourhoods, still.h, target, weight)
 
     @cached_property
     def _taught_rows(self) -> IdArray:
@@ -206,10 +212,14 @@ class LazyRows:
     def _validation(self) -> FrozenInputs:
         return self._still("val", self._share.splits["val"].numpy())
 
+    @cached_property
+    def _validation_labels(self) -> Tensor:
+        return self._share.labels[self._share.splits["val"]].to(self._device)
+
     def _still(self, graph: str, rows: IdArray) -> FrozenInputs:
         module, graph = self._module, self._graph(graph)
-        neighbourhood, src = self._edges.graphs[graph].around(rows, module.passes_messages)
-        return module.still(neighbourhood, self._rows[graph][torch.from_numpy(src)])
+        neighbourhood, src = self._edges.graphs[graph].around(rows, module.passes_messages, self._device)
+        return module.still(neighbourhood, self._rows[graph][torch.from_numpy(src).to(self._device)])
 
     def _handed_on(self, module: Phase, graph: str) -> Tensor:
         n = self._share.graph.whole.num_dst
@@ -217,10 +227,10 @@ class LazyRows:
         return torch.cat(pieces) if pieces else module.hand_on(self._still(graph, np.arange(0)))
 
     def _exchanged(self, own: Tensor, phase: Phase) -> Tensor:
-        """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""
+        """Rows of other ranks, for `phase`: [N, D] -> [B, D] on the host."""
         self._agree(phase.number)
         start = time.perf_counter()
-        message = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group)
+        message = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group).cpu()
         self.exchange_s += time.perf_counter() - start
         return decode(message, self._rounding, own.dtype)
 
@@ -237,22 +247,24 @@ class LazyRows:
                 )
 
     def _opened(self, module: Phase) -> dict[str, Tensor]:
-        """Rows that the phase reads of each graph, [N + B, D]."""
+        """Rows that the phase reads of each graph, [N + B, D] on the device."""
         self._module = module
         graphs = self._edges.graphs
         if module.number == 0:
-            x = self._share.x
+            x = self._share.x.to(self._device)
             if not module.passes_messages:
                 # Raw features stay with their owner.
                 return dict.fromkeys(graphs, x)
             x = rounded(x, self._rounding)
             if not self._store.stand(module):
                 self._store.write(module, {"remote": self._exchanged(x, module).numpy()})
-            remote = torch.from_numpy(self._store.read(module).read("remote"))
+            remote = torch.from_numpy(self._store.read(module).read("remote")).to(self._device)
             return dict.fromkeys(graphs, torch.cat([x, remote]) if len(remote) else x)
         store = self._store.read(module)
         return {
-            name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))])
+            name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]).to(
+                self._device
+            )
             for name in graphs
         }
 

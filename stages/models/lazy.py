@@ -7,12 +7,14 @@ are an ordinary `Model`: evaluated, saved and fine-tuned like any other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...storage.fingerprint import digest_arrays, digest_record
+from ..kernels.aggregation.lists import IntArray, on_device
 from ..memory.quantize import Payload, rounded
 from ..neighbourhood.base import Neighbourhood, destinations
 from ..nn.dense import linear
@@ -52,6 +54,13 @@ class FrozenInputs:
     """[num_src, D]; None if the aggregate suffices."""
     aggregated: Tensor | None = None
     """[num_dst, A], if the convolution can aggregate first. Without dropout, which comes after it."""
+
+    @cached_property
+    def names(self) -> IntArray | Tensor | None:
+        """See `Neighbourhood.names`. With the rows on a GPU a copy there: every epoch drops elements of the same
+        rows."""
+        names = self.neighbourhood.names
+        return names if names is None or self.h.device.type == "cpu" else on_device(names, self.h.device)
 
 
 class Lazy(Stack):
@@ -179,26 +188,25 @@ class Phase(nn.Module):
         """Digest of the parameters that made the rows which this phase reads."""
         earlier = [self.model.phase(k).state_dict() for k in range(self.number)]
         return digest_record(
-            {str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)}
+            {str(k): digest_arrays(**{n: v.cpu().numpy() for n, v in state.items()}) for k, state in enumerate(earlier)}
         )
 
     def _hidden(self, still: FrozenInputs) -> Tensor:
         activation = self.model.activation
         if self.inner is not None:
-            return self._from_inner(destinations(still.neighbourhood, still.h), still.neighbourhood)
+            return self._from_inner(destinations(still.neighbourhood, still.h), still.names)
         if isinstance(self.norm, nn.Identity):
             return self._convolved(still, activation)
         return ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
 
-    def _from_inner(self, h: Tensor, neighbourhood: Neighbourhood | None) -> Tensor:
-        names = None if neighbourhood is None or neighbourhood.names is None else neighbourhood.names[: len(h)]
-        h = dropout(h, self.model.dropout, self.training, names)
+    def _from_inner(self, h: Tensor, names: IntArray | Tensor | None) -> Tensor:
+        h = dropout(h, self.model.dropout, self.training, None if names is None else names[: len(h)])
         inner: Any = self.inner
         return linear(h, inner.weight, inner.bias, self.model.activation)
 
     def _convolved(self, still: FrozenInputs, activation: str) -> Tensor:
         assert self.conv is not None
-        names, p = still.neighbourhood.names, self.model.dropout
+        names, p = still.names, self.model.dropout
         if still.aggregated is not None:
             # After the aggregate: before it, one mask would be frozen for all rounds.
             kept = dropout(

@@ -76,11 +76,11 @@ class Boundary:
             )
 
     def ask(self, own: Tensor, kind: str, group: Group) -> Tensor:
-        """Values of other ranks for their rows, [B, ...], in exchange for this rank's values, [N, ...]. All ranks call
-        this at the same time."""
+        """Values of other ranks for their rows, [B, ...], in exchange for this rank's values, [N, ...], on the device
+        of those. All ranks call this at the same time."""
         lengths = [len(w) for w in self.view.wanted]
-        into = torch.empty((sum(self.counts), *own.shape[1:]), dtype=own.dtype)
-        rows = own[torch.from_numpy(np.concatenate(self.view.wanted)).to(torch.int64)]
+        into = own.new_empty((sum(self.counts), *own.shape[1:]))
+        rows = own[torch.from_numpy(np.concatenate(self.view.wanted)).to(own.device, torch.int64)]
         group.all_to_all(list(rows.split(lengths)), kind, list(into.split(self.counts)))
         return into
 
@@ -122,8 +122,16 @@ class Edges:
     """int64 [N + B], global ids."""
     numbers: EdgeNumbers
 
-    def around(self, dst: IdArray, passes_messages: bool = True) -> tuple[BlockNeighbourhood, IdArray]:
-        """Neighbourhood of distinct rows `dst`, and the rows that it reads, `dst` first."""
+    def around(
+        self, dst: IdArray, passes_messages: bool = True, device: torch.device | None = None
+    ) -> tuple[BlockNeighbourhood, IdArray]:
+        """Neighbourhood of distinct rows `dst`, and the rows that it reads, `dst` first.
+
+        Args:
+            dst: ids of this rank's rows.
+            passes_messages: false leaves all edges out.
+            device: of the rows that it will aggregate; None: the host.
+        """
         lists = self.lists
         counts = lists.kept[dst] if passes_messages else np.zeros(len(dst), np.int64)
         indptr = np.zeros(len(dst) + 1, np.int64)
@@ -139,6 +147,5 @@ class Edges:
         weight = None if self.weight is None else self.weight[torch.from_numpy(edges)].numpy()
         block = Block(len(dst), self.names[src], indptr, place[sources], weight)
         numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
-        return BlockNeighbourhood(
-            block, self.degree[torch.from_numpy(src)], names=self.names[src], numbers=numbers
-        ), src
+        degree = self.degree[torch.from_numpy(src)].to(device)
+        return BlockNeighbourhood(block, degree, names=self.names[src], numbers=numbers), src

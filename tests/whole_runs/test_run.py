@@ -340,7 +340,6 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "phrase"),
     [
-        ({"device": "cuda", "system": "retexo"}, mr.InputError, "trains on CPUs only"),
         ({"ranks": 2, "executor": "inline"}, mr.InputError, "one process holds one rank"),
         (
             {"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))},

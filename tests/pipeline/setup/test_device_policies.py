@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
@@ -277,6 +278,14 @@ def test_full_batches(sbm, tmp_path, model):
     agree(sbm, tmp_path, system="sar", model={**model, "layers": 2}, **sampled)
 
 
+def test_clients_of_a_rank(sbm, tmp_path):
+    """Each takes steps of its own on the device."""
+    sampled = dict.fromkeys(("fanout", "batch_size", "queue"))
+    retexo = {"clients": 3, "local_steps": 2, "rounding": "int8"}
+    _, result = agree(sbm, tmp_path, system="retexo", retexo=retexo, layers=2, epochs=1, **sampled)
+    assert result.clients["count"] == 3
+
+
 @pytest.mark.slow
 def test_two_ranks(sbm, tmp_path, monkeypatch):
     """A stand-in for dask-cuda deals GPUs that are not there."""
@@ -325,6 +334,37 @@ def test_resumed_in_mid_epoch(sbm, tmp_path):
         for name in a:
             assert a[name].device.type == "cpu", "whoever has no GPU can read it"
             torch.testing.assert_close(a[name], b[name], rtol=1e-7, atol=1e-12)
+
+
+def test_layers_that_are_trained_in_turn_go_on_anywhere(weighted, tmp_path):
+    """Rows and a checkpoint of the second layer's first epoch, from either device, are gone on from on the other."""
+    options = dict.fromkeys(("fanout", "batch_size", "queue"))
+    options |= {"system": "retexo", "layers": 2, "model": {"name": "sage", "aggregator": "max"}}
+    losses, whole = agree(weighted, tmp_path / "whole", **options)
+    for first, second in (DEVICES, DEVICES[::-1]):
+        asked, folder = iter(range(1000)), tmp_path / first
+        stopped = train(weighted, folder, first, stop=lambda asked=asked: next(asked) == 2, **options)
+        assert stopped[1].status == "stopped"
+        shutil.move(folder / first, folder / second)
+        seen, result = train(weighted, folder, second, resume=True, **options)
+        np.testing.assert_allclose(np.concatenate([stopped[0], seen]), losses, rtol=1e-9)
+        assert [p["name"] for p in result.phases] == [p["name"] for p in whole.phases]
+        assert (result.test_accuracy, result.best_epoch) == (whole.test_accuracy, whole.best_epoch)
+
+
+def test_a_system_of_another_package_may_refuse_the_device(sbm, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(SYSTEMS.find("retexo")), "devices", ("cpu",))
+    with pytest.raises(mr.InputError, match="system 'retexo' trains on CPUs only .*; use bulk or grappa or sar, or"):
+        mr.run(sbm, system="retexo", device="cuda", out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("system", SYSTEMS.available())
+def test_every_system_refuses_the_device_where_there_is_none(sbm, monkeypatch, system):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(mr.InputError, match='device is "cuda", but torch sees no GPU here') as refused:
+        mr.dry_run(sbm, system=system, device="cuda")
+    assert "\n" not in str(refused.value)
 
 
 def without_gpu(*words):

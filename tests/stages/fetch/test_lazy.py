@@ -1,0 +1,101 @@
+"""Training layer after layer on a device: ranks learn, hand on and send what dense matrices say."""
+
+import copy
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from millrace.pipeline.systems.retexo import retexo
+from millrace.stages.fetch.lazy import LazyRows
+from millrace.stages.messages import Fetched, RankJob
+from millrace.stages.models.gat import GAT
+from millrace.stages.neighbourhood.full_batch import FullBatch
+from millrace.tests.contracts.full_batch import F
+from millrace.tests.contracts.phases import Trained, initial, train_ranks
+from millrace.tests.contracts.pretended_device import DEVICE
+from millrace.tests.stages.models.test_lazy import EPOCHS, LEARNING, Trial, check, close, larger, seen
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "one_kernel_at_a_time", "all_there"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+]
+
+
+@pytest.fixture
+def one_kernel_at_a_time(on_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are threads here, and Triton's interpreter is for one."""
+    from triton.runtime.interpreter import GridExecutor
+
+    launch, lock = GridExecutor.__call__, threading.Lock()
+
+    def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        with lock:
+            launch(self, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", alone)
+
+
+@pytest.fixture
+def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps upload nothing: what they read is there when they begin."""
+    fetch = LazyRows.fetch
+
+    def fetched(self: LazyRows, work: FullBatch) -> Fetched:
+        got = fetch(self, work)
+        still: Any = got.neighbourhoods[0]
+        read = got.y, got.weight, still.h, still.aggregated, still.names
+        assert self._job.device is None or {x.device for x in read if x is not None} == {DEVICE}
+        return got
+
+    monkeypatch.setattr(LazyRows, "fetch", fetched)
+
+
+def there(job: RankJob) -> RankJob:
+    return replace(job, device=DEVICE)
+
+
+def seen_there(t: Trained) -> dict[str, Any]:
+    """See `seen`, of a model on the device."""
+    assert {p.device for p in t.model.parameters()} == {DEVICE}
+    return seen(replace(t, model=copy.deepcopy(t.model).cpu()))
+
+
+@pytest.mark.parametrize(
+    ("trial", "parts"),
+    [
+        (Trial("gcn", 2, "v3", optimizer="gradient"), 1),
+        (Trial("gat", 2, "v3", optimizer="gradient"), 2),
+        (Trial("sage", 2, "v1, distilled", "int8", "gradient"), 2),
+        (Trial("sage-max", 2, "v3 after an MLP", "fp16", "gradient", inductive=True), 4),
+    ],
+    ids=str,
+)
+def test_ranks_learn_what_dense_matrices_learn(trial: Trial, parts: int) -> None:
+    """Losses, best epochs, gradients, rows handed on, logits, and bytes, by the formula."""
+    case, model = larger(parts, "random"), trial.model()
+    dense = trial.dense(model.state_dict())
+    train = LEARNING[trial.optimizer]
+    ranks = train_ranks(case, trial.system, model.to(DEVICE), EPOCHS, train, seen_there, change=there)
+    check(case, trial, dense, ranks)
+    for kind, phases in ("features", [0]), ("activations", range(1, len(ranks[0]["phases"]))):
+        told = [ranks[0]["phases"][k] for k in phases]
+        rows = sum(p["remote_rows"] * p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in told)
+        assert sum(r["bytes"][kind] for r in ranks) == rows
+        assert (rows > 0) == (parts > 1 and (kind == "activations" or not dense.cut.base))
+
+
+def test_dropout_drops_the_same_on_a_device() -> None:
+    """Of rows and of attention, whatever the number of ranks."""
+    system, config = retexo("v3"), GAT(hidden=4, layers=2, heads=1, dropout=0.3, attention_dropout=0.4)
+    model = initial(config, system, F)
+    want = train_ranks(larger(1, "random"), system, model, 1, LEARNING["sgd"], seen)[0]
+    for rank in train_ranks(
+        larger(2, "random"), system, model.to(DEVICE), 1, LEARNING["sgd"], seen_there, change=there
+    ):
+        close(rank["losses"], want["losses"], "losses")
+        for name, value in rank["model"].state_dict().items():
+            close(value, want["model"].state_dict()[name], name)
