@@ -260,13 +260,11 @@ class LazyRows:
                 self._store.write(module, {"remote": self._exchanged(x, module).numpy()})
             remote = torch.from_numpy(self._store.read(module).read("remote")).to(self._device)
             return dict.fromkeys(graphs, torch.cat([x, remote]) if len(remote) else x)
-        store = self._store.read(module)
-        return {
-            name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]).to(
-                self._device
-            )
-            for name in graphs
-        }
+        store, found = self._store.read(module), {}
+        for name in graphs:
+            own, remote = (torch.from_numpy(store.read(array)) for array in (name, f"{name}-remote"))
+            found[name] = torch.cat([own, remote]).to(self._device)
+        return found
 
 
 def _pieces(count: int) -> Iterator[IdArray]:

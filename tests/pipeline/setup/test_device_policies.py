@@ -354,7 +354,7 @@ def test_layers_that_are_trained_in_turn_go_on_anywhere(weighted, tmp_path):
 
 def test_a_system_of_another_package_may_refuse_the_device(sbm, tmp_path, monkeypatch):
     monkeypatch.setattr(type(SYSTEMS.find("retexo")), "devices", ("cpu",))
-    with pytest.raises(mr.InputError, match="system 'retexo' trains on CPUs only .*; use bulk or grappa or sar, or"):
+    with pytest.raises(mr.InputError, match=r"'retexo' trains on CPUs only .*; use bulk or grappa or sar, or"):
         mr.run(sbm, system="retexo", device="cuda", out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

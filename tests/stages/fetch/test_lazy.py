@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.fetch.lazy import LazyRows
@@ -15,7 +16,8 @@ from millrace.stages.models.gat import GAT
 from millrace.stages.neighbourhood.full_batch import FullBatch
 from millrace.tests.contracts.full_batch import F
 from millrace.tests.contracts.phases import Trained, initial, train_ranks
-from millrace.tests.contracts.pretended_device import DEVICE
+from millrace.tests.contracts.pretended_device import DEVICE, OnDevice
+from millrace.tests.contracts.thread_ranks import ThreadGroup
 from millrace.tests.stages.models.test_lazy import EPOCHS, LEARNING, Trial, check, close, larger, seen
 
 pytest.importorskip("triton")
@@ -41,8 +43,8 @@ def one_kernel_at_a_time(on_device: torch.device, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps upload nothing: what they read is there when they begin."""
-    fetch = LazyRows.fetch
+    """Steps upload nothing: what they read is there when they begin. Rows travel from device to device."""
+    fetch, all_to_all = LazyRows.fetch, ThreadGroup.all_to_all
 
     def fetched(self: LazyRows, work: FullBatch) -> Fetched:
         got = fetch(self, work)
@@ -51,7 +53,13 @@ def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
         assert self._job.device is None or {x.device for x in read if x is not None} == {DEVICE}
         return got
 
+    def exchanged(self: ThreadGroup, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        of_rows = kind in ("features", "activations") and isinstance(parts[0], OnDevice)
+        assert {isinstance(x, OnDevice) for x in (*parts, *(into or ()))} == {of_rows}
+        return all_to_all(self, parts, kind, into)
+
     monkeypatch.setattr(LazyRows, "fetch", fetched)
+    monkeypatch.setattr(ThreadGroup, "all_to_all", exchanged)
 
 
 def there(job: RankJob) -> RankJob:
