@@ -3,18 +3,23 @@
 import copy
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from millrace.pipeline.datasets.open import open_dataset
+from millrace.pipeline.setup import device_policies
 from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.fetch.lazy import LazyRows
 from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.gat import GAT
 from millrace.stages.neighbourhood.full_batch import FullBatch
+from millrace.tests.contracts import phase_ranks, pretended_device
 from millrace.tests.contracts.full_batch import F
+from millrace.tests.contracts.phase_ranks import train_phases
 from millrace.tests.contracts.phases import Trained, initial, train_ranks
 from millrace.tests.contracts.pretended_device import DEVICE, OnDevice
 from millrace.tests.contracts.thread_ranks import ThreadGroup
@@ -107,3 +112,25 @@ def test_dropout_drops_the_same_on_a_device() -> None:
         close(rank["losses"], want["losses"], "losses")
         for name, value in rank["model"].state_dict().items():
             close(value, want["model"].state_dict()[name], name)
+
+
+def rank_there(group: Any, *args: Any) -> Any:
+    """`phase_ranks._rank` in a process that has the pretended device."""
+    pretended_device.install_for_good()
+    return phase_ranks._rank(group, *args)
+
+
+def test_processes_go_on_from_a_run_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of both ranks that lie on disk, a checkpoint, and what gloo carries; a rank was killed in the second
+    layer."""
+    monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)  # it asks for dask-cuda
+    monkeypatch.setattr(phase_ranks, "_rank", rank_there)
+    data = open_dataset("sbm:nodes=48,classes=3,degree=6,features=5,train=0.3", seed=1)
+    model = {"name": "sage", "layers": 2, "hidden": 6, "dropout": 0.3}
+    table = {"ranks": 2, "epochs": 2, "dtype": "float64", "model": model, "checkpoint": {"every_epochs": 1}}
+    want = train_phases(data, tmp_path / "whole", table)
+    train_phases(data, tmp_path / "parts", table, kill=("epoch", 3))
+    for got, whole in zip(train_phases(data, tmp_path / "parts", {**table, "device": "cuda"}) or (), want or ()):
+        close([h["train_loss"] for h in got["history"]], [h["train_loss"] for h in whole["history"]], "losses")
+        assert got["test_accuracy"] == whole["test_accuracy"]
+        assert got["bytes"]["network"]["activations"] == whole["bytes"]["network"]["activations"] > 0
