@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from millrace.stages.kernels.sampling.sparse import Sparse
     from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE
     from millrace.stages.models import SAGE as GraphSAGE
-    from millrace.stages.models.pyg import PyGModel
+    from millrace.stages.models.pyg.model import PyGModel
     from millrace.stages.neighbourhood.base import destinations
     from millrace.stages.partition.quality import measure as partition_quality
     from millrace.stages.partition.registry import partitioner
@@ -130,7 +130,7 @@ _HOMES = {
     "RGCN": "stages.models",
     "RSAGE": "stages.models",
     "GraphSAGE": "stages.models:SAGE",
-    "PyGModel": "stages.models.pyg",
+    "PyGModel": "stages.models.pyg.model",
     "destinations": "stages.neighbourhood.base",
     "partition_quality": "stages.partition.quality:measure",
     "partitioner": "stages.partition.registry",

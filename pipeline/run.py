@@ -261,5 +261,6 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         parameters_sha256=first.parameters_sha256,
         out=str(out),
         types=prepared.outline.types,
+        num_edge_features=prepared.outline.edge_width if prepared.reads_edges else 0,
         versions=versions(),
     )

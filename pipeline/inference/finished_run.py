@@ -67,7 +67,7 @@ class TrainedRun:
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
             raise InputError(f"{message}; give a dataset with as many")
         check_same_types(self.result, data, self.folder)
-        width = self.config.model.get("edge_width", 0)
+        width = self.result.num_edge_features or self.config.model.get("edge_width", 0)
         if width and data.num_edge_features != width:
             seen = f"{data.name} has {data.num_edge_features} features of edges"
             message = f"{seen}, but {self.result.model} of {self.folder} reads {width}"
@@ -158,6 +158,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
     width = job.learned.num_read(result.num_features)
     outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
+    outline = replace(outline, edge_width=result.num_edge_features)
     make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
 

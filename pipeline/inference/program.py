@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from ...stages.evaluate.layerwise import evaluating, infer
 from ...stages.models.base import as_model, check_initialised, layered, reads_edges
-from ...stages.models.pyg import PyGModel
+from ...stages.models.pyg.model import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
 from ...storage.errors import InputError
 from ...storage.graph import from_edges

@@ -6,8 +6,9 @@ from typing import Any
 from torch import nn
 
 from ...stages.models.base import ModelConfig, as_model, check_initialised
-from ...stages.models.pyg import PyGModel
-from ...stages.models.pyg_checks import forward_parameters, is_network
+from ...stages.models.pyg.checks import is_network
+from ...stages.models.pyg.edges import forward_parameters
+from ...stages.models.pyg.model import PyGModel
 from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
 from ..config.aliases import SHORTHANDS
@@ -58,7 +59,9 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def check_widths(module: nn.Module, num_features: int, num_outputs: int, task: Task, seed: int) -> None:
+def check_widths(
+    module: nn.Module, num_features: int, num_outputs: int, task: Task, seed: int, edge_width: int = 0
+) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
@@ -67,12 +70,13 @@ def check_widths(module: nn.Module, num_features: int, num_outputs: int, task: T
         num_outputs: columns that the task needs.
         task: the dataset's task; all but multi-class need exactly as many.
         seed: seed of the initial values of lazy parameters.
+        edge_width: D, columns of the edges' features; 0: they have none.
 
     Raises:
         InputError: the widths do not fit, a user's module has lazy parameters, or there is nothing to train.
     """
     if isinstance(module, PyGModel):
-        width = module.fit(num_features, seed)
+        width = module.fit(num_features, seed, edge_width)
         if width < num_outputs or (task != "multiclass" and width != num_outputs):
             needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
             message = f"the last convolution has {width} columns, but the dataset has {needed}"

@@ -18,7 +18,7 @@ from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import Stack
-from ...stages.models.pyg import PyGModel
+from ...stages.models.pyg.model import PyGModel
 from ...stages.sample.base import reads_times
 from ...stages.train import of_each_seed
 from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Task

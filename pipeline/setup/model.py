@@ -13,6 +13,7 @@ from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import as_model, reads_edges
+from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
@@ -58,6 +59,8 @@ class Outline:
     types: dict[str, Any] | None = None
     """Types of nodes and edges, and the features' width of each node type: a record of `TypedInput`. None: there is one
     of each."""
+    edge_width: int = 0
+    """D, columns of the edges' features; 0: they have none."""
 
     @property
     def num_outputs(self) -> int:
@@ -72,7 +75,13 @@ class Outline:
         outputs = job.link.width if job is not None and dataset.task == "link" else dataset.num_classes
         found = cls(dataset.name, width, outputs, dataset.task, dataset.split_sizes)
         counts = train_counts(dataset) if balanced else None
-        return replace(found, train_counts=counts, has_unknown=dataset.has_unknown, types=types_of(dataset))
+        return replace(
+            found,
+            train_counts=counts,
+            has_unknown=dataset.has_unknown,
+            types=types_of(dataset),
+            edge_width=dataset.num_edge_features,
+        )
 
 
 def types_of(dataset: Dataset) -> dict[str, Any] | None:
@@ -97,7 +106,8 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     record = model if model is not None else build("model", MODELS, job.model)
     if not reads_edges(record):
         return job, system, model
-    name, width = getattr(record, "name", type(record).__name__), dataset.num_edge_features
+    name = record.reader if isinstance(record, PyGModel) else getattr(record, "name", type(record).__name__)
+    width = dataset.num_edge_features
     if dataset.task == "link":
         raise InputError(
             f"the model {name} reads features of edges, which links do not read in this version; use another one"
@@ -148,6 +158,7 @@ def model_of(
             outline.num_outputs,
             outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
+            outline.edge_width,
         )
         if outline.task == "link" and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))

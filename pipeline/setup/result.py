@@ -134,7 +134,8 @@ def _misshapen(result: dict[str, Any]) -> str | None:
     hints = get_type_hints(Result) | {
         "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
         "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
-        **dict.fromkeys(("num_nodes", "num_edges", "ranks", "epochs", "minibatches", "sampled_edges"), Count),
+        **dict.fromkeys(("num_nodes", "num_edges", "num_edge_features"), Count),
+        **dict.fromkeys(("ranks", "epochs", "minibatches", "sampled_edges"), Count),
         **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
         **dict.fromkeys(("val_metrics", "test_metrics"), dict[str, FiniteFloat | None]),
         "per_class": dict[str, list[FiniteFloat]] | None,
@@ -247,6 +248,8 @@ class Result:
     types: dict[str, Any] | None = None
     """Types of a graph with several: ``node_types``, ``offsets`` (first id of each type, and V), ``relations`` (source
     type, name, destination type) and ``widths`` of the features; else None."""
+    num_edge_features: int = 0
+    """D, columns of the edges' features that the model reads; 0 if it reads none."""
     versions: dict[str, str] = field(default_factory=versions)
     """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION

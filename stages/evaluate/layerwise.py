@@ -21,7 +21,7 @@ from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, layered, reads_edges
-from ..models.pyg import PyGModel, evaluating
+from ..models.pyg.model import PyGModel, evaluating
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.checks import no_edge_features
 from ..nodes import node_ids
@@ -107,7 +107,7 @@ def infer(
             raise InputError(
                 "features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)"
             )
-        _check_width(model, dataset.features)
+        _check_width(model, dataset.features, graph)
         return outputs(
             model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits
         )
@@ -116,13 +116,13 @@ def infer(
     if features is None:
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
     store = _store(features)
-    _check_width(model, store)
+    _check_width(model, store, graph)
     return outputs(model, graph, store, _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
 
 
-def _check_width(model: nn.Module, features: FeatureStore) -> None:
+def _check_width(model: nn.Module, features: FeatureStore, graph: Graph) -> None:
     if isinstance(model, PyGModel):
-        model.fit(features.num_features, 0)
+        model.fit(features.num_features, 0, graph.num_edge_features)
 
 
 def _store(features: Any) -> FeatureStore:

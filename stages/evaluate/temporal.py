@@ -17,7 +17,7 @@ from ..assignment import BulkRequest
 from ..links.decoders import decoder_of
 from ..links.plan import Ends
 from ..models.base import as_model, layered, reads_edges
-from ..models.pyg import evaluating
+from ..models.pyg.model import evaluating
 from ..neighbourhood.block import BlockNeighbourhood
 from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph

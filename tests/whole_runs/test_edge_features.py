@@ -1,6 +1,7 @@
 """Models that read features of edges in whole runs: what only these say is learnt by every system, on one rank and
 several, after a stop too; and refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def store(pairs: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(data: Any, out: Path, **options: Any) -> tuple[mr.Result, list[torch.Tensor]]:
-    result = mr.run(data, out=out, verbose=False, **{**JOB, **options})
+    job = {k: v for k, v in JOB.items() if k != "model" or "model" not in options}
+    result = mr.run(data, out=out, verbose=False, **{**job, **options})
     return result, list(torch.load(out / "model.pt", weights_only=True).values())
 
 
@@ -145,6 +147,60 @@ def test_a_module_of_ones_own(pairs: Dataset, tmp_path: Path) -> None:
     out = tmp_path / "own"
     result = mr.run(pairs, model=Own(), out=out, verbose=False, **options, sampler={"fanout": [5]}, batch_size=16)
     assert result.test_accuracy is not None and result.test_accuracy > 0.9
+
+
+def convolutions(edge_dim: int = CLASSES) -> list[torch.nn.Module]:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(1)
+    return [
+        pyg.TransformerConv(4, 8, edge_dim=edge_dim),
+        pyg.GINEConv(torch.nn.Linear(8, CLASSES), edge_dim=edge_dim),
+    ]
+
+
+PYG = {k: v for k, v in JOB.items() if k != "model"}
+
+
+def test_convolutions_of_pyg_learn_and_predict(pairs: Dataset, tmp_path: Path) -> None:
+    """What is predicted of a run's folder is what PyG's own modules say of the whole graph."""
+    result, _ = trained(pairs, tmp_path / "run", **PYG, **SAMPLED, model=convolutions())
+    assert result.test_accuracy is not None and result.test_accuracy > 0.9 and result.num_edge_features == CLASSES
+    found = mr.predict(tmp_path / "run", model=convolutions())
+    assert (found.classes[pairs.split.test] == pairs.labels[pairs.split.test]).mean() == result.test_accuracy
+    module = mr.load(tmp_path / "run", model=convolutions()).model
+    data = pairs.to_pyg()
+    with torch.no_grad():
+        rows = module.convs[0](data.x.double(), data.edge_index, data.edge_attr.double()).relu()
+        logits = module.convs[1](rows, data.edge_index, data.edge_attr.double())
+    assert np.abs(found.logits - logits.numpy()).max() <= 1e-10
+    embedded = mr.embed(tmp_path / "run", layer=1, model=convolutions())
+    assert np.abs(embedded.rows - rows.numpy()).max() <= 1e-10
+    fewer = replace(pairs, graph=replace(pairs.graph, edge_features=MemoryFeatures(np.ones((E, 2), np.float32))))
+    with pytest.raises(InputError, match=r"pairs has 2 features of edges, but PyGModel of .* reads 3; give a dataset"):
+        mr.predict(tmp_path / "run", fewer, model=convolutions())
+
+
+def test_convolutions_of_pyg_over_ranks(store: Path, tmp_path: Path, scheduler: str) -> None:
+    many = {**PYG, **SAMPLED, "train": {"lr": 0.02, "minibatches_per_step": 2}, "cluster": {"scheduler": scheduler}}
+    _, want = trained(store, tmp_path / "one", **{**many, "executor": "inline"}, model=convolutions())
+    blocks = {"ranks": 2, "bulk": {"topology": "partitioned"}}
+    _, found = trained(store, tmp_path / "two", **many, **blocks, model=convolutions())
+    assert_alike(found, want)
+    for system, options in (("sar", {"epochs": 30}), ("grappa", SAMPLED)):
+        job: dict[str, Any] = {**PYG, **options, "system": system, "executor": "inline"}
+        alone, _ = trained(store, tmp_path / system, **job, model=convolutions())
+        assert alone.test_accuracy is not None and alone.test_accuracy > 0.9
+
+
+def test_convolutions_that_do_not_fit_are_refused(pairs: Dataset, tmp_path: Path) -> None:
+    bare = replace(pairs, graph=replace(pairs.graph, edge_features=None))
+    for data, edge_dim, told in (
+        (bare, CLASSES, "the model TransformerConv reads features of edges, but pairs has none; give edge_attr"),
+        (pairs, 2, "reads 2 features of an edge, but edges of the dataset have 3; make it TransformerConv"),
+    ):
+        with pytest.raises(InputError, match=told):
+            mr.run(data, model=convolutions(edge_dim), out=tmp_path / "r", verbose=False, **PYG, **SAMPLED)
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from millrace.stages.models.base import AggregateFirst, Model, ModelConfig, Stac
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
-from millrace.stages.models.pyg import PyGModel
+from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, aggregate_first
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
@@ -458,22 +458,6 @@ class TestPyG:
         ):
             with pytest.raises(InputError, match=fix):
                 PyGModel([make()])
-
-    def test_edge_features_are_refused_by_name(self) -> None:
-        pyg, mlp = self.pyg, nn.Linear(5, 3)
-        for make, told in (
-            (lambda: pyg.GATConv(5, 3, edge_dim=8, add_self_loops=False), "GATConv has edge_dim=8"),
-            (lambda: pyg.TransformerConv(5, 3, edge_dim=8), "TransformerConv has edge_dim=8"),
-            (lambda: pyg.GeneralConv(5, 3, in_edge_channels=8), "GeneralConv has in_edge_channels=8"),
-            (lambda: pyg.GENConv(5, 3, edge_dim=8), "GENConv has a product for edge features"),
-            (lambda: pyg.GINEConv(mlp), "GINEConv needs edge features.*such as GINConv"),
-            (lambda: pyg.NNConv(5, 3, nn.Linear(8, 15)), "NNConv needs edge features"),
-            (lambda: pyg.RGCNConv(5, 3, num_relations=2), "RGCNConv needs a type for each edge"),
-        ):
-            with pytest.raises(InputError, match=told):
-                PyGModel([make()])
-        for conv in (pyg.GATConv(5, 3, add_self_loops=False), pyg.GENConv(5, 3), pyg.CGConv(5), pyg.FiLMConv(5, 3)):
-            assert PyGModel([conv]).num_layers == 1
 
     @pytest.mark.parametrize("convs", [[(-1, 4), (-1, 3)], [((-1, -1), 4), ((-1, -1), 3)]])
     def test_lazy_convolutions_get_their_shapes_from_the_features(self, convs: list[tuple[object, int]]) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 import millrace as mr
 from millrace.stages.evaluate.layerwise import infer
-from millrace.stages.models import pyg as models
-from millrace.stages.models.pyg import PyGModel
+from millrace.stages.models.pyg import model as models
+from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.stages.models.pyg import PyGModel
-from millrace.stages.models.pyg_checks import is_network
+from millrace.stages.models.pyg.checks import is_network
+from millrace.stages.models.pyg.model import PyGModel
 from millrace.storage.errors import InputError
 
 pyg = pytest.importorskip("torch_geometric.nn")

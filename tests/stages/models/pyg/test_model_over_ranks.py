@@ -3,6 +3,7 @@ graph."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.measures import Scored
 from millrace.stages.fetch.visit import VisitFetch, Visits
-from millrace.stages.models import pyg as models
-from millrace.stages.models.pyg import PyGModel
+from millrace.stages.models.pyg import model as models
+from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 from millrace.stages.neighbourhood.pieces import pieces
 from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.features import MemoryFeatures
-from millrace.tests.contracts.full_batch import C, F, make_case
+from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.neighbourhood import assert_close
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -34,12 +35,24 @@ CONVS: dict[str, Callable[[int, int], nn.Module]] = {
     "gcn": lambda a, b: pyg.GCNConv(a, b, normalize=False),
     "gat": lambda a, b: pyg.GATConv(a, b, add_self_loops=False),
     "gcn as it is": lambda a, b: pyg.GCNConv(a, b),
-    "gatv2 as it is": lambda a, b: pyg.GATv2Conv(a, b),
     "gin": lambda a, b: pyg.GINConv(nn.Linear(a, b), train_eps=True),
     "graph": lambda a, b: pyg.GraphConv(a, b),
+    "gatv2 of edges": lambda a, b: pyg.GATv2Conv(a, b, edge_dim=D),
 }
 CASES = [(8, 2), (9, 2), (2, 2), (4, 3), (5, 3), (3, 4), (14, 3)]
 """Seeds of cases, and ranks: weights and none, no edges, all nodes in one part, parts without nodes."""
+
+
+D = 2
+
+
+def case_of(name: str, seed: int, size: int) -> Case:
+    """With features of edges, if the model reads any."""
+    case = make_case(seed, size)
+    if "edges" not in name:
+        return case
+    rows = np.random.default_rng(seed).random((case.graph.num_edges, D))
+    return replace(case, graph=replace(case.graph, edge_features=MemoryFeatures(rows)))
 
 
 def build(name: str) -> PyGModel:
@@ -56,7 +69,7 @@ def cut(request, monkeypatch) -> None:
 @pytest.mark.parametrize("name", CONVS)
 def test_models_learn_over_ranks_what_they_learn_from_the_whole_graph(name: str) -> None:
     for seed, size in CASES:
-        case, model = make_case(seed, size), build(name)
+        case, model = case_of(name, seed, size), build(name)
         train = torch.from_numpy(case.split.train)
         whole = [whole_graph(case.graph, F64)] * 2
         loss = nn.functional.cross_entropy(
@@ -92,7 +105,7 @@ def accuracy_of(scored: Scored | None) -> float | None:
 @pytest.mark.parametrize("name", CONVS)
 def test_ranks_together_evaluate_as_one_process_does(name: str, cut: None) -> None:
     for seed, size in CASES:
-        case, model = make_case(seed, size), build(name)
+        case, model = case_of(name, seed, size), build(name)
         data = Dataset("d", case.graph, MemoryFeatures(case.x), case.labels.numpy(), case.split, C, "multiclass")
         want = evaluate(model, data, whole_graph(case.graph, F64).degree)
 

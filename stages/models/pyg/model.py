@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...storage.errors import InputError
-from ..neighbourhood.base import Neighbourhood, destinations
-from ..neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
-from ..neighbourhood.halo import HaloNeighbourhood
-from ..neighbourhood.pieces import pieces
-from .base import ACTIVATIONS, Stack
-from .pyg_checks import check_on_blocks, forward_parameters, is_network, refuse, try_out
+from ....storage.errors import InputError
+from ...neighbourhood.base import Neighbourhood, destinations
+from ...neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
+from ...neighbourhood.checks import no_edge_features
+from ...neighbourhood.halo import HaloNeighbourhood
+from ...neighbourhood.pieces import pieces
+from ..base import ACTIVATIONS, Stack
+from .checks import check_on_blocks, is_network, refuse, try_out
+from .edges import forward_parameters, reads_edge_attr
 
 EDGE_BYTES = 256 << 20
 """Memory of the edges that a convolution gets at a time in evaluation."""
@@ -46,6 +48,10 @@ class PyGModel(Stack):
     - Others that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
     - The rest see the sampled edges as if they were all: attention is over these and the node itself, a sum is one of
       fewer, and `PNAConv` scales by their number. So do they in PyG's own loaders.
+
+    Convolutions that are made for features of edges (`edge_dim` and the like) get those of the block's edges as
+    `edge_attr`, and fill in self loops as PyG does. Another one, that takes `edge_attr` without an option for it, says
+    so by an attribute `reads_edges`.
 
     Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo``
     takes Millrace's own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
@@ -86,6 +92,7 @@ class PyGModel(Stack):
         if not 0 <= dropout < 1:
             raise InputError(f"PyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
+        self.reads_edges = any(map(reads_edge_attr, convs))
         # Not a module of its own: its parts are, under the names that they have in PyG.
         object.__setattr__(self, "network", network)
         if network is not None:
@@ -101,12 +108,18 @@ class PyGModel(Stack):
         """See `Stack.spares_torch`."""
         return False
 
-    def fit(self, num_features: int, seed: int) -> int:
+    @property
+    def reader(self) -> str:
+        """Name of the first convolution that reads features of edges; of none: of this class."""
+        return next((type(conv).__name__ for conv in self.convs if reads_edge_attr(conv)), type(self).__name__)
+
+    def fit(self, num_features: int, seed: int, edge_width: int = 0) -> int:
         """Give lazy parameters their shapes, and check that features of this width pass through all layers.
 
         Args:
             num_features: F.
             seed: seed of lazy parameters; torch's generator is left as it was.
+            edge_width: D, columns of the edges' features; 0: they have none.
 
         Returns:
             Columns of the result.
@@ -114,12 +127,14 @@ class PyGModel(Stack):
         Raises:
             InputError: a width that does not fit, or a convolution that fails on a block.
         """
+        if self.reads_edges and not edge_width:
+            raise no_edge_features()
         before = torch.default_generator.get_state()
         try:
             torch.default_generator.manual_seed(seed)
-            width = try_out(self, self.convs, num_features)
+            width = try_out(self, self.convs, num_features, edge_width)
             with evaluating(self):
-                check_on_blocks(self, num_features)
+                check_on_blocks(self, num_features, edge_width)
             return width
         finally:
             torch.default_generator.set_state(before)
@@ -165,15 +180,16 @@ class PyGModel(Stack):
             rows = net.jk([*before, rows]) if last else torch.cat([*before, rows], dim=1)
         return net.lin(rows) if last and hasattr(net, "lin") else rows
 
-    def plain_layer(self, i: int, x: Tensor, edges: Tensor) -> Tensor | None:
-        """Layer i by PyG alone, on a whole graph: what blocks are compared with. None where PyG would compute something
-        else (a `GCNConv` that is told not to normalise), or takes no graph that is not bipartite."""
+    def plain_layer(self, i: int, x: Tensor, edges: Tensor, attr: Tensor) -> Tensor | None:
+        """Layer i by PyG alone, on a whole graph whose edges have the features `attr`: what blocks are compared with.
+        None where PyG would compute something else (a `GCNConv` that is told not to normalise), or takes no graph that
+        is not bipartite."""
         conv = self.convs[i]
         if type(conv).__name__ == "GCNConv" and not conv.normalize:
             return None
         before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
         try:
-            rows = conv(before[-1] if before else x, edges)
+            rows = conv(before[-1] if before else x, edges, **({"edge_attr": attr} if reads_edge_attr(conv) else {}))
         except Exception:
             return None
         if self.network is not None:
@@ -200,6 +216,8 @@ class PyGModel(Stack):
             extra["edge_weight"] = neighbourhood.coefficients(h.dtype)
         elif "edge_weight" in takes and neighbourhood.weight is not None:
             extra["edge_weight"] = neighbourhood.weight.to(h.device, h.dtype)
+        if reads_edge_attr(conv):
+            extra["edge_attr"] = neighbourhood.edge_features
         edges = torch.stack([src, dst])
         if takes["x"].annotation is Tensor:
             # Made for square graphs: rows that are no destinations get no edges, and are left out.

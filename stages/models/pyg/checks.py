@@ -1,32 +1,19 @@
 """Checks of PyG convolutions: needs that a block cannot meet, and shapes that do not fit a dataset."""
 
-import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...storage.errors import InputError
-from ...storage.minibatch import Block
-from ..neighbourhood.block import BlockNeighbourhood
-from .base import Model
-
-NEED_EDGE_FEATURES = {
-    "GINEConv": "GINConv",
-    "NNConv": "SAGEConv",
-    "GMMConv": "GATConv",
-    "SplineConv": "SAGEConv",
-    "CGConv": "GATConv",
-}
-"""Convolutions that need edge features, and similar ones that do not."""
-NO_EDGE_FEATURES = "but a PyG model gets no edge features here (the model gine reads them)"
-
-
-def forward_parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
-    """Parameters of the module's `forward`."""
-    return dict(inspect.signature(module.forward).parameters)
+from ....storage.errors import InputError
+from ....storage.minibatch import Block
+from ....storage.plural import counted
+from ...neighbourhood.block import BlockNeighbourhood
+from ..base import Model
+from .edges import check_edge_columns, forward_parameters, reads_edge_attr
 
 
 def refuse(conv: object) -> None:
@@ -50,16 +37,16 @@ def refuse(conv: object) -> None:
         raise InputError(
             f"{name}.forward takes {list(takes)}; expected a PyG convolution with x and edge_index{between}"
         )
-    _check_no_edge_features(conv, name)
+    _check_no_relations(conv, name)
     needed = [
         p.name
         for p in takes.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    if more := [p for p in needed if p not in ("x", "edge_index")]:
+    if more := [p for p in needed if p not in ("x", "edge_index", "edge_attr")]:
         raise InputError(
-            f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough "
-            "for"
+            f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x, edge_index and "
+            "edge_attr are enough for"
         )
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise InputError(
@@ -78,7 +65,7 @@ def is_network(module: object) -> bool:
     return basic is not None and type(module).forward is basic.forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def check_on_blocks(model: Model, num_features: int) -> None:
+def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     """Refuse a model of PyG's that computes other rows for the nodes of a block than on the whole graph: one that
     normalises by degrees of the block, reaches further than one hop, or looks at all rows at once.
 
@@ -87,6 +74,7 @@ def check_on_blocks(model: Model, num_features: int) -> None:
     Args:
         model: a `PyGModel` with its shapes, in evaluation mode.
         num_features: F.
+        edge_width: D, columns of the edges' features; 0: they have none.
 
     Raises:
         InputError: names the convolution, or what comes between convolutions.
@@ -102,11 +90,14 @@ def check_on_blocks(model: Model, num_features: int) -> None:
     block = Block(3, np.arange(6), indptr, src[order].numpy().astype(np.int32))
     degree = torch.bincount(edges[1], minlength=6)[torch.from_numpy(names)]
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+    # SplineConv takes coordinates from 0 to 1.
+    attr = torch.rand(len(edges[0]), edge_width, generator=torch.Generator().manual_seed(1)).to(like)
+    neighbourhood = BlockNeighbourhood(block, degree.to(like), edges=_given(attr[kept][order]))
     width = num_features
     for i in range(model.num_layers):
         x = torch.randn(6, width, generator=generator).to(like)
-        plain = model.plain_layer(i, x, edges.to(like.device))  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-        out = model.layer(i, BlockNeighbourhood(block, degree.to(like)), x[names])
+        plain = model.plain_layer(i, x, edges.to(like.device), attr)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        out = model.layer(i, neighbourhood, x[names])
         if plain is not None and not torch.allclose(out, plain[names[:3]], rtol=1e-3, atol=1e-4):
             raise InputError(
                 f"layer {i}, {_short(model.convs[i])}, "  # pyright: ignore[reportIndexIssue, reportArgumentType]
@@ -116,6 +107,11 @@ def check_on_blocks(model: Model, num_features: int) -> None:
         width = out.shape[1]
 
 
+def _given(rows: Tensor) -> Callable[[], Tensor] | None:
+    """Returns the features of a neighbourhood's edges; None if they have no columns."""
+    return (lambda: rows) if rows.shape[1] else None
+
+
 def _is_plain(module: nn.Module) -> bool:
     return (
         isinstance(module, nn.Dropout | nn.modules.batchnorm._BatchNorm)
@@ -123,25 +119,16 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def _check_no_edge_features(conv: nn.Module, name: str) -> None:
-    for option in ("edge_dim", "in_edge_channels"):
-        if getattr(conv, option, None) is not None:
-            raise InputError(f"{name} has {option}={getattr(conv, option)}, {NO_EDGE_FEATURES}; leave {option} out")
-    if getattr(conv, "lin_edge", None) is not None:
-        raise InputError(f"{name} has a product for edge features, {NO_EDGE_FEATURES}; make it without edge_dim")
+def _check_no_relations(conv: nn.Module, name: str) -> None:
     for kind in (c.__name__ for c in type(conv).__mro__):
-        if kind in NEED_EDGE_FEATURES and not (kind == "CGConv" and not getattr(conv, "dim", 0)):
+        if kind in ("RGCNConv", "RGATConv") or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
             raise InputError(
-                f"{name} needs edge features, {NO_EDGE_FEATURES}; use one without, such as {NEED_EDGE_FEATURES[kind]}"
-            )
-        if kind == "RGCNConv" or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
-            raise InputError(
-                f"{name} needs a type for each edge, but Millrace's graphs have one type; use a convolution without "
+                f"{name} needs a type for each edge, which a PyG model does not get here; use a convolution without "
                 "relations"
             )
 
 
-def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
+def try_out(model: Model, convs: Iterable[nn.Module], num_features: int, edge_width: int) -> int:
     """Run each layer once on a block of three edges: lazy parameters get their shapes, and convolutions that cannot
     work are refused.
 
@@ -149,6 +136,7 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
         model: made of these convolutions; runs in evaluation mode without gradients, and gets its mode back.
         convs: L.
         num_features: F.
+        edge_width: D, columns of the edges' features; 0: they have none.
 
     Returns:
         Columns of the last layer's result.
@@ -156,9 +144,7 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
     Raises:
         InputError: a convolution takes other widths, or fails.
     """
-    neighbourhood = BlockNeighbourhood(
-        Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32)), torch.full((3,), 2.0)
-    )
+    block = Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32))
     modes = [(module, module.training) for module in model.modules()]
     width, source = num_features, "the dataset"
     model.eval()
@@ -167,17 +153,21 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
             for i, conv in enumerate(convs):
                 read = model.columns(i, width)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
                 _check_width(i, conv, read, source)
+                check_edge_columns(i, conv, _short(conv), edge_width)
                 known = next(
                     (p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0)
                 )
+                zeros = partial(torch.zeros, dtype=known.dtype, device=known.device)
+                neighbourhood = BlockNeighbourhood(block, torch.full((3,), 2.0), edges=_given(zeros(3, edge_width)))
                 try:
-                    out = model.layer(i, neighbourhood, torch.zeros(3, width, dtype=known.dtype, device=known.device))
+                    out = model.layer(i, neighbourhood, zeros(3, width))
                 except InputError:
                     raise
                 except Exception as e:
                     said = " ".join(str(e).split())[:200] or type(e).__name__
+                    beside = f" and {counted(edge_width, 'feature')} of edges" if reads_edge_attr(conv) else ""
                     raise InputError(
-                        f"layer {i}, {_short(conv)}, cannot take {width} columns from {source} ({said})"
+                        f"layer {i}, {_short(conv)}, cannot take {width} columns from {source}{beside} ({said})"
                     ) from e
                 if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
                     seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__

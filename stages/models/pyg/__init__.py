@@ -1,0 +1,1 @@
+"""Convolutions and whole models of PyTorch Geometric on blocks."""
