@@ -34,7 +34,9 @@ class NamedLoss:
     class_weights: Tensor | None = None
     """[C], factor of the loss of a seed by its class (multi-class and binary)."""
     pos_weight: Tensor | None = None
-    """[W], factor of the loss where a label is 1 (binary and multi-label)."""
+    """[W], factor of the loss where a label is 1 (binary and multi-label); of links [1], of positive pairs."""
+    balanced: bool = False
+    """True: a positive pair counts as much as its negatives together (links, binary cross entropy)."""
     label_smoothing: float = 0.0
     """Share of each label that is spread over all classes (cross entropy)."""
     gamma: float = 2.0
@@ -81,7 +83,12 @@ class NamedLoss:
             return F.relu(self.margin - positive + negative).mean(1)
         if self.name == "infonce":
             return -F.log_softmax(scores / self.temperature, 1)[:, 0]
-        return torch.cat([F.softplus(-positive), F.softplus(negative)], 1).mean(1)
+        losses = F.softplus(-positive)
+        if self.balanced:
+            losses = losses * negative.shape[1]
+        elif self.pos_weight is not None:
+            losses = losses * self.pos_weight.to(scores)
+        return torch.cat([losses, F.softplus(negative)], 1).mean(1)
 
     def _of_bits(self, out: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         labels = torch.where(known, labels, 0)

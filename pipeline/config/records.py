@@ -131,7 +131,7 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
 
 def negatives_of(job: Job) -> Negatives:
     """Law of the negatives of a configuration."""
-    return Negatives(job.link.negatives, job.link.num_negatives)
+    return Negatives(job.link.negatives, job.link.num_negatives, job.link.negative_ends)
 
 
 def cut_of(job: Job) -> Partitioner | None:

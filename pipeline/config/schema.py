@@ -74,7 +74,7 @@ class LossOptions(Section):
     weights."""
     pos_weight: Literal["balanced"] | float | list[float] | None = None
     """Factor of the loss where a label is 1, for all columns or each: binary and multi-label. ``balanced``: train nodes
-    without the label for each one with it."""
+    without the label for each one with it. Links with ``bce``: of a positive pair, ``balanced``: its negatives."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes, with ``cross_entropy``."""
     gamma: float = Field(default=2.0, ge=1)
@@ -207,6 +207,9 @@ class Links(Section):
     in-degree (``degree``), of those that are the destination of a pair (``destinations``), or the destination of
     another pair of the minibatch (``batch``); ``given``: pairs of the
     given negatives. A drawn one may by chance be positive."""
+    negative_ends: Literal["destination", "both"] = "destination"
+    """Ends of a negative that are drawn: ``destination`` keeps u; ``both`` draws the source too, by the same law:
+    in proportion to its out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""
 

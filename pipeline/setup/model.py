@@ -212,8 +212,10 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
             raise InputError(
                 f"train.loss.{key} is {given[key]}, but the loss is '{name}'; it goes with {' or '.join(names)}"
             )
-    if task == "link" and (weights := given.keys() & {"class_weights", "pos_weight"}):
-        raise InputError(f"train.loss.{min(weights)} is set, but the task is link, which has no classes; leave it out")
+    if task == "link" and "class_weights" in given:
+        raise InputError("train.loss.class_weights is set, but the task is link, which has no classes; leave it out")
+    if task == "link" and isinstance(options.pos_weight, list):
+        raise InputError('train.loss.pos_weight is a list, but the task is link; expected one number, or "balanced"')
     if task == "multilabel" and "class_weights" in given:
         raise InputError(
             "train.loss.class_weights are factors of nodes by their class, but the task is multilabel; use "
@@ -222,11 +224,16 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
     without_function = task == "multiclass" or (task == "multilabel" and not outline.has_unknown)
     if without_function and name == LOSSES[task][0] and not given.keys() - {"name"}:
         return None
+    of_pairs = task == "link" and options.pos_weight == "balanced"
+    positive = None if of_pairs else options.pos_weight
     return NamedLoss(
         task,
         name,
         class_weights=_numbers("class_weights", options.class_weights, outline.num_classes, _balanced, outline),
-        pos_weight=_numbers("pos_weight", options.pos_weight, outline.num_outputs, _balanced_positive, outline),
+        pos_weight=_numbers(
+            "pos_weight", positive, 1 if task == "link" else outline.num_outputs, _balanced_positive, outline
+        ),
+        balanced=of_pairs,
         label_smoothing=options.label_smoothing,
         gamma=options.gamma,
         delta=options.delta,

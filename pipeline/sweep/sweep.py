@@ -208,7 +208,7 @@ def _sample_key(job: Job) -> str:
     """Key of all settings that minibatches of a job may depend on."""
     keys = {"dataset", "split", "read", "sampler", "kernel", "queue", "features", "graph"}
     record = job.model_dump(mode="json", include=keys)
-    record["negatives"] = [job.link.negatives, job.link.num_negatives]
+    record["negatives"] = [job.link.negatives, job.link.num_negatives, job.link.negative_ends]
     seeds = {part: job.seed_of(part) for part in ("split", "minibatches")}
     return digest_record({**record, **seeds, "system": job.system, "batch_size": job.train.batch_size})
 

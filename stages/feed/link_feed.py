@@ -29,7 +29,7 @@ class SampledLinks(Sampled):
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""
-        return {**self.sampler.record(), "negatives": [self.negatives.law, self.negatives.count]}
+        return {**self.sampler.record(), "negatives": self.negatives.record()}
 
     def plan(self, placement: Placement, job: RankJob) -> LinkPlan:
         """See `Sampled.plan`."""

@@ -15,6 +15,8 @@ from ..random import branches, draw_word
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
 LAWS: tuple[Law, ...] = get_args(Law)
+DrawnEnds = Literal["destination", "both"]
+DRAWN_ENDS: tuple[DrawnEnds, ...] = get_args(DrawnEnds)
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,23 @@ class Negatives:
     chance be a positive pair."""
     count: int = 1
     """k, for each positive pair."""
+    ends: DrawnEnds = "destination"
+    """The drawn ends: the ``destination``, or ``both``: the source too, independently and by the same law; by
+    ``degree``, in proportion to its out-degree, and by ``destinations``, of the nodes that are sources of pairs."""
 
     def __post_init__(self) -> None:
         if self.law not in LAWS:
             raise InputError(f"negatives is '{self.law}'; expected one of {', '.join(LAWS)}")
+        if self.ends not in DRAWN_ENDS:
+            raise InputError(f"negative_ends is '{self.ends}'; expected one of {', '.join(DRAWN_ENDS)}")
+        if self.law == "given" and self.ends == "both":
+            raise InputError("link.negative_ends is 'both', but link.negatives is 'given': none is drawn; leave it out")
         if type(self.count) is not int or self.count < 1:
             raise InputError(f"num_negatives is {self.count!r}; expected a whole number, 1 or more")
+
+    def record(self) -> list[Any]:
+        """The settings, as part of a sampler's record."""
+        return [self.law, self.count, *(["both"] if self.ends == "both" else [])]
 
     def check(self, num_edges: int, num_given: Callable[[], int]) -> None:
         """Check that these negatives are there.
@@ -97,35 +110,40 @@ class TrainPairs:
             key: random stream of the minibatch.
         """
         positive, count = self.pairs[numbers], self.negatives.count
-        words = draw_word(branches(key, np.arange(len(numbers) * count)), 0).reshape(len(numbers), count)
-        # 53 bits, in [0, 1): the error of a node's probability is below 2**-53 V.
-        x = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        words = branches(key, np.arange(len(numbers) * count)).reshape(len(numbers), count)
+
+        def uniform(i: int) -> npt.NDArray[np.float64]:
+            # 53 bits, in [0, 1): the error of a node's probability is below 2**-53 V.
+            return (draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
         made = np.empty((len(numbers), 1 + count, 2), np.int64)
         made[:, 0] = positive
         if self.negatives.law == "given":
-            made[:, 1:] = self.given[(x * len(self.given)).astype(np.int64)]
+            made[:, 1:] = self.given[(uniform(0) * len(self.given)).astype(np.int64)]
             return made
-        made[:, 1:, 0] = positive[:, :1]
-        made[:, 1:, 1] = self._destinations(positive, x)
+        made[:, 1:, 0] = self._drawn(0, positive, uniform(1)) if self.negatives.ends == "both" else positive[:, :1]
+        made[:, 1:, 1] = self._drawn(1, positive, uniform(0))
         return made
 
-    def _destinations(self, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """int64 [b, k], sources (column 0) or destinations (column 1) of negatives, by uniform numbers [b, k]."""
         law, graph, size = self.negatives.law, self.graph, len(positive)
         if law == "degree":
-            # The destination of a uniform edge.
+            # The end of a uniform edge.
             edge = (x * graph.num_edges).astype(np.int64)
-            return np.searchsorted(graph.indptr, edge, side="right") - 1
+            return np.searchsorted(graph.indptr, edge, side="right") - 1 if column else graph.indices[edge]
         if law == "destinations":
-            return self._ends[(x * len(self._ends)).astype(np.int64)]
+            ends = self._ends[column]
+            return ends[(x * len(ends)).astype(np.int64)]
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
-            return positive[other % size, 1]
+            return positive[other % size, column]
         return (x * graph.num_nodes).astype(np.int64)
 
     @cached_property
-    def _ends(self) -> npt.NDArray[np.int64]:
-        """Distinct destinations of all pairs, given negatives too."""
-        return np.unique(self.pairs[:, 1])
+    def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Distinct sources and destinations of all pairs, given negatives too."""
+        return np.unique(self.pairs[:, 0]), np.unique(self.pairs[:, 1])
 
     @cached_property
     def _own_weights(self) -> npt.NDArray[np.float64]:

@@ -151,5 +151,12 @@ def test_losses_of_pairs():
     close(
         NamedLoss("link", "infonce", temperature=0.5), out, y, lambda o: F.cross_entropy(o / 0.5, y, reduction="none")
     )
+    for weighted, factor in ({"pos_weight": torch.tensor([2.5])}, 2.5), ({"balanced": True}, C - 1):
+        weights = torch.ones(C, dtype=torch.float64)
+        weights[0] = factor
+        close(
+            NamedLoss("link", "bce", **weighted), out, y,
+            lambda o, w=weights: (F.binary_cross_entropy_with_logits(o, labels, reduction="none") * w).mean(1),
+        )  # fmt: skip
     # The default of the task.
     assert torch.equal(summed_loss(out, y, "link"), NamedLoss("link", "bce")(out, y).sum())

@@ -63,7 +63,7 @@ class Mean(torch.nn.Module):
 @pytest.mark.parametrize(
     ("negatives", "decoder", "loss"),
     [
-        ("uniform", "dot", "bce"),
+        ("both", "dot", {"name": "bce", "pos_weight": "balanced"}),
         ("degree", "distmult", "margin"),
         ("batch", "complex", {"name": "infonce", "temperature": 0.5}),
         ("uniform", "mlp", "bce"),
@@ -74,6 +74,8 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
         **{k: v for k, v in JOB.items() if k not in ("hidden", "dropout")}, "fanout": [-1], "dtype": "float64",
         "link": {**LINK, "decoder": decoder, "negatives": negatives}, "loss": loss, "train": {"evaluate_every": 0},
     }  # fmt: skip
+    if negatives == "both":
+        options["link"] |= {"negatives": "uniform", "negative_ends": "both"}
     result = mr.run(links, model=Mean(), out=tmp_path / "run", verbose=False, **options)
     start = mr.load(tmp_path / "run", model=Mean())
     model = as_model(Mean()).double()
@@ -99,7 +101,9 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
             rows = model.layer(0, BlockNeighbourhood(block, torch.from_numpy(left.degree)), features)
             scores = model.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
             positive, negative = scores[:, :1], scores[:, 1:]
-            if loss == "bce":
+            if negatives == "both":  # one positive pair counts as much as its two negatives
+                value = -(2 * positive.sigmoid().log().mean() + 2 * (-negative).sigmoid().log().mean()) / 3
+            elif loss == "bce":
                 signs = torch.cat([positive, -negative], 1)
                 value = -torch.nn.functional.logsigmoid(signs).mean()
             elif loss == "margin":
@@ -126,6 +130,7 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
 
 def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tmp_path):
     table = {**JOB, "epochs": 2, "system": "bulk", "minibatches_per_step": 4, "dtype": "float64"}
+    table["link"] = {**LINK, "negative_ends": "both"}
     found = {}
     for name, more in {
         "1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}, "k": {"queue": {"bulk_size": 3}},
@@ -147,7 +152,7 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
             torch.testing.assert_close(value, model[key], rtol=1e-8, atol=1e-9)
         if name in found:
             assert found[name]["test_metrics"] == pytest.approx(report["test_metrics"], abs=1e-9)
-    other = resolve({**table, "dataset": store, "link": {**LINK, "negatives": "degree"}})
+    other = resolve({**table, "dataset": store, "link": LINK})
     with pytest.raises(StoreError, match="sampler"):
         mr.run(config=other, samples=tmp_path / "samples", out=tmp_path / "other", verbose=False)
 
@@ -277,7 +282,14 @@ REFUSED = [
     ({"metrics": ["macro_f1"]}, "the task is link"),
     ({"monitor": "accuracy"}, "train.monitor is 'accuracy'"),
     ({"loss": "cross_entropy"}, "expected bce or margin or infonce"),
-    ({"loss": {"name": "bce", "pos_weight": 2.0}}, "which has no classes"),
+    ({"loss": {"name": "bce", "class_weights": [2.0]}}, "which has no classes"),
+    ({"loss": {"name": "bce", "pos_weight": [2.0, 1.0]}}, "expected one number, or"),
+    ({"loss": {"name": "margin", "pos_weight": 2.0}}, "it goes with bce"),
+    ({"link": {"negative_ends": "source"}}, "link.negative_ends"),
+    (
+        {"link": {"negatives": "given", "negative_ends": "both"}},
+        "negative_ends is 'both', but link.negatives is 'given'",
+    ),
     ({"loss": {"name": "bce", "margin": 2.0}}, "it goes with margin"),
     ({"link": {"negatives": "given"}}, "no negatives are given for train"),
     ({"link": {"decoder": "complex", "width": 7}}, "expected an even number"),

@@ -54,7 +54,10 @@ class Mean(torch.nn.Module):
 def exact(links, tmp_path_factory):
     """A run over all earlier edges, its folder, and the same training by plain torch."""
     options = {k: v for k, v in JOB.items() if k != "hidden"} | {"sampler": {"name": "temporal", "fanout": [-1]}}
-    options |= {"link": {**JOB["link"], "negatives": "destinations"}, "train": {"evaluate_every": 0}}
+    options |= {
+        "link": {**JOB["link"], "negatives": "destinations", "negative_ends": "both"},
+        "train": {"evaluate_every": 0},
+    }
     out = tmp_path_factory.mktemp("runs") / "run"
     result = mr.run(links, model=Mean(), out=out, verbose=False, **options)
     start, graph = mr.load(out, model=Mean()), links.graph

@@ -24,11 +24,11 @@ def skewed():
     return mr.from_edges(rng.integers(10, size=400), dst, 11)
 
 
-def drawn(law, *, size=64, count=50, key=KEY):
+def drawn(law, *, size=64, count=50, key=KEY, ends="destination"):
     graph = skewed()
     given = [(i, 10 - i) for i in range(5)]
     labels = labels_of([(i % 11, (3 * i) % 11) for i in range(size)], given)
-    links = TrainPairs.of(graph, labels, Negatives(law, count))
+    links = TrainPairs.of(graph, labels, Negatives(law, count, ends))
     return graph, links, links.with_negatives(np.arange(size), key)
 
 
@@ -43,6 +43,29 @@ def test_destinations_have_their_law(law):
     assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
     # Sources are those of the positive pairs.
     assert (made[:, :, 0] == made[:, :1, 0]).all()
+
+
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations", "batch"])
+def test_both_ends_have_their_law_independently(law):
+    few = law in ("destinations", "batch")
+    graph, links, made = drawn(law, **({"size": 4, "count": 2000} if few else {"count": 100}), ends="both")
+    keeps = drawn(law, **({"size": 4, "count": 2000} if few else {"count": 100}))[2]
+    assert np.array_equal(made[..., 1], keeps[..., 1]) and np.array_equal(made[:, 0], keeps[:, 0])
+    uniform, edges = np.full(11, 1 / 11), graph.num_edges
+    laws = {
+        "uniform": (uniform, uniform),
+        "degree": (np.bincount(graph.indices, minlength=11) / edges, graph.in_degree / edges),
+        # Of four pairs and of the given negatives.
+        "destinations": (np.arange(11) < 5, np.isin(np.arange(11), [0, 3, 6, 9, 10, 8, 7])),
+    }  # fmt: skip
+    for row in range(4) if law == "batch" else [None]:
+        others = np.delete(links.pairs[:4], 0 if row is None else row, 0)
+        source, destination = laws.get(law) or [np.bincount(e, minlength=11) for e in others.T]
+        share = np.outer(source / sum(source), destination / sum(destination)).reshape(-1)
+        pairs = made[:, 1:].reshape(-1, 2) if row is None else made[row, 1:]
+        seen = np.bincount(pairs[:, 0] * 11 + pairs[:, 1], minlength=121)
+        assert not seen[share == 0].any()
+        assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
 
 
 def test_those_of_the_minibatch_are_the_other_destinations():
@@ -62,9 +85,9 @@ def test_given_ones_are_uniform_pairs_of_them():
     assert chisquare(np.bincount(at, minlength=5)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_negatives_depend_on_the_key_and_the_position_alone(law):
-    _, links, made = drawn(law)
+@pytest.mark.parametrize(("law", "ends"), [*((law, "destination") for law in LAWS), ("uniform", "both")])
+def test_negatives_depend_on_the_key_and_the_position_alone(law, ends):
+    _, links, made = drawn(law, ends=ends)
     assert np.array_equal(made, links.with_negatives(np.arange(64), KEY))
     assert (made != links.with_negatives(np.arange(64), KEY + 1)).any()
     assert np.array_equal(made[:, 0], links.pairs[:64])
@@ -98,5 +121,9 @@ def test_what_cannot_be_drawn_is_refused():
         TrainPairs.of(empty, labels_of([(0, 1)]), Negatives("degree"))
     with pytest.raises(InputError, match="expected one of uniform"):
         Negatives("all")
+    with pytest.raises(InputError, match="negative_ends is 'source'; expected one of destination, both"):
+        Negatives("uniform", 1, "source")
+    with pytest.raises(InputError, match=r"negative_ends is 'both', but link\.negatives is 'given'"):
+        Negatives("given", 1, "both")
     with pytest.raises(InputError, match="1 or more"):
         Negatives("uniform", 0)
