@@ -12,12 +12,13 @@ one after the other, print as they go, and a part that fails is reported and lea
     gather     features of a bulk's nodes, from the device's memory and from pinned memory of the host
     layers     aggregation and attention of a block, forward and backward, beside PyG's
     training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG on the same minibatches
+    full-batch epochs of sar and of retexo's layers, beside PyG on the whole graph, and their losses beside the CPU's
     bits       samples beside those of the compiled kernels of the CPU
 
 Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with
 all its waits. In the table, "floor" is the best that the machine allows, "share" how much of it was reached, "ratio"
-how many times faster than the peer. Parts other than training need numpy, torch, Triton and PyG alone, "bits" numba
-too.
+how many times faster than the peer. Parts other than training and full-batch need numpy, torch, Triton and PyG alone,
+"bits" numba too.
 
 Without a GPU, `--device cpu` runs every part in Triton's interpreter, to see that they run; choose a tiny graph, such
 as `--scale 600,4000 --batch 16 --minibatches 4`. Its times mean nothing.
@@ -37,7 +38,7 @@ import torch
 if TYPE_CHECKING:
     from gpu_lab import Lab
 
-PARTS = ("machine", "sampling", "gather", "layers", "training", "bits")
+PARTS = ("machine", "sampling", "gather", "layers", "training", "full-batch", "bits")
 
 
 def arguments() -> argparse.Namespace:
@@ -93,6 +94,7 @@ def main() -> int:
     if args.device == "cpu":
         # Read when Triton is first imported.
         os.environ["TRITON_INTERPRET"] = "1"
+    from gpu_full_batch import full_batches
     from gpu_lab import Lab
     from gpu_layers import gather, layers, machine
     from gpu_sampling import same_bits, sample_all
@@ -105,7 +107,7 @@ def main() -> int:
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
     lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes)
     parts: dict[str, Callable[[Lab], None]] = dict(
-        zip(PARTS, (machine, sample_all, gather, layers, train_all, same_bits))
+        zip(PARTS, (machine, sample_all, gather, layers, train_all, full_batches, same_bits))
     )
     for name in (p for p in PARTS if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")

@@ -53,6 +53,8 @@ def test_every_part_runs(tmp_path):
         assert row["share"] == pytest.approx(row["floor"] / row["measured"])
         assert row["ratio"] == pytest.approx(row["peer"] / row["measured"])
         assert f"| {name} " in out
+    for name in ("sar, sage", "sar, gat", "retexo, sage", "retexo, gat"):
+        assert rows[f"epoch of {name}"]["ratio"] > 0
     # Two minibatches of four seeds: what the layers see is what was drawn.
     sage = told["details"]["training"]
     assert len(sage["sage float32, millrace"]["epoch_s"]) == 2 and sage["gat float32, PyG"]["loss"] > 0
