@@ -125,7 +125,7 @@ class TrainPairs:
         made[:, 1:, 1] = self._drawn(1, positive, uniform(0))
         return made
 
-    def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.integer]:
         """int64 [b, k], sources (column 0) or destinations (column 1) of negatives, by uniform numbers [b, k]."""
         law, graph, size = self.negatives.law, self.graph, len(positive)
         if law == "degree":
