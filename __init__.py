@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.systems.sar import sar
     from millrace.stages.evaluate.layerwise import infer
     from millrace.stages.kernels.sampling.sparse import Sparse
-    from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE
+    from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE, GATv2
     from millrace.stages.models import SAGE as GraphSAGE
     from millrace.stages.models.pyg.model import PyGModel
     from millrace.stages.neighbourhood.base import destinations
@@ -123,6 +123,7 @@ _HOMES = {
     "sweep": "pipeline.sweep.sweep",
     "infer": "stages.evaluate.layerwise",
     "GAT": "stages.models",
+    "GATv2": "stages.models",
     "GCN": "stages.models",
     "GIN": "stages.models",
     "GINE": "stages.models",
@@ -168,6 +169,7 @@ __all__ = [
     "Sparse",
     "MatrixSampler",
     "GAT",
+    "GATv2",
     "GCN",
     "GIN",
     "GINE",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from ...stages.models.base import Model, layered, reads_edges
+from ...stages.models.base import Model, keeps_edges, layered, reads_edges
 from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import node_ids
 from ...storage.dataset import IdArray
@@ -74,7 +74,7 @@ class FirstLayers(nn.Module):
     def __init__(self, model: nn.Module, num_layers: int) -> None:
         super().__init__()
         self.model, self.num_layers = model, num_layers
-        self.reads_edges = reads_edges(model)
+        self.reads_edges, self.keeps_edges = reads_edges(model), keeps_edges(model)
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...stages.models.base import Stack
 from ...stages.models.gat import GATConv
+from ...stages.models.gatv2 import GATv2Conv
 from ...stages.models.gcn import GCNConv
 from ...stages.models.gin import GINConv
 from ...stages.models.sage import SAGEConv, SAGEPoolConv
@@ -29,6 +30,15 @@ _PYG: dict[type, dict[str, tuple[str, str]]] = {
         "linear.weight": ("lin.weight", SAME),
         "a_src": ("att_src", LEADING),
         "a_dst": ("att_dst", LEADING),
+        "bias": ("bias", SAME),
+    },
+    GATv2Conv: {
+        "source.weight": ("lin_l.weight", SAME),
+        "source.bias": ("lin_l.bias", SAME),
+        "target.weight": ("lin_r.weight", SAME),
+        "target.bias": ("lin_r.bias", SAME),
+        "edge.weight": ("lin_edge.weight", SAME),
+        "a": ("att", LEADING),
         "bias": ("bias", SAME),
     },
     GINConv: {"eps": ("eps", SCALAR)}
@@ -66,12 +76,13 @@ def conv_weights(model: nn.Module, library: Library) -> list[State]:
     GCN                 ``GCNConv(a, b)``                               ``GraphConv(a, b)``, self loops in the graph
     GAT                 ``GATConv(a, b // heads, heads)``               ``GATConv(a, b // heads, heads)``, likewise
     GAT, last layer     ``GATConv(a, b, heads, concat=False)``          ``GATConv(a, b, heads)``, then the mean of heads
+    GATv2               ``GATv2Conv(a, b // heads, heads)``, likewise   none
     GIN                 ``GINConv(mlp, train_eps=True)``                ``GINConv(mlp, "sum", learn_eps=True)``
     ==================  ==============================================  ================================================
 
     ``mlp`` is ``Sequential(Linear(a, hidden), ReLU(), Linear(hidden, b))``. Norms, activations and dropout between the
-    convolutions are not among these weights. PyG's ``GCNConv`` and ``GATConv`` replace self loops that a graph has;
-    Millrace keeps them beside its own.
+    convolutions are not among these weights. PyG's ``GCNConv``, ``GATConv`` and ``GATv2Conv`` replace self loops that a
+    graph has; Millrace keeps them beside its own. A ``GATv2`` of features of edges has ``edge_dim``.
 
     Args:
         model: one of Millrace's, such as ``mr.load(folder).model``.
@@ -117,8 +128,10 @@ def _convs(model: nn.Module, library: str) -> list[nn.Module]:
     if not convs or any(type(c) not in _PYG for c in convs):
         raise InputError(
             f"the model is a {type(model).__name__} of other convolutions; expected one of Millrace's own: GraphSAGE, "
-            "GCN, GAT or GIN"
+            "GCN, GAT, GATv2 or GIN"
         )
+    if absent := [type(c).__name__ for c in convs if type(c) not in _NAMES[library]]:
+        raise InputError(f"{absent[0]} has no counterpart in {library}; expected another library or model")
     return convs
 
 
@@ -128,7 +141,10 @@ def _names(conv: nn.Module, library: Library) -> dict[str, tuple[str, str]]:
             f"a layer pools {conv.pool.in_features} columns to {conv.pool.out_features}, and convolutions of {library} "
             "to as many as come in; only a model whose hidden width is the number of features has a counterpart"
         )
-    return _NAMES[library][type(conv)]
+    names = _NAMES[library][type(conv)]
+    if isinstance(conv, GATv2Conv) and conv.edge is None:
+        names = {name: there for name, there in names.items() if name != "edge.weight"}
+    return names
 
 
 def _there(conv: nn.Module, names: Mapping[str, tuple[str, str]]) -> State:

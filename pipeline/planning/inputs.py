@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...stages.models import MODELS
+from ...stages.models.base import reads_edges
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset, Task, check_one_type, require_nodes
@@ -120,7 +121,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         common["features"] = "memory"
     sampled = resolve({**common, "system": default})
     model, sampler = sampled.model["name"], sampled.sampler["name"]
-    if MODELS.find(model).reads_edges:
+    if reads_edges(build("model", MODELS, sampled.model)):
         raise _unpredicted(f"model is '{model}', which reads features of edges", "use another model")
     if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
         raise _unpredicted(f"sampler is '{sampler}', which draws by times", "use the sampler neighbor")

@@ -392,16 +392,20 @@ def check_edges(job: Job, system: System) -> None:
         InputError: names the key to change.
     """
     seen = "the model reads features of edges, but"
+    optional = job.model.get("edge_width", 0) and not MODELS.find(job.model["name"]).reads_edges
+    none = ", or model.edge_width = 0 to read none" if optional else ""
     if not SYSTEMS.find(system.name).reads_edges:
         able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
-        raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}")
+        raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
     if job.device != "cpu":
         raise InputError(
             f"{seen} device is '{job.device}', and they are gathered into the host's memory only in this version; use "
-            'device = "cpu"'
+            f'device = "cpu"{none}'
         )
     if job.train.compile:
-        raise InputError(f"{seen} train.compile is true, and layers that read them are not compiled; leave it out")
+        raise InputError(
+            f"{seen} train.compile is true, and layers that read them are not compiled; leave it out{none}"
+        )
 
 
 def check_losses(job: Job, system: System) -> None:

@@ -1,7 +1,7 @@
 """Construction of a run's model, and of its loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...stages.links.decoders import make_decoder
 from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
-from ...stages.models.base import as_model, reads_edges
+from ...stages.models.base import ModelConfig, as_model, reads_edges
 from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...stages.random import Purpose, stream, torch_seed
@@ -104,6 +104,11 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
         InputError: edges have no features, or the sampler does not know their positions.
     """
     record = model if model is not None else build("model", MODELS, job.model)
+    given = getattr(record, "edge_width", 0) if isinstance(record, ModelConfig) else 0
+    if given == -1:
+        width = 0 if dataset.task == "link" else dataset.num_edge_features
+        job, model = _with_edge_width(job, model, width)
+        record = replace(record, edge_width=width)
     if not reads_edges(record):
         return job, system, model
     name = record.reader if isinstance(record, PyGModel) else getattr(record, "name", type(record).__name__)
@@ -117,15 +122,13 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
             f"the model {name} reads features of edges, but {dataset.name} has none; give edge_attr (PyG, .npz) or "
             "columns of edges, or use another model"
         )
-    if is_dataclass(record):
-        given: int = getattr(record, "edge_width", 0)
-        if given not in (0, width):
+    if isinstance(record, ModelConfig):
+        if given not in (-1, 0, width):
             raise InputError(
                 f"model.edge_width is {given}, but edges of {dataset.name} have {counted(width, 'feature')}; leave it "
                 "out"
             )
-        job = job.model_copy(update={"model": {**job.model, "edge_width": width}})
-        model = None if model is None else replace(model, edge_width=width)
+        job, model = _with_edge_width(job, model, width)
     sampler: Any = system.sample.sampler
     if sampler is not None:
         if "edge_ids" not in {f.name for f in fields(sampler)}:
@@ -137,6 +140,11 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
         system = replace(system, sample=replace(sample, sampler=replace(sampler, edge_ids=True)))
         job = job.model_copy(update={"sampler": {**job.sampler, "edge_ids": True}})
     return job, system, model
+
+
+def _with_edge_width(job: Job, model: Any, width: int) -> tuple[Job, Any]:
+    job = job.model_copy(update={"model": {**job.model, "edge_width": width}})
+    return job, None if model is None else replace(model, edge_width=width)
 
 
 def model_of(
@@ -185,7 +193,9 @@ def model_of(
         return with_initial_parameters(built.to(dtype), job)
 
     decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
-    return make, {"name": record.name, **vars(record), **decoder}, record.name
+    # Left out where no features of edges are read, so that older checkpoints fit.
+    options = {k: v for k, v in vars(record).items() if k != "edge_width" or v}
+    return make, {"name": record.name, **options, **decoder}, record.name
 
 
 def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | None:

@@ -22,7 +22,7 @@ from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
 IdArray = npt.NDArray[np.int64]
 ROWS_PER_EDGE = 4
-"""Rows that a layer which reads features of edges keeps for an edge: its source's, its destination's, what is computed
+"""Rows that a layer which keeps rows of edges has for each: its source's, its destination's, what is computed
 of its features, and the message."""
 MAX_BYTES = 256 << 20
 EDGE_BYTES = 48
@@ -139,6 +139,7 @@ class Chunks:
         device: torch.device,
         kernels: ModuleType | None = None,
         edges: FeatureStore | None = None,
+        keeps_edges: bool = False,
     ) -> None:
         """
         Args:
@@ -147,9 +148,10 @@ class Chunks:
             max_bytes: see `layerwise.infer`.
             device: device of the model.
             kernels: see `BlockNeighbourhood`.
-            edges: features of edges, if the model reads them; its layers then keep rows for each edge.
+            edges: features of edges, if the model reads them.
+            keeps_edges: layers keep rows for each edge.
         """
-        self._edges = edges
+        self._edges, self._keeps_edges = edges, keeps_edges
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
         self._device, self._kernels, self.on_host = device, kernels, kernels is None
         self._table = numbering_on_host().new_table(graph.num_nodes)
@@ -162,8 +164,9 @@ class Chunks:
         itemsize = max(self.degree.element_size(), source.itemsize)
         source_bytes, row_bytes = (width + 2 * wide) * itemsize, 2 * wide * itemsize
         edge_bytes = EDGE_BYTES
-        if self._edges is not None:
-            edge_bytes += (2 * self._edges.num_features + ROWS_PER_EDGE * wide) * itemsize
+        if self._keeps_edges:
+            of_edges = 0 if self._edges is None else self._edges.num_features
+            edge_bytes += (2 * of_edges + ROWS_PER_EDGE * wide) * itemsize
         before = np.concatenate([[0], np.cumsum(self.graph.in_degree[rows])])
 
         def cost(end: int) -> int:

@@ -21,7 +21,7 @@ from ...storage.errors import RunError
 from ...storage.features import FeatureStore, MappedFeatures, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
-from ..models.base import Stack, layered
+from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
@@ -222,7 +222,7 @@ class FileLayers:
             rows = MemoryFeatures(_mapped(self._file("rows", k - 1)))
             source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
         widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
-        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device)
+        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device, keeps_edges=keeps_edges(self.model))
         for dst in chunks.cut(nodes, source, widest):
             neighbourhood = chunks.neighbourhood(dst)
             yield apply_layer(self.model, k - 1, neighbourhood, source.gather(neighbourhood.block.src))

@@ -20,7 +20,7 @@ from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
-from ..models.base import Stack, as_model, check_initialised, layered, reads_edges
+from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges
 from ..models.pyg.model import PyGModel, evaluating
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.checks import no_edge_features
@@ -57,7 +57,7 @@ def infer(
     Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's
     widest weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is
     that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top,
-    unless the model reads features of edges.
+    unless the model says so by `keeps_edges` or `reads_edges`.
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
     `max_bytes` and than half of the free memory), and about (40 + L) V bytes of tables.
 
@@ -173,7 +173,7 @@ def outputs(
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
-    if room is not None and edges is None:
+    if room is not None and not keeps_edges(model):
         layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
     with evaluating(model):
         if layers is not None:
@@ -187,7 +187,7 @@ def outputs(
             if room is not None and resident:
                 max_bytes = max(max_bytes, room.num_bytes // 4)
             kernels = None if room is None else room.kernels
-            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges)
+            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges, keeps_edges(model))
             logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
     logits = logits.to(device)
     return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(device)]

@@ -3,6 +3,7 @@
 from ...storage.registry import Registry
 from .base import ModelConfig
 from .gat import GAT
+from .gatv2 import GATv2
 from .gcn import GCN
 from .gin import GIN
 from .gine import GINE
@@ -12,5 +13,5 @@ from .rgcn import RGCN
 from .rsage import RSAGE
 from .sage import SAGE
 
-MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN, GINE, RGCN, RSAGE, RGAT, HGT))
+MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GATv2, GIN, GINE, RGCN, RSAGE, RGAT, HGT))
 """The first is the default."""

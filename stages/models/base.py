@@ -33,6 +33,9 @@ class Model(nn.Module, ABC):
     """True if a layer needs all rows that it reads in one block, including those of other ranks."""
     reads_edges: bool = False
     """True if a layer reads `Neighbourhood.edge_features`."""
+    keeps_edges: bool = False
+    """True if a layer keeps rows for each edge, as those do that read their features: evaluation's chunks are as much
+    smaller."""
 
     @abstractmethod
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
@@ -92,7 +95,14 @@ def reads_blocks(module: nn.Module) -> bool:
 
 def reads_edges(module: object) -> bool:
     """See `Model.reads_edges`: of a model, a user module or a model's record; False where it does not say."""
+    if isinstance(module, ModelConfig) and getattr(module, "edge_width", 0) > 0:
+        return True
     return getattr(module, "reads_edges", False) is True
+
+
+def keeps_edges(module: nn.Module) -> bool:
+    """See `Model.keeps_edges`; False for user modules that do not say."""
+    return reads_edges(module) or getattr(module, "keeps_edges", False) is True
 
 
 def check_initialised(module: nn.Module) -> None:
@@ -161,6 +171,7 @@ class Stack(Model):
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(NORMS[norm](width) for width in widths)
         self.reads_edges = any(map(reads_edges, convs))
+        self.keeps_edges = any(map(keeps_edges, convs))
         self.dropout = dropout
         self.activation = activation
 
@@ -239,7 +250,8 @@ class ModelConfig(ABC):
     reads_relations: ClassVar[bool] = False
     """True if the model is for graphs with several types of nodes or edges."""
     reads_edges: ClassVar[bool] = False
-    """See `Model.reads_edges`. If true, a field `edge_width` has the number of columns."""
+    """True if the model needs features of edges. A field `edge_width` has the number of their columns; in a model that
+    does without them 0 stands for none, and -1 for as many as the dataset has."""
 
     hidden: int = 256
     """Width of every hidden layer."""
@@ -280,6 +292,14 @@ class ModelConfig(ABC):
         value = getattr(self, field)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{self.name}: {field} is {value!r}; expected a whole number, at least 1")
+
+    def width_or_none(self, field: str) -> None:
+        """Raise InputError unless the field is an integer, at least -1."""
+        value = getattr(self, field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+            raise InputError(
+                f"{self.name}: {field} is {value!r}; expected a number of columns, 0 for none, or -1 for all"
+            )
 
     def divided_by(self, field: str) -> None:
         """Raise InputError unless the field, a number of heads, is above 0 and divides `hidden`."""

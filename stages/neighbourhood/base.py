@@ -18,7 +18,8 @@ from ..nn.compile_boundary import untraced
 Message = Callable[..., Tensor]
 """``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge; with values
 of edges, ``message(h_src, h_dst, weight, edge [e, ...], *params)``."""
-Reduce = Literal["sum", "mean", "max"]
+Reduce = Literal["sum", "mean", "max", "plain"]
+"""``plain`` is the sum of the messages as they are, without coefficients."""
 
 
 class EdgeCounts(Protocol):
@@ -158,6 +159,7 @@ class Neighbourhood(EdgeCounts, Protocol):
         params: Sequence[Tensor] = (),
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, D].
 
@@ -168,6 +170,8 @@ class Neighbourhood(EdgeCounts, Protocol):
             reduce: how messages are reduced.
             edge: [num_edges, ...], values of the edges, differentiable: `edge_features`, or what is computed of them.
                 `message` gets those of its edges after their weights.
+            own: [num_dst, ...], rows of the destinations, differentiable, which `message` gets in place of those of
+                `h`.
         """
         ...
 

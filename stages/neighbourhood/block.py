@@ -25,6 +25,7 @@ from .checks import (
     check_attention,
     check_both,
     check_edge,
+    check_own,
     check_reduce,
     check_scale,
     check_shared,
@@ -157,6 +158,8 @@ class ListNeighbourhood(ABC):
     ) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)
+        if reduce == "plain":
+            return Spmm.apply(x, None, self._kernels(x), lists, None, None)
         coef = self._weight(x)
         if factor is not None:
             of_edge = factor.detach().to(x.device, x.dtype)[self._ends(lists, x.device)[0]]
@@ -236,6 +239,7 @@ class ListNeighbourhood(ABC):
         params: Sequence[Tensor] = (),
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
@@ -244,10 +248,12 @@ class ListNeighbourhood(ABC):
         """
         check_reduce(reduce)
         check_edge(edge, self.num_edges)
+        check_own(own, self.num_dst)
         as_matrix(h, self.num_src, "h")
         src, dst = self._ends(self.lists, h.device)
         weight = None if self.weight is None else self.weight.to(h.device, h.dtype)
-        messages = message(h[src], h[dst()], weight, *(() if edge is None else (edge,)), *params)
+        of_edges = () if edge is None else (edge,)
+        messages = message(h[src], (h if own is None else own)[dst()], weight, *of_edges, *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 

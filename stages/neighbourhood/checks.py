@@ -46,6 +46,12 @@ def check_edge(edge: Tensor | None, num_edges: int) -> None:
         raise InputError(f"edge has shape {list(edge.shape)}; expected {num_edges} rows, one for each edge")
 
 
+def check_own(own: Tensor | None, num_dst: int) -> None:
+    """Raise InputError unless the argument is None or has a row for each destination."""
+    if own is not None and (own.ndim < 1 or len(own) != num_dst):
+        raise InputError(f"own has shape {list(own.shape)}; expected {num_dst} rows, one for each destination")
+
+
 def check_scale(values: Tensor | None, rows: int, name: str) -> None:
     """Raise InputError unless the argument is None or [rows]."""
     if values is not None and values.shape != (rows,):
@@ -100,8 +106,8 @@ def check_shared(h: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
 
 def check_reduce(reduce: str) -> None:
     """Refuse an unknown reduction."""
-    if reduce not in ("sum", "mean", "max"):
-        raise InputError(f"apply cannot reduce by '{reduce}'; expected 'sum', 'mean' or 'max'")
+    if reduce not in ("sum", "mean", "max", "plain"):
+        raise InputError(f"apply cannot reduce by '{reduce}'; expected 'sum', 'mean', 'max' or 'plain'")
 
 
 def attention_rule(slope: float, dropout: float) -> AttentionRule:

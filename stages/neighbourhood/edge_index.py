@@ -109,13 +109,15 @@ class EdgeIndexNeighbourhood:
         params: Sequence[Tensor] = (),
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         """See `Neighbourhood.apply`."""
         of_edges = () if edge is None else (edge,)
-        messages = message(h[self.src], h[self.dst], self.weight, *of_edges, *params)
+        messages = message(h[self.src], (h if own is None else own)[self.dst], self.weight, *of_edges, *params)
         reducers: dict[Reduce, Callable[[], Tensor]] = {
             "sum": lambda: self._added(self._weighted(messages)),
             "mean": lambda: self._over_degree(self._added(self._weighted(messages))),
             "max": lambda: self._largest(messages),
+            "plain": lambda: self._added(messages),
         }
         return reducers[reduce]()

@@ -234,9 +234,10 @@ class HaloNeighbourhood:
         params: Sequence[Tensor] = (),
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
-        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce, edge)
+        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce, edge, own)
 
 
 class HaloRelation:

@@ -148,6 +148,8 @@ class Relation:
         kernels: Any = self._given or aggregation_on(x.device)
         if reduce == "max":
             return Maximum.apply(x, kernels, lists)
+        if reduce == "plain":
+            return Spmm.apply(x, None, kernels, lists, None, None)
         coefficient = None if self._weight is None else self._weight.to(x.device)
         return Spmm.apply(x, None, kernels, lists, coefficient, self._row_scale(reduce, x))
 
@@ -208,7 +210,7 @@ class Relation:
             h: rows of the sources.
             own: rows of the relation's destinations, such as ``h[targets]``.
             params: further arguments of `message`.
-            reduce: sum, mean or max.
+            reduce: see `Neighbourhood.apply`.
         """
         check_reduce(reduce)
         as_matrix(h, self.num_src, "h")

@@ -26,13 +26,14 @@ MESSAGE_BYTES = 64 << 20
 
 
 class Apply(torch.autograd.Function):
-    """``apply(h, edge, neighbourhood, message, scale, reduce, key, num_params, *params, *held)``."""
+    """``apply(h, edge, own, neighbourhood, message, scale, reduce, key, num_params, *params, *held)``."""
 
     @staticmethod
     def forward(
         ctx: Any,
         h: Tensor,
         edge: Tensor | None,
+        own: Tensor | None,
         neighbourhood: SequentialLayer,
         message: Message,
         scale: Tensor | None,
@@ -44,7 +45,7 @@ class Apply(torch.autograd.Function):
         kernels, call, batch = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.batch
         key = stream(key, Purpose.DROPOUT, call)
         params = inputs[:num_params]
-        dst = h[: neighbourhood.num_dst]
+        dst = h[: neighbourhood.num_dst] if own is None else own
         out, arg, shape = None, None, None
         kept, of_edges = {}, _EdgeValues(neighbourhood, edge)
 
@@ -66,7 +67,7 @@ class Apply(torch.autograd.Function):
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
                 else:
-                    kernels.spmm_into(lists, of_rows, x, out, coef, scale)
+                    kernels.spmm_into(lists, of_rows, x, out, None if reduce == "plain" else coef, scale)
 
         visit(batch.rank, h)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call, neighbourhood.layer):
@@ -77,7 +78,7 @@ class Apply(torch.autograd.Function):
             del rows
         assert out is not None
         ctx.rest = neighbourhood, message, scale, reduce, key, num_params, call, kept
-        ctx.save_for_backward(h, edge, arg, *inputs)
+        ctx.save_for_backward(h, edge, own, arg, *inputs)
         return out.reshape(neighbourhood.num_dst, *(shape or ()))
 
     @staticmethod
@@ -85,7 +86,7 @@ class Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
         kernels, batch = neighbourhood.kernels, neighbourhood.batch
-        h, edge, arg, *inputs = ctx.saved_tensors
+        h, edge, own, arg, *inputs = ctx.saved_tensors
         grad = grads[0].reshape(neighbourhood.num_dst, grads[0].shape[1:].numel()).contiguous()
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
@@ -94,6 +95,8 @@ class Apply(torch.autograd.Function):
         # Gradients of parameters that the function captures are with respect to those very tensors.
         given = [_cut(t) for t in inputs[:num_params]] + inputs[num_params:]
         dh = torch.zeros_like(h)
+        dst = h[: neighbourhood.num_dst] if own is None else own.detach()
+        d_dst = dh if own is None else torch.zeros_like(own)
         of_edges = _EdgeValues(neighbourhood, None if edge is None else edge.detach())
         d_edge = torch.zeros_like(edge) if edge is not None and ctx.needs_input_grad[1] else None
 
@@ -105,28 +108,25 @@ class Apply(torch.autograd.Function):
                 coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _seeded(key, batch.rank, q, a):
-                    x_src, x_dst = (
-                        rows[src.indices].requires_grad_(),
-                        h[: neighbourhood.num_dst][there].requires_grad_(),
-                    )
-                    own = [t.requires_grad_(d_edge is not None) for t in of_edges.of(q, src)]
-                    x = message(x_src, x_dst, weight, *own, *given[:num_params])
+                    x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
+                    x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.of(q, src)]
+                    x = message(x_src, x_dst, weight, *x_edge, *given[:num_params])
                 of_rows = _rows_of(shard, a, b)
                 width = grad.shape[1]
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
                 else:
-                    dx = kernels.spmm_from(lists, of_rows, grad, width, coef, scale)
+                    dx = kernels.spmm_from(lists, of_rows, grad, width, None if reduce == "plain" else coef, scale)
                 if not x.requires_grad:
                     continue
-                asked = [x_src, x_dst, *(given[i] for i in wanted), *(own if d_edge is not None else ())]
+                asked = [x_src, x_dst, *(given[i] for i in wanted), *(x_edge if d_edge is not None else ())]
                 found = torch.autograd.grad(x, asked, dx.reshape(x.shape), allow_unused=True)
                 if d_edge is not None and found[-1] is not None:
                     d_edge[of_edges.at(q, src)] = found[-1]
                 if found[0] is not None:
                     d_rows.index_add_(0, src.indices, found[0])
                 if found[1] is not None:
-                    dh.index_add_(0, there, found[1])
+                    d_dst.index_add_(0, there, found[1])
                 for i, g in zip(wanted, found[2:]):
                     if g is not None:
                         d_inputs[i].add_(g)
@@ -135,7 +135,8 @@ class Apply(torch.autograd.Function):
         dh.add_(of(batch.rank, h))
         rebuild(neighbourhood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
         of_inputs = (d_inputs.get(i) for i in range(len(inputs)))
-        return dh if ctx.needs_input_grad[0] else None, d_edge, *[None] * 6, *of_inputs
+        d_own = None if own is None else d_dst
+        return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, *[None] * 6, *of_inputs
 
 
 def _cut(param: Tensor) -> Tensor:
@@ -213,13 +214,18 @@ def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
 
 
 def parameters_used(
-    message: Message, h: Tensor, weight: Tensor | None, params: Sequence[Tensor], edge: Tensor | None = None
+    message: Message,
+    h: Tensor,
+    weight: Tensor | None,
+    params: Sequence[Tensor],
+    edge: Tensor | None = None,
+    own: Tensor | None = None,
 ) -> list[Tensor]:
     """Parameters that a message function uses without getting them as arguments, found by calling it for no edge."""
     if not torch.is_grad_enabled():
         return []
     known = {id(p) for p in params}
-    inputs = [h[:0].detach().requires_grad_() for _ in range(2)]
+    inputs = [t[:0].detach().requires_grad_() for t in (h, h if own is None else own)]
     of_edges = [] if edge is None else [edge[:0].detach().requires_grad_(edge.requires_grad)]
     given = [_cut(p) for p in params]
     known |= {id(p) for p in given} | {id(i) for i in (*inputs, *of_edges)}

@@ -27,6 +27,7 @@ from ..checks import (
     check_attention,
     check_both,
     check_edge,
+    check_own,
     check_reduce,
     check_scale,
     check_shared,
@@ -106,6 +107,7 @@ class SequentialNeighbourhood(SequentialLayer):
         params: Sequence[Tensor] = (),
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
@@ -119,12 +121,13 @@ class SequentialNeighbourhood(SequentialLayer):
         """
         check_reduce(reduce)
         check_edge(edge, self.num_edges)
+        check_own(own, self.num_dst)
         as_matrix(h, self.num_src, "h")
         h = h.contiguous()
-        held = parameters_used(message, h, self.own.weight_on(h.device), params, edge)
+        held = parameters_used(message, h, self.own.weight_on(h.device), params, edge, own)
         scale = self.mean_scale(h.dtype) if reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        return Apply.apply(h, edge, self, message, scale, reduce, key, len(params), *params, *held)
+        return Apply.apply(h, edge, own, self, message, scale, reduce, key, len(params), *params, *held)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
-from millrace.stages.neighbourhood.base import Neighbourhood
+from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
@@ -350,20 +350,22 @@ def of_edge(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, edge: Tensor, w
 def test_values_of_edges_lie_with_their_shards(
     monkeypatch: pytest.MonkeyPatch, seed: int, learnt: bool, mode: str
 ) -> None:
-    """Features of edges, or what a layer learns of them, against dense autograd in float64."""
+    """Features of edges, or what a layer learns of them and of the destinations, as in one process."""
     monkeypatch.setattr(messages, "MESSAGE_BYTES", 200)
     parts = 1 + seed % 4
     case = make_case(seed, parts)
     rng = np.random.default_rng(seed)
     rows = MemoryFeatures(rng.normal(size=(case.graph.num_edges, 5)))
     case = replace(case, graph=replace(case.graph, edge_features=rows))
-    reduce = ("sum", "mean", "max")[seed % 3]
+    reduce: Any = ("sum", "mean", "max", "plain")[seed % 4]
     w, v = (torch.from_numpy(rng.normal(size=(5, 5))) for _ in range(2))
     grad = torch.from_numpy(rng.normal(size=(case.graph.num_nodes, 5)))
 
     def result(neighbourhood: Neighbourhood, h: Tensor, w: Tensor, v: Tensor) -> Tensor:
-        edge = neighbourhood.edge_features
-        return neighbourhood.apply(of_edge, h, (w,), reduce, edge=edge @ v if learnt else edge)  # pyright: ignore
+        edge, own = neighbourhood.edge_features, None
+        if learnt:
+            edge, own = edge @ v, destinations(neighbourhood, h) @ v.T
+        return neighbourhood.apply(of_edge, h, (w,), reduce, edge=edge, own=own)
 
     def rank(group: ThreadGroup) -> tuple[np.ndarray, list[Tensor]]:
         share = case.share(group, 1, prune=False)
