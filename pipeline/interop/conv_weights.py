@@ -121,7 +121,7 @@ def set_conv_weights(model: nn.Module, convs: Sequence[Any], library: Library) -
     return model
 
 
-def _convs(model: nn.Module, library: str) -> list[nn.Module]:
+def _convs(model: nn.Module, library: Library) -> list[nn.Module]:
     if library not in get_args(Library):
         raise InputError(f"library is {library!r}; expected one of {', '.join(get_args(Library))}")
     convs = list(model.convs) if isinstance(model, Stack) else []

@@ -152,6 +152,14 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     return found
 
 
+def check_edges_predicted(job: Job, dataset: Dataset) -> None:
+    """Refuse a model that reads the features of the edges of this dataset. Raises InputError."""
+    if job.model.get("edge_width", 0) == -1 and dataset.num_edge_features:
+        raise _unpredicted(
+            f"model is '{job.model['name']}', which reads features of edges", "set model.edge_width = 0, or use another"
+        )
+
+
 def _unpredicted(what: str, advice: str) -> InputError:
     """The error about an option whose traffic or memory no formula predicts."""
     return InputError(f"{what}: plan does not predict that in this version; {advice}")

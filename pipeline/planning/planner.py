@@ -20,7 +20,7 @@ from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
 from .forecast import Forecast
 from .grids import GridForecast, grid_forecasts
-from .inputs import Cluster, Numbers, candidates
+from .inputs import Cluster, Numbers, candidates, check_edges_predicted
 from .trial_setup import Trials
 
 
@@ -94,6 +94,7 @@ def plan(
     forecasts, seen = [], {}
     with heard(emit, verbose) as tell, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
         with Trials(first, dataset, numbers, where, Path(scratch), tell) as trials:
+            check_edges_predicted(first, trials.at.dataset)
             tell(StageStarted("plan", f"trying {trials.at.dataset.name}", len(jobs)))
             for label, job in jobs.items():
                 forecast, result = trials.forecast(label, job)

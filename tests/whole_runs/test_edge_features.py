@@ -68,6 +68,28 @@ def test_only_edges_say_the_class(pairs: Dataset, tmp_path: Path) -> None:
     assert (predicted.classes[pairs.split.test] == pairs.labels[pairs.split.test]).mean() == edges.test_accuracy
 
 
+@pytest.fixture(scope="module")
+def marked(pairs: Dataset) -> Dataset:
+    """The same edges, marked where the source is of the kind that is the class of the destination: what a node must
+    attend to."""
+    rng, dst = np.random.default_rng(1), np.repeat(np.arange(V), np.diff(pairs.graph.indptr))
+    kind = rng.integers(0, CLASSES, V)
+    marks = np.stack([kind[pairs.graph.indices] == pairs.labels[dst], rng.random(E)], 1).astype(np.float32)
+    graph = replace(pairs.graph, edge_features=MemoryFeatures(marks))
+    return replace(pairs, graph=graph, features=MemoryFeatures(np.eye(CLASSES, dtype=np.float32)[kind]))
+
+
+@pytest.mark.parametrize("name", ["gatv2"])
+def test_only_edges_say_whom_to_listen_to(marked: Dataset, tmp_path: Path, name: str) -> None:
+    found = []
+    for width in (2, 0):
+        model = {**JOB["model"], "name": name, "edge_width": width}
+        result, _ = trained(marked, tmp_path / str(width), **SAMPLED, model=model, epochs=8)
+        assert result.num_edge_features == width and ("edge_features" in result.fingerprint) == (width > 0)
+        found.append(result.test_accuracy)
+    assert found[0] > 0.85 and found[1] < 0.6
+
+
 @pytest.mark.parametrize("name", ["labor", "ladies"])
 def test_other_samplers_and_queues_on_disk(pairs: Dataset, tmp_path: Path, name: str) -> None:
     sampler = {"name": name, **({"fanout": [6, 3]} if name == "labor" else {"sizes": [80, 80]})}
@@ -208,9 +230,13 @@ def test_convolutions_that_do_not_fit_are_refused(pairs: Dataset, tmp_path: Path
     [
         ({"system": "retexo"}, "system 'retexo' gives its layers rows of nodes only; use bulk or grappa or sar"),
         ({"train": {"compile": True}, **SAMPLED}, "train.compile is true, and layers that read them are not compiled"),
+        (
+            {"train": {"compile": True}, **SAMPLED, "model": {"name": "gatv2", "layers": 2}},
+            "are not compiled; leave it out, or model.edge_width = 0 to read none",
+        ),
         ({"model": {**JOB["model"], "edge_width": 2}}, "model.edge_width is 2, but edges of pairs have 3 features"),
     ],
-    ids=["retexo", "compile", "width"],
+    ids=["retexo", "compile", "compile gatv2", "width"],
 )
 def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, options: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
@@ -223,6 +249,11 @@ def test_no_plan_and_no_edges(tmp_path: Path) -> None:
         mr.run("sbm:nodes=60", out=tmp_path / "r", verbose=False, **JOB)
     with pytest.raises(InputError, match="model is 'gine', which reads features of edges: plan does not predict"):
         mr.plan("sbm:nodes=60", verbose=False, model="gine")
+
+
+def test_no_plan_of_a_model_that_reads_what_there_is(pairs: Dataset) -> None:
+    with pytest.raises(InputError, match=r"'gatv2', which reads features of edges: .*; set model\.edge_width = 0"):
+        mr.plan(pairs, verbose=False, model="gatv2")
 
 
 def test_a_bad_file_is_one_sentence_and_exit_2(tmp_path: Path) -> None:

@@ -261,6 +261,7 @@ def test_the_registry_has_the_names_of_the_command_line() -> None:
         "sage": "SAGE",
         "gcn": "GCN",
         "gat": "GAT",
+        "gatv2": "GATv2",
         "gin": "GIN",
         "gine": "GINE",
         "rgcn": "RGCN",
