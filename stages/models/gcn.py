@@ -1,15 +1,18 @@
 """GCN (Kipf, Welling, ICLR 2017, equations 2 and 8)."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, destinations
 from ..neighbourhood.destinations import Destinations
 from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
+from .gine import check_edge_width
 from .parts import ConvParts
 
 
@@ -63,6 +66,40 @@ class GCNConv(AggregateFirst):
         return linear(aggregated, self.linear.weight, self.bias, activation)
 
 
+def _times_weight(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, edge: Tensor) -> Tensor:
+    return edge * h_src
+
+
+class EdgeGCNConv(nn.Module):
+    """GCN with learnt weights of edges: row v is ``W (sum over in-edges of w_uv c_uv h_u + c_vv h_v) + b``.
+
+    ``w_uv = softplus(<a, e_uv> + s)`` for features e of the edge, at first 1 for every edge. The constants are those of
+    `GCNConv`, ``c_uv = 1 / sqrt((d_u + 1) (d_v + 1))``, times the edge's weight in the graph if it has one, with d the
+    in-degrees of the *whole* graph, which do not depend on w.
+    """
+
+    reads_edges = True
+
+    def __init__(self, width_in: int, width_out: int, edge_width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width_in, width_out, bias=False)
+        nn.init.xavier_uniform_(self.linear.weight)
+        self.bias = nn.Parameter(torch.zeros(width_out))
+        self.a = nn.Parameter(torch.zeros(1, edge_width))
+        self.s = nn.Parameter(torch.full((1,), math.log(math.e - 1)))
+
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+        """[num_src, width_in] -> [num_dst, width_out]."""
+        edge, weight = neighbourhood.edge_features, self.linear.weight
+        check_edge_width(edge, self.a.shape[1])
+        product_first = weight.shape[0] < weight.shape[1]
+        scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()[:, None]
+        rows = (linear(h, weight) if product_first else h) * scale
+        total = neighbourhood.apply(_times_weight, rows, edge=F.softplus(F.linear(edge, self.a, self.s)))
+        out = (total + destinations(neighbourhood, rows)) * destinations(neighbourhood, scale)
+        return activate(out, self.bias, activation) if product_first else linear(out, weight, self.bias, activation)
+
+
 @dataclass(frozen=True)
 class GCN(ModelConfig):
     """GCN. Cost per layer: one aggregation, one product; whichever is cheaper comes first.
@@ -72,6 +109,16 @@ class GCN(ModelConfig):
 
     name: ClassVar[str] = "gcn"
 
+    edge_width: int = 0
+    """D, columns of the edges' features, of which each edge's weight is learnt: ``softplus(<a, e_uv> + s)``; -1: as
+    many as the dataset has; 0: weights are not learnt."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.width_or_none("edge_width")
+
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
         """See `ModelConfig.conv`."""
+        if self.edge_width > 0:
+            return EdgeGCNConv(width_in, width_out, self.edge_width)
         return GCNConv(width_in, width_out)

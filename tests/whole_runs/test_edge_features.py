@@ -79,12 +79,13 @@ def marked(pairs: Dataset) -> Dataset:
     return replace(pairs, graph=graph, features=MemoryFeatures(np.eye(CLASSES, dtype=np.float32)[kind]))
 
 
-@pytest.mark.parametrize("name", ["gatv2"])
-def test_only_edges_say_whom_to_listen_to(marked: Dataset, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "layers"), [("gatv2", 2), ("gcn", 1)])
+def test_only_edges_say_whom_to_listen_to(marked: Dataset, tmp_path: Path, name: str, layers: int) -> None:
     found = []
     for width in (2, 0):
-        model = {**JOB["model"], "name": name, "edge_width": width}
-        result, _ = trained(marked, tmp_path / str(width), **SAMPLED, model=model, epochs=8)
+        model = {**JOB["model"], "name": name, "layers": layers, "edge_width": width}
+        sampled = {"sampler": {"fanout": [6, 3][:layers]}, "batch_size": 16}
+        result, _ = trained(marked, tmp_path / str(width), **sampled, model=model, epochs=8, train={"lr": 0.1})
         assert result.num_edge_features == width and ("edge_features" in result.fingerprint) == (width > 0)
         found.append(result.test_accuracy)
     assert found[0] > 0.85 and found[1] < 0.6
