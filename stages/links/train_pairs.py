@@ -131,7 +131,11 @@ class TrainPairs:
         if law == "degree":
             # The end of a uniform edge.
             edge = (x * graph.num_edges).astype(np.int64)
-            return np.searchsorted(graph.indptr, edge, side="right") - 1 if column else graph.indices[edge]
+            return (
+                np.searchsorted(graph.indptr, edge, side="right") - 1
+                if column
+                else graph.indices[edge].astype(np.int64)
+            )
         if law == "destinations":
             ends = self._ends[column]
             return ends[(x * len(ends)).astype(np.int64)]
