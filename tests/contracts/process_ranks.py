@@ -21,6 +21,9 @@ from millrace.stages.comm.gloo import Gloo
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.forked_cluster import enter_network, fork_server
 
+LAST_WORDS_S = 3.0
+"""Longest wait for what other ranks say once one has failed."""
+
 
 class RankFailedError(AssertionError):
     """A rank raised, died or did not end in time."""
@@ -49,7 +52,7 @@ def run_ranks(
         places: network namespace and address of each rank; without any, all are at `host`.
 
     Raises:
-        RankFailedError: the message has the traceback of the first rank that failed. No process outlives this call.
+        RankFailedError: the message has the tracebacks of ranks that failed. No process outlives this call.
     """
     context = fork_server()
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -68,31 +71,39 @@ def run_ranks(
             theirs.close()
             processes.append(process)
             pipes.append(ours)
-        return _collect(pipes, mortal, time.monotonic() + timeout_s, timeout_s)
+        return _collect(pipes, processes, mortal, timeout_s)
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _collect(pipes: list[Any], mortal: tuple[int, ...], until: float, timeout_s: float) -> list[Any]:
+def _collect(pipes: list[Any], processes: list[Any], mortal: tuple[int, ...], timeout_s: float) -> list[Any]:
     results: list[Any] = [None] * len(pipes)
-    waiting = dict(zip(pipes, range(len(pipes))))
+    failed: list[str] = []
+    waiting, until = dict(zip(pipes, range(len(pipes)))), time.monotonic() + timeout_s
     while waiting:
         ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, until - time.monotonic()))
         if not ready:
-            raise RankFailedError(f"ranks {sorted(waiting.values())} did not end within {timeout_s} s")
+            failed = failed or [f"ranks {sorted(waiting.values())} did not end within {timeout_s} s"]
+            break
         for pipe in ready:
             rank = waiting.pop(pipe)
             try:
-                done, value = pickle.loads(pipe.recv_bytes())
+                done, results[rank] = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 if rank in mortal:
                     continue
-                raise RankFailedError(f"rank {rank} died") from None
-            if not done:
-                raise RankFailedError(f"rank {rank} raised:\n{value}")
-            results[rank] = value
+                processes[rank].join(LAST_WORDS_S)
+                failed.append(f"rank {rank} died with exit status {processes[rank].exitcode}")
+            else:
+                if not done:
+                    failed.append(f"rank {rank} raised:\n{results[rank]}")
+        if failed:
+            # The first to fail may have lost the one that knows why.
+            until = min(until, time.monotonic() + LAST_WORDS_S)
+    if failed:
+        raise RankFailedError("\n".join(failed))
     return results
 
 
