@@ -313,11 +313,16 @@ class _Ahead:
         self._group, self._peer, self._tag = group, peer, tag
         self._mine, self._theirs = torch.empty_like(like), torch.empty_like(like)
         self._sent: Any = None
+        self._lost: RuntimeError | None = None
         self.listen()
 
     def listen(self) -> None:
         """Offer room for the next vector, which overwrites the last one."""
-        self._received = self._group.recv([self._theirs], self._peer, self._tag)
+        try:
+            self._received = self._group.recv([self._theirs], self._peer, self._tag)
+        except RuntimeError as e:
+            # The peer is gone, as it may be after the last vector: a failure only if another one is due.
+            self._lost = e
 
     def send(self, flat: Tensor) -> None:
         """Start to send a copy of `flat`."""
@@ -328,6 +333,8 @@ class _Ahead:
 
     def receive(self) -> tuple[Tensor, Tensor]:
         """The vector sent and the vector received, valid until `listen`."""
+        if self._lost is not None:
+            raise self._lost
         self._received.wait()
         return self._mine, self._theirs
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from millrace.stages.comm import gloo
 from millrace.stages.comm.gloo import Gloo, broadcast_sends, ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, PeerLostError
@@ -345,6 +346,35 @@ def wait_in_vain(group: Gloo, how: str) -> str:
 )
 def test_a_silent_peer_is_an_error_in_time(how: str, what: str) -> None:
     assert f"{what}: a peer did not answer within 1 s" in run_ranks(wait_in_vain, 2, how, group_timeout_s=1.0)[0]
+
+
+def last_sum(group: Gloo) -> tuple[float, str]:
+    listen = gloo._Ahead.listen
+
+    def listen_late(ahead: gloo._Ahead) -> None:
+        if hasattr(ahead, "_received"):
+            group._store.wait(["ended"])
+            time.sleep(0.2)
+        listen(ahead)
+
+    if group.rank == 0:
+        gloo._Ahead.listen = listen_late
+    total = torch.ones(5)
+    group.all_reduce(total, "gradients")
+    if group.rank == 1:
+        group.close()
+        group._store.set("ended", "")
+        return float(total[0]), ""
+    with pytest.raises(PeerLostError) as lost:
+        group.all_reduce(total.clone(), "gradients")
+    return float(total[0]), str(lost.value)
+
+
+def test_a_peer_may_end_after_the_last_sum() -> None:
+    """As a rank does that the other one has made wait; only another sum fails."""
+    (total, lost), other = run_ranks(last_sum, 2)
+    assert (total, other) == (2.0, (2.0, ""))
+    assert "rank 0 of 2 could not finish all_reduce: a peer is gone" in lost
 
 
 def test_ranks_that_do_not_come_are_an_error_in_time() -> None:
