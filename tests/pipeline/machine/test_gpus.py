@@ -253,6 +253,7 @@ def test_gpus_are_those_that_cuda_would_see(monkeypatch):
 # --- dask-cuda's cluster, with worker processes ---
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_for_each_gpu(monkeypatch):
     dask_cuda.install(monkeypatch, "0,1,2")
     options = {"protocol": "ucx", "enable_tcp_over_ucx": True, "rmm_pool_size": 0.25, "rmm_managed_memory": True}
@@ -346,6 +347,7 @@ def test_a_rank_starts_with_one_gpu_in_its_environment(let_through, tmp_path):
         mr.run(DATASET, out=tmp_path / "run", epochs=1, **TWO)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rank_without_its_gpu_says_so(let_through, tmp_path):
     let_through.delenv("TRITON_INTERPRET", raising=False)

@@ -287,6 +287,7 @@ def test_clients_of_a_rank(sbm, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_two_ranks(sbm, tmp_path, monkeypatch):
     """A stand-in for dask-cuda deals GPUs that are not there."""
     if not pretended_device.is_pretended():
