@@ -21,6 +21,13 @@ def test_each_model_sampler_and_system_is_tried():
     assert {job.system for job in jobs} == set(SYSTEMS)
 
 
+def test_a_trial_on_each_kind_of_graph_runs():
+    kinds = {(t.weighted, t.edge_features, t.typed, t.timed): t for t in warm.trials("float64")}
+    assert len(kinds) == 5
+    for trial in kinds.values():
+        assert warm.run_trial(trial).name == trial.name
+
+
 @pytest.mark.slow
 def test_a_second_process_finds_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
