@@ -35,9 +35,10 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
-# Whole runs wait much for each other, so what starts no processes is done beside them.
-test: lint units
-	@$(MAKE) --no-print-directory --jobs=2 runs types docs
+# What starts no processes is done beside the tests, which wait for each other at times.
+test: lint
+	@$(MAKE) --no-print-directory --jobs=2 units types
+	@$(MAKE) --no-print-directory --jobs=2 runs docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -52,8 +53,9 @@ types: venv
 
 tests: units runs
 
-# With the notebooks, which `make notebooks` runs alone.
+# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once.
 units: venv
+	@$(BIN)/python -c 'import millrace.tests.contracts.preloaded'
 	$(PYTEST) --numprocesses=3 --nbmake --ignore=tests/whole_runs tests notebooks
 
 # After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
