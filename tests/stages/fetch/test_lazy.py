@@ -1,13 +1,11 @@
 """Training layer after layer on a device: ranks learn, hand on and send what dense matrices say."""
 
 import copy
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from millrace.pipeline.datasets.open import open_dataset
@@ -27,23 +25,9 @@ from millrace.tests.stages.models.test_lazy import EPOCHS, LEARNING, Trial, chec
 
 pytest.importorskip("triton")
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "one_kernel_at_a_time", "all_there"),
+    pytest.mark.usefixtures("one_thread", "on_device", "all_there"),
     pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
 ]
-
-
-@pytest.fixture
-def one_kernel_at_a_time(on_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are threads here, and Triton's interpreter is for one."""
-    from triton.runtime.interpreter import GridExecutor
-
-    launch, lock = GridExecutor.__call__, threading.Lock()
-
-    def alone(self: Any, *args: Any, **kwargs: Any) -> None:
-        with lock:
-            launch(self, *args, **kwargs)
-
-    monkeypatch.setattr(GridExecutor, "__call__", alone)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.dense_model import check_dense
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.full_batch import make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -80,14 +81,7 @@ def dense(model: Any, graph: Graph, x: Tensor) -> Tensor:
 def test_values_and_gradients_are_those_of_dense_matrices(edge_width: int, size: float) -> None:
     """With logits of thousands too; weights are ignored."""
     graph, model = graph_of(weighted=True), build(edge_width, size=size)
-    x = torch.from_numpy(X).requires_grad_()
-    inputs = [x, *model.parameters()]
-    found, want = model([whole_graph(graph, F64)] * 2, x), dense(model, graph, x)
-    assert (found - want).abs().max() <= 1e-10
-    grad = torch.randn(V, C, dtype=F64)
-    for a, b in zip(*(torch.autograd.grad((out * grad).sum(), inputs) for out in (found, want))):
-        assert (a - b).abs().max() <= 1e-10 * max(1.0, float(b.abs().max()))
-    exact = want.detach()
+    exact = check_dense(model, graph, X, dense, relative=True)
     for max_bytes in (1, 4000):
         assert (mr.infer(model, graph, X, max_bytes=max_bytes) - exact).abs().max() <= 1e-10
 

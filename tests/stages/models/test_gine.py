@@ -18,6 +18,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.dense_model import check_dense
 
 F64 = torch.float64
 V, F, D, C = 40, 5, 3, 4
@@ -57,13 +58,7 @@ def dense(model: Any, graph: Graph, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_values_and_gradients_are_those_of_dense_matrices(weighted: bool):
     graph, model = graph_of(weighted), build()
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=(V, F))).requires_grad_()
-    inputs = [x, *model.parameters()]
-    found, want = model([whole_graph(graph, F64)] * 2, x), dense(model, graph, x)
-    assert (found - want).abs().max() <= 1e-10
-    grad = torch.randn(V, C, dtype=F64)
-    for a, b in zip(*(torch.autograd.grad((out * grad).sum(), inputs) for out in (found, want))):
-        assert (a - b).abs().max() <= 1e-10
+    check_dense(model, graph, np.random.default_rng(1).normal(size=(V, F)), dense)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 4000, 1 << 28])
