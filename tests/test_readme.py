@@ -39,6 +39,8 @@ def run_shell(lines: str, capture: pytest.CaptureFixture[str], patch: pytest.Mon
     printed = ""
     for line in lines.splitlines():
         words = shlex.split(line, comments=True)
+        while "=" in words[0]:
+            patch.setenv(*words.pop(0).split("=", 1))
         if words[0] == "millrace":
             patch.setattr(sys, "argv", words)
             try:

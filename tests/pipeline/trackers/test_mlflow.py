@@ -13,7 +13,8 @@ SPEC = "sbm:nodes=200,classes=3,degree=6,features=4,train=0.4"
 def test_a_run_is_in_its_store_and_goes_on_there(tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlflow"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "own")
     monkeypatch.chdir(tmp_path)
     sbm = mr.open_dataset(SPEC)

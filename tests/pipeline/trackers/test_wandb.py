@@ -7,7 +7,22 @@ import pytest
 import millrace as mr
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'millrace-gnn[wandb]'")
+BLOCK, HEADER = 1 << 15, 7
+"""Bytes of a block of LevelDB's log, and in front of a record and of the file: checksum, length, kind."""
 JOB = {"fanout": [3, 2], "hidden": 8, "epochs": 3, "batch_size": 32, "threads": 1, "verbose": False}
+
+
+def records(log: bytes) -> bytes:
+    """The records of a run's log one after the other, those that go on in the next block joined."""
+    found, at = b"", HEADER
+    while at < len(log):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        length = int.from_bytes(log[at + 4 : at + 6], "little")
+        found += log[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+    return found
 
 
 def test_an_offline_run_is_in_the_folder(tmp_path, monkeypatch):
@@ -17,9 +32,9 @@ def test_an_offline_run_is_in_the_folder(tmp_path, monkeypatch):
     spec = "sbm:nodes=200,classes=3,degree=6,features=4,train=0.4"
     result = mr.run(spec, out=tmp_path / "run", track="wandb", emit=lambda e: notes.append(str(e)), **JOB)
     assert not [n for n in notes if "tracker" in n]
-    # Records of a log, whose strings lie in it as they are.
+    # Strings lie in the records as they are.
     [path] = (tmp_path / "run").rglob("*.wandb")
-    log = path.read_bytes()
+    log = records(path.read_bytes())
     for name, value in (("train_loss", result.train_loss), ("test_accuracy", result.test_accuracy)):
         assert name.encode() in log and json.dumps(value).encode() in log
     assert b"train.batch_size" in log and b"own" in log
