@@ -1,7 +1,7 @@
 """Cost of sampling a bulk over block rows: words, messages and seconds, by the rows' owners and by 1.5D products.
 
-`Asked` counts a hop, and `Asked.bytes` is what the ledger counts under ``graph`` then, exactly. `expected` estimates
-these counts from the degrees of the graph, for node-wise and layer-wise samplers.
+`Asked` counts a hop. `expected` estimates these counts from the degrees of the graph, for node-wise and layer-wise
+samplers. From the sizes that were drawn, bytes and messages follow exactly (`tests/contracts/sampling_traffic.py`).
 
 With p ranks, c of which hold each block, k minibatches of a rank in a bulk, R rows of all of them in a hop, and D
 distinct ones among those of the c ranks of a grid row, a rank sends in a hop, on average, in words of 4 bytes:
@@ -40,10 +40,8 @@ DARTS = 2.5
 class Asked:
     """What ranks ask of others in a hop, over all ranks."""
 
-    pairs: float = 0.0
-    """Pairs of ranks of which one asks the other."""
     heads: float = 0.0
-    """Numbers in the heads of these messages."""
+    """Numbers in the heads of messages."""
     told: float = 0.0
     """Ids that travel so that edges between them can be found."""
     rows: float = 0.0

@@ -41,14 +41,23 @@ from millrace.tests.contracts.block_sampling import (
     block_rows,
     compare,
     frontiers,
-    random_book,
     random_graph,
     random_request,
     random_sampler,
     skewed,
-    worlds,
 )
 from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.sampling_traffic import (
+    RecordedThrow,
+    all_worlds,
+    book_in_world,
+    counted,
+    everywhere_known,
+    less,
+    recorded,
+    request_in_world,
+    unlike_the_model,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,20 +83,19 @@ def on_all_grids(group: Gloo) -> list[dict[str, Any]]:
 def on_grid(circle: Gloo, c: int) -> dict[str, Any]:
     grid = Grid(circle.size, c)
     column = grid.among(circle, "column")
-    wrong, minibatches, idle, rowless, darts = [], 0, 0, 0, watch_darts()
-    for number, (name, graph, samplers) in enumerate(worlds()):
-        book = random_book(np.random.default_rng([number, grid.blocks]), graph.num_nodes, grid.blocks)
+    wrong, minibatches, idle, rowless, darts, told = [], 0, 0, 0, watch_darts(), []
+    layer_wise.Throw = RecordedThrow  # pyright: ignore[reportPrivateImportUsage]
+    for number, (name, graph, samplers) in enumerate(all_worlds()):
+        book = book_in_world(number, grid.blocks)
         owners = Owners(block_rows(graph, book, grid.block(circle.rank), column), column)
         rowless += int(owners.rows.graph.num_nodes == 0)
+        everywhere_known(owners)
         for i, sampler in enumerate(samplers):
-            # Where there are other ranks, some have no minibatches.
-            k = (1, 3, 0 if circle.size > 1 else 2)[(circle.rank + i) % 3]
-            request = random_request(
-                np.random.default_rng([number, i, circle.rank]), graph.num_nodes, k, min(graph.num_nodes, 12)
-            )
+            request, before = request_in_world(number, i, circle.rank, circle.size), counted(circle._ledger)
             wrong += compare(owners, graph, sampler, request, (name, book.offsets.tolist(), "rank", circle.rank))
-            minibatches, idle = minibatches + k, idle + (k == 0)
-    return {"wrong": wrong, "minibatches": minibatches, "idle": idle, "rowless": rowless, "darts": darts}
+            told.append((less(counted(circle._ledger), before), recorded()))
+            minibatches, idle = minibatches + len(request.seeds), idle + (not request.seeds)
+    return {"wrong": wrong, "minibatches": minibatches, "idle": idle, "rowless": rowless, "darts": darts, "told": told}
 
 
 def watch_darts() -> dict[str, int]:
@@ -149,11 +157,18 @@ def test_every_grid_draws_what_the_serial_samplers_draw(
     assert len(ranks) == p
     assert [line for r in ranks for line in r["wrong"]] == []
     # What there is to see was seen: ranks without minibatches or rows, second rounds of darts, both races.
-    tried = sum(len(samplers) for _, _, samplers in worlds())
+    tried = sum(len(samplers) for _, _, samplers in all_worlds())
     assert all(r["minibatches"] > tried and (r["idle"] > tried / 4 or p == 1) for r in ranks)
-    assert p // c < 3 or sum(r["rowless"] for r in ranks) >= c * sum(1 for _ in worlds())
+    assert p // c < 3 or sum(r["rowless"] for r in ranks) >= c * len(all_worlds())
     assert all(r["darts"]["most rounds"] > 1 for r in ranks)
     assert all(sum(r["darts"][f"{name} chose"] for r in ranks) > 0 for name in ("ladies", "fastgcn"))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_words_and_messages_are_those_of_the_sizes_drawn(
+    grids: dict[tuple[int, int], list[dict[str, Any]]], grid: tuple[int, int]
+) -> None:
+    assert unlike_the_model(Grid(*grid), [r["told"] for r in grids[grid]], staged=False) == []
 
 
 graphs = st.builds(lambda seed: random_graph(np.random.default_rng(seed)), st.integers(0, 2**32))
@@ -249,24 +264,6 @@ def test_masses_have_as_many_bits_as_in_the_whole_graph(nodes: int) -> None:
 
 # What travels.
 
-NODE_WISE: tuple[tuple[str, Any], ...] = (
-    ("plain", NeighborSampler((4, 3))),
-    ("plain", NeighborSampler((255, 256, 2))),
-    ("plain", NeighborSampler((65535, 3))),
-    ("plain", NeighborSampler((65536, -1), edge_ids=True)),
-    ("plain", NeighborSampler((4, 3), expand="all", replace=True)),
-    ("plain", LaborSampler((3, 4))),
-    ("plain", LaborSampler((3, 4), poisson=True)),
-    ("weighted", NeighborSampler((4, 3), weighted=True)),
-    ("weighted", NeighborSampler((4, -1), expand="all", edge_ids=True)),
-    ("weighted", LaborSampler((-1, 2))),
-    ("wide", NeighborSampler((4, 3), edge_ids=True)),
-)
-SMALL = {
-    "plain": skewed(90, 900, weighted=False, hub=280),
-    "weighted": skewed(90, 900, weighted=True, hub=280),
-    "wide": skewed(90, 900, weighted=True, ids=np.int64),
-}
 MODEL = NeighborSampler((10, 5))
 MODEL_REPLICATION = (1, 2)
 DEGREES = (20, 200)
@@ -282,19 +279,8 @@ def even(degree: int) -> Graph:
     )
 
 
-def small_book(blocks: int) -> RangeBook:
-    return RangeBook(
-        np.array([0, 90]) if blocks == 1 else np.array([0, 35, 90]) if blocks == 2 else np.array([0, 30, 30, 71, 90])
-    )
-
-
 def even_book(blocks: int) -> RangeBook:
     return RangeBook(np.arange(blocks + 1) * LARGE_NODES // blocks)
-
-
-def small_request(rank: int, case: int) -> BulkRequest:
-    """None on one rank."""
-    return random_request(np.random.default_rng([rank, case]), 90, (2, 0, 3, 1)[rank], 15)
 
 
 def large_request(rank: int) -> BulkRequest:
@@ -317,16 +303,11 @@ def delta(group: Gloo, before: dict[str, int]) -> dict[str, int]:
 
 
 def measure(group: Gloo) -> dict[str, Any]:
-    found: dict[str, Any] = {"small": {}, "model": {}, "layers": {}}
+    found: dict[str, Any] = {"model": {}, "layers": {}}
     for c in MODEL_REPLICATION:
         grid = Grid(group.size, c)
         column = grid.among(group, f"measured {c}")
         block = grid.block(group.rank)
-        for case, (name, sampler) in enumerate(NODE_WISE):
-            owners = Owners(block_rows(SMALL[name], small_book(grid.blocks), block, column), column)
-            before = traffic(group)
-            sampler.sample_by_owners(owners, small_request(group.rank, case))
-            found["small"][c, case] = delta(group, before)
         owners = Owners(block_rows(even(25), even_book(grid.blocks), block, column), column)
         before = traffic(group)
         MODEL.sample_by_owners(owners, large_request(group.rank))
@@ -384,23 +365,6 @@ def expected_bytes(sampler: Any, graph: Graph, book: RangeBook, bulks: list[Bulk
                     sent[answers]["ids"] += graph.indices.itemsize * edges
                     sent[answers]["more"] += more * edges
     return sent
-
-
-@pytest.mark.parametrize("case", range(len(NODE_WISE)), ids=lambda i: f"{NODE_WISE[i][0]}-{NODE_WISE[i][1]}")
-@pytest.mark.parametrize("c", MODEL_REPLICATION)
-def test_words_are_those_of_the_frontiers(measured: list[dict[str, Any]], c: int, case: int) -> None:
-    name, sampler = NODE_WISE[case]
-    graph, grid = SMALL[name], Grid(4, c)
-    bulks = [
-        sampler.sample(graph, r, cpu) if (r := small_request(rank, case)).seeds else Bulk(2, 7, ()) for rank in range(4)
-    ]
-    for rank in range(4):
-        column = grid.column(rank)
-        wanted = expected_bytes(sampler, graph, small_book(grid.blocks), [bulks[r] for r in column])[column.index(rank)]
-        control = 2 * len(sampler.fanout) * 8 * (grid.blocks - 1)
-        assert measured[rank]["small"][c, case] == {"graph": sum(wanted.values()), "control": control}, (
-            f"rank {rank}: {wanted}"
-        )
 
 
 @pytest.mark.parametrize("c", MODEL_REPLICATION)
