@@ -1,5 +1,5 @@
 """Checks of a sampled minibatch: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows in
-each hop."""
+each hop; of links, no own edge of a pair or its reverse, and negatives that keep the source."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +45,17 @@ def check(graph: Graph, path: Path, fanout: Sequence[int], expand: str) -> dict[
             saved["seeds"],
             [tuple(saved[f"{n}{h}"].astype(np.int64) for n in ("rows", "src", "dst")) for h in range(len(fanout))],
         )
+    own, pairs = np.empty(0, np.int64), seeds.astype(np.int64)
+    if pairs.ndim == 3:
+        if not np.array_equal(pairs[:, 0, 0], pairs[:, 1, 0]):
+            raise ValueError(f"{path.stem}: a negative has another source than its pair")
+        source, destination = pairs[:, 0].T
+        if not has_edges(graph, source, destination).all():
+            raise ValueError(f"{path.stem}: a positive pair is no edge")
+        both = np.concatenate([destination * graph.num_nodes + source, source * graph.num_nodes + destination])
+        own, seeds = np.unique(both), np.unique(pairs)
+    # Own edges that end in each row: a sample may lack as many, whether they were drawn or not.
+    lost = np.bincount(own // graph.num_nodes, minlength=graph.num_nodes)
     known = frontier = np.sort(seeds.astype(np.int64))
     edges = []
     for h, (s, (rows, src, dst)) in enumerate(zip(fanout, hops)):
@@ -60,9 +71,9 @@ def check(graph: Graph, path: Path, fanout: Sequence[int], expand: str) -> dict[
         )
         need(bool(has_edges(graph, src, dst).all()), "an edge is not in the graph")
         drawn = np.bincount(dst, minlength=graph.num_nodes)
-        need(
-            bool((drawn[rows] == np.minimum(graph.in_degree[rows], s)).all()), "a row has not min(degree, fanout) edges"
-        )
+        missing = np.minimum(graph.in_degree[rows], s) - drawn[rows]
+        need(bool(((missing >= 0) & (missing <= lost[rows])).all()), "a row has not min(degree, fanout) edges")
+        need(not np.isin(dst * graph.num_nodes + src, own).any(), "a pair sees its own edge or the reverse")
         need(int(drawn[rows].sum()) == len(dst), "an edge ends in a row that is not drawn for")
         need(len(np.unique(dst * graph.num_nodes + src)) == len(dst), "a row has a neighbour twice")
         found = np.union1d(known, src)

@@ -1,6 +1,7 @@
 """Neighbour sampling in comparison with peers: one process per engine and thread count, taking turns on one machine.
 
     python benchmarks/sampling.py --graph products --threads 1,2 --samplers neighbor,labor,weighted --json sampling.json
+    python benchmarks/sampling.py --graph products-quarter --threads 1,2 --samplers links --minibatches 96
 
 Every process holds its own copy of the graph in NumPy arrays (huge pages where the system gives them on request),
 samples the same seeds, and is idle while another one runs. An epoch includes shuffling the seeds and everything up to
@@ -10,6 +11,8 @@ Semantics differ. "new": only newly found nodes are expanded (PyG; Millrace's de
 expanded again at each hop (DGL, GraphBolt), 14 to 20 % more edges a minibatch. Millrace is measured both ways, and
 multiples are given in minibatches and in edges a second. In `labor` the hops of a minibatch share random numbers here,
 and only the rows of a hop in GraphBolt 2.1. `weighted` draws without replacement.
+`links`: a minibatch is 512 edges of the graph as positive pairs, with one uniform negative each that keeps the source;
+all ends are seeds of `neighbor`, and the edges of the minibatch's pairs and their reverses are taken out of the sample.
 """
 
 import argparse
@@ -36,8 +39,10 @@ FANOUT = (15, 10, 5)
 BATCH = 1024
 BULK = 64
 MEMORY_BULKS = (1, 8, 64)
-SAMPLERS = ("neighbor", "labor", "weighted")
-SLOW_PEERS = {"neighbor": 0, "labor": 48, "weighted": 12}
+SAMPLERS = ("neighbor", "labor", "weighted", "links")
+PAIRS = 512
+"""Positive pairs of a minibatch of links, as in DGL's example."""
+SLOW_PEERS = {"neighbor": 0, "labor": 48, "weighted": 12, "links": 24}
 """Minibatches of a round of GraphBolt, at most."""
 
 
@@ -69,20 +74,24 @@ class Config:
 
 def ours(sampler: str, t: int, expand: str, bulk_size: int = BULK, **options: Any) -> Config:
     """Millrace."""
-    options |= {"sampler": sampler, "expand": expand, "bulk_size": bulk_size}
+    options |= _of(sampler) | {"expand": expand, "bulk_size": bulk_size}
     return Config(f"millrace {expand}", sampler, "run_millrace.py", t, expand, options, False, 0)
+
+
+def _of(sampler: str) -> dict[str, Any]:
+    return {"sampler": sampler, **({"batch_size": PAIRS} if sampler == "links" else {})}
 
 
 def configurations(t: int, sampler: str, peers: list[str]) -> list[Config]:
     """Measurements of a sampler on t threads, in the order of a round."""
     found = [ours(sampler, t, expand) for expand in ("new", "all")]
     if "graphbolt" in peers:
-        most, script, options = SLOW_PEERS[sampler], "run_graphbolt.py", {"sampler": sampler}
+        most, script, options = SLOW_PEERS[sampler], "run_graphbolt.py", _of(sampler)
         found.append(Config("graphbolt", sampler, script, t, "all", options, True, most))
         if t > 1:
             found.append(Config("graphbolt, thread pool", sampler, script, t, "all", options | {"pool": t}, True, most))
-    if "dgl" in peers and sampler == "neighbor":
-        found.append(Config("dgl DataLoader", sampler, "run_dgl.py", t, "all", {}, True, 0))
+    if "dgl" in peers and sampler in ("neighbor", "links"):
+        found.append(Config("dgl DataLoader", sampler, "run_dgl.py", t, "all", _of(sampler), True, 0))
     if "scipy" in peers and t == 1 and sampler == "neighbor":
         found.append(Config("scipy SpGEMM", sampler, "run_scipy.py", 1, "new", {}, False, 1))
     return found
@@ -300,7 +309,9 @@ def main() -> None:
         "--minibatches", type=int, default=192, help="of 1024 seeds; fewer where the graph has fewer nodes"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samplers", type=lambda s: s.split(","), default=list(SAMPLERS))
+    parser.add_argument(
+        "--samplers", type=lambda s: s.split(","), default=list(SAMPLERS[:3]), help=f"of {', '.join(SAMPLERS)}"
+    )
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "graphbolt", "scipy"])
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment"
@@ -319,8 +330,10 @@ def main() -> None:
     print(f"graph {args.graph}: {graph.num_nodes} nodes; expected in brackets")
     print("  " + ", ".join(f"{name} {value:g} [{expected.get(name, '-')}]" for name, value in seen.items()), flush=True)
     minibatches = min(args.minibatches, graph.num_nodes // BATCH)
-    seeds = folder / "seeds.npy"
-    np.save(seeds, np.random.default_rng(0).permutation(graph.num_nodes)[: max(minibatches, BULK) * BATCH])
+    count, rng = max(minibatches, BULK), np.random.default_rng(0)
+    seeds, edges = folder / "seeds.npy", folder / "edges.npy"
+    np.save(seeds, rng.permutation(graph.num_nodes)[: count * BATCH])
+    np.save(edges, rng.choice(graph.num_edges, min(count * PAIRS, graph.num_edges), replace=False))
     del graph
     if minibatches < args.minibatches:
         print(f"  {minibatches} minibatches of {BATCH} seeds are a whole epoch here")
@@ -348,7 +361,14 @@ def main() -> None:
             row
             for t in args.threads
             for s in args.samplers
-            for row in measure(configurations(t, s, args.peers), folder, seeds, cache, minibatches, args.rounds)
+            for row in measure(
+                configurations(t, s, args.peers),
+                folder,
+                edges if s == "links" else seeds,
+                cache,
+                minibatches,
+                args.rounds,
+            )
         ],
         "memory": memory(folder, seeds, cache, max(args.threads)) if "neighbor" in args.samplers else [],
         "profile_ms_per_minibatch": {

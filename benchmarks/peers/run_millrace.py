@@ -1,7 +1,7 @@
 """Millrace's samplers through their public classes: a plan, a workspace, bulk after bulk.
 
-Options: sampler ("neighbor", "labor" or "weighted"), expand ("new" or "all"), bulk_size, profile (time the kernel's
-parallel sections).
+Options: sampler ("neighbor", "labor", "weighted", or "links" with uniform negatives), expand ("new" or "all"),
+bulk_size, profile (time the kernel's parallel sections).
 """
 
 import time
@@ -17,6 +17,9 @@ from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import bulk as bulk_cpu
 from millrace.stages.kernels.sampling.cpu import neighbor as sample_cpu
+from millrace.stages.links.exclude import WithoutOwnEdges
+from millrace.stages.links.plan import LinkPlan
+from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
@@ -41,14 +44,25 @@ def start(job: Job) -> Engine:
         if kind == "labor"
         else NeighborSampler(job.fanout, weighted=kind == "weighted", expand=expand)
     )
+    links = None
+    if kind == "links":
+        sampler = WithoutOwnEdges(sampler)
+        kinds = np.zeros((len(job.seeds), 1), np.int64)
+        links = TrainPairs.of(graph, np.concatenate([job.pairs(), kinds], axis=1), Negatives())
     workspace = cpu.Workspace()
     stages: dict[str, float] = defaultdict(float)
     epochs = iter(range(1 << 30))
     largest = 0
 
+    def plan_of(minibatches: int, bulk_size: int) -> SeedPlan:
+        count = minibatches * job.batch_size
+        if links is not None:
+            return LinkPlan(np.arange(count), job.batch_size, bulk_size, seed=0, links=links)
+        return SeedPlan(job.seeds[:count], job.batch_size, bulk_size, seed=0)
+
     def epoch(minibatches: int) -> Iterator[tuple[int, int]]:
         nonlocal largest
-        plan = SeedPlan(job.seeds[: minibatches * job.batch_size], job.batch_size, job.options["bulk_size"], seed=0)
+        plan = plan_of(minibatches, job.options["bulk_size"])
         number = next(epochs)
         start_s = time.perf_counter()
         for n in range(plan.num_bulks):
@@ -59,7 +73,7 @@ def start(job: Job) -> Engine:
         stages["whole"] += time.perf_counter() - start_s
 
     def one() -> tuple[np.ndarray, list[Hop]]:
-        plan = SeedPlan(job.seeds[: LATER * job.batch_size], job.batch_size, LATER, seed=0)
+        plan = plan_of(LATER, LATER)
         m = sampler.sample(graph, plan.request(0, 0), cpu, cpu.Workspace()).minibatches[-1]
         hops, known = [], 0
         for block in reversed(m.blocks):
@@ -70,7 +84,7 @@ def start(job: Job) -> Engine:
             )
             # Nested blocks repeat the rows of the hops before.
             known = block.num_dst if m.nested else 0
-        return m.seeds, hops
+        return plan.pairs(LATER - 1, 0) if isinstance(plan, LinkPlan) else m.seeds, hops
 
     def report() -> dict[str, Any]:
         return {"workspace_bytes": workspace.nbytes, "bulk_bytes": largest, "stages_s": dict(stages)}

@@ -45,8 +45,8 @@ class Job:
     indices: np.ndarray
     """int32 [E]."""
     seeds: np.ndarray
-    """int64 [N], distinct; an epoch of n minibatches takes the first n * batch_size of them, in an order of the
-    engine's."""
+    """int64 [N], distinct nodes, or positions of the edges whose ends are positive pairs; an epoch of n minibatches
+    takes the first n * batch_size of them, in an order of the engine's."""
     fanout: tuple[int, ...]
     """Nearest the seeds first."""
     batch_size: int
@@ -58,6 +58,10 @@ class Job:
         """float32 [E], positive weights of the edges, the same for every engine."""
         return np.float32(1) - np.random.default_rng(0).random(len(self.indices), np.float32)
 
+    def pairs(self) -> np.ndarray:
+        """int64 [N, 2], source and destination of the edges that `seeds` names."""
+        return np.stack([self.indices[self.seeds], np.searchsorted(self.indptr, self.seeds, side="right") - 1], axis=1)
+
 
 class Engine(NamedTuple):
     """Functions that a script of this folder provides."""
@@ -65,7 +69,8 @@ class Engine(NamedTuple):
     epoch: Callable[[int], Iterator[tuple[int, int]]]
     """Number of minibatches -> (edges drawn, distinct nodes) of each minibatch, or sums over several."""
     one: Callable[[], tuple[np.ndarray, list[Hop]]]
-    """(seeds, hops outwards) of minibatch number `LATER`."""
+    """(seeds, hops outwards) of minibatch number `LATER`; of links, the positive pairs and their negatives [b, 2, 2] in
+    place of seeds."""
     report: Callable[[], dict[str, Any]] = dict
 
 
@@ -116,6 +121,11 @@ def _memory() -> dict[str, int]:
     kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
     Path("/proc/self/clear_refs").write_text("5")
     return {"rss_bytes": kib["VmRSS:"] * 1024, "peak_rss_bytes": kib["VmHWM:"] * 1024}
+
+
+def reverses(indices: np.ndarray) -> np.ndarray:
+    """int64 [E], the position of each edge's reverse in a simple symmetric graph whose rows ascend."""
+    return np.argsort(indices, kind="stable")
 
 
 def save(path: str, seeds: np.ndarray, hops: list[Hop]) -> None:

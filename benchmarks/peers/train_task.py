@@ -20,6 +20,8 @@ import numpy as np
 FANOUT = (15, 10, 5)
 """Nearest the seeds first."""
 BATCH, FEATURES, HIDDEN, CLASSES, HEADS, LR = 1024, 100, 256, 47, 4, 0.003
+PAIRS = 512
+"""Positive pairs of a minibatch of links, as in DGL's example."""
 WARM_UP = 4
 """Minibatches of a peer before the clock starts."""
 
@@ -42,7 +44,7 @@ class Task:
     folder: Path
     """Folder of the graph; the features and labels are in ``training`` below it."""
     model: str
-    """sage or gat."""
+    """sage, gat, or links."""
     threads: int
     minibatches: int
     """N, in an epoch."""
@@ -64,6 +66,11 @@ class Task:
     def seeds(self) -> np.ndarray:
         """int64 [N * BATCH], ascending, distinct."""
         return np.sort(np.load(self.folder / "training" / "seeds.npy")[: self.minibatches * BATCH])
+
+    def edges(self) -> np.ndarray:
+        """int64 [N * PAIRS], distinct positions of edges, whose ends are the positive pairs."""
+        count = len(np.load(self.folder / "indices.npy", mmap_mode="r"))
+        return np.random.default_rng(0).choice(count, self.minibatches * PAIRS, replace=False)
 
 
 class Work(NamedTuple):

@@ -76,7 +76,7 @@ def without_pairs(minibatch: MiniBatch, pairs: PairArray) -> MiniBatch:
     """A minibatch without the edges of some pairs of its seeds, and their reverses.
 
     Args:
-        minibatch: its seeds ascend.
+        minibatch: its seeds ascend. Its arrays of edges are overwritten.
         pairs: int64 [b, 2], nodes that are seeds.
     """
     seeds = minibatch.seeds
@@ -94,22 +94,27 @@ def without_pairs(minibatch: MiniBatch, pairs: PairArray) -> MiniBatch:
 
 
 def _without(block: Block, own: npt.NDArray[np.int64], size: int) -> Block:
-    """The block without edges between its first `size` rows that are among `own`."""
-    first = int(block.indptr[size])
-    source = block.indices[:first]
-    destination = np.repeat(np.arange(size), np.diff(block.indptr[: size + 1]))
-    among = np.flatnonzero(source < size)
-    gone = among[contains(own, keys_of(destination[among], source[among], size))]
+    """The block without edges between its first `size` rows that are among `own`, in the same memory."""
+    starts = block.indptr[: size + 1]
+    among = np.flatnonzero(block.indices[: starts[-1]] < size)
+    destination = np.searchsorted(starts, among, side="right") - 1
+    gone = among[contains(own, keys_of(destination, block.indices[among], size))]
     if not len(gone):
         return block
-    keep = np.ones(block.num_edges, bool)
-    keep[gone] = False
-    before = np.concatenate([[0], np.cumsum(~keep)])[block.indptr]
+    kept = np.delete(np.arange(starts[-1]), gone)
+
+    def left(of_edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # The first rows move towards the others, which are many more.
+        of_edges[len(gone) : starts[-1]] = of_edges[kept]
+        return of_edges[len(gone) :]
+
+    indptr = block.indptr - block.indptr.dtype.type(len(gone))
+    indptr[: size + 1] = starts - np.searchsorted(gone, starts)
     return Block(
         block.num_dst,
         block.src,
-        (block.indptr - before).astype(block.indptr.dtype),
-        block.indices[keep],
-        None if block.weight is None else block.weight[keep],
-        None if block.edge_id is None else block.edge_id[keep],
+        indptr,
+        left(block.indices),
+        None if block.weight is None else left(block.weight),
+        None if block.edge_id is None else left(block.edge_id),
     )

@@ -44,7 +44,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """Draw the minibatches of `request`.
+        """Draw the minibatches of `request`. Their arrays are the caller's, who may overwrite them.
 
         Args:
             graph: in-neighbour lists.
