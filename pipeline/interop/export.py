@@ -64,7 +64,7 @@ def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = 
     )
 
 
-def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> Any:
+def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None, pairs: Tensor | None = None) -> Any:
     """A minibatch as a `torch_geometric.data.Data`, with the attributes that PyG's `NeighborLoader` provides.
 
     ``edge_index`` is int64 [2, e], source and destination as positions in ``n_id``; the first ``batch_size`` nodes are
@@ -77,6 +77,8 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
         minibatch: nested (only newly found nodes were expanded), or of one layer.
         features: `FeatureStore`, tensor or array [V, F]; the minibatch's rows become ``x``.
         labels: tensor or array [V] or [V, C]; the minibatch's rows become ``y``.
+        pairs: `Batch.pairs` of a link task, [b, 1 + k, 2]; they become ``edge_label_index`` [2, b (1 + k)], positive
+            pairs first, and ``edge_label``, 1 for those and 0 for negatives.
 
     Raises:
         InputError: every layer has its own edge list, or features or labels have too few rows.
@@ -102,6 +104,9 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
         out.x = _rows(features, graph.node, "features")
     if labels is not None:
         out.y = _rows(labels, graph.node, "labels")
+    if pairs is not None:
+        out.edge_label_index = pairs.transpose(0, 1).reshape(-1, 2).T.contiguous()
+        out.edge_label = (torch.arange(out.edge_label_index.shape[1]) < len(pairs)).float()
     return out
 
 

@@ -152,6 +152,16 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
             torch.testing.assert_close(value, model[key], rtol=1e-8, atol=1e-9)
         if name in found:
             assert found[name]["test_metrics"] == pytest.approx(report["test_metrics"], abs=1e-9)
+    stored, live = (list(mr.minibatches(store, samples=s, **table)) for s in (tmp_path / "samples", None))
+    assert len(stored) == len(live) > 0
+    for a, b in zip(stored, live):
+        assert torch.equal(a.pairs, b.pairs) and torch.equal(a.h, b.h) and (a.epoch, a.index) == (b.epoch, b.index)
+    graph = mr.to_pyg(stored[0].minibatch, pairs=stored[0].pairs)
+    count, (source, destination) = len(stored[0].pairs), graph.n_id[graph.edge_label_index]
+    assert graph.edge_label.tolist() == [1.0] * count + [0.0] * 2 * count
+    wanted = seed_plan(job, mr.open_dataset(store)).pairs(0, 0)
+    assert np.array_equal(torch.stack([source, destination], 1)[:count], wanted[:, 0])
+    assert np.array_equal(torch.stack([source, destination], 1)[count : 2 * count], wanted[:, 1])
     other = resolve({**table, "dataset": store, "link": LINK})
     with pytest.raises(StoreError, match="sampler"):
         mr.run(config=other, samples=tmp_path / "samples", out=tmp_path / "other", verbose=False)
