@@ -202,8 +202,10 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: i
 def _label_gaps(
     y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str]
 ) -> tuple[npt.NDArray[np.int64], int]:
-    used, compact = np.unique(y[labelled], return_inverse=True)
-    num_classes = int(used[-1]) + 1
+    known = y[labelled]
+    num_classes = int(known.max()) + 1
+    # Counts take less time and memory than the sort in `unique`, unless the numbers are far larger than their count.
+    used = np.flatnonzero(np.bincount(known)) if num_classes <= len(known) else np.unique(known)
     empty = num_classes - len(used)
     if not empty:
         return y, num_classes
@@ -213,7 +215,7 @@ def _label_gaps(
     )
     if options.label_gaps == "compact":
         y = y.copy()
-        y[labelled] = compact
+        y[labelled] = np.searchsorted(used, known)
         notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
         return y, len(used)
     if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
