@@ -10,7 +10,6 @@ from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
 from ...storage.dataset import Dataset
-from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
 from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
@@ -42,8 +41,7 @@ class Setting:
     @property
     def train(self) -> int:
         """Train nodes of the run."""
-        n = self.numbers
-        return max(1, round(n.train * n.nodes)) if self.stands_in else self.dataset.split_sizes["train"]
+        return max(1, round(self.numbers.train * self.numbers.nodes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,6 @@ class Candidate:
     """The trials' graph in the parts of the run's ranks."""
     trial_cut: CutCounts | None = None
     """The trials' graph in the parts of a trial's ranks."""
-    book: PartitionBook | None = None
 
     @property
     def ranks(self) -> int:
@@ -90,6 +87,7 @@ class Candidate:
         """True if ranks send each other the feature rows of minibatches."""
         return self.job.features == "owned" and self.ranks > 1
 
+    @property
     def model(self) -> nn.Module:
         """The model as the system trains it."""
         record, n = build("model", MODELS, self.job.model), self.at.numbers
@@ -99,6 +97,10 @@ class Candidate:
     def minibatches(self) -> float:
         """Minibatches of an epoch over all ranks; a partial last one counts fractionally."""
         return self.at.train / self.job.train.batch_size
+
+    def in_turn(self, ranks: int) -> int:
+        """Minibatches of a step that a rank of so many trains on, one after the other."""
+        return math.ceil(self.job.train.per_step(ranks) / ranks)
 
     @property
     def fractional_steps(self) -> float:
@@ -110,15 +112,14 @@ class Candidate:
         # The rank with most train nodes has most minibatches.
         share, policy = 1 / self.ranks, self.system.partition
         if self.cut is not None and isinstance(policy, Chunks):
-            base = [list(self.chunks(policy).base(rank, 0)) for rank in range(self.ranks)]
-            share = max(int(self.cut.train[chunks].sum()) for chunks in base) / max(1, int(self.cut.train.sum()))
-        return max(1.0, share * self.minibatches)
+            chunks = [list(self.chunks(policy).base(rank, 0)) for rank in range(self.ranks)]
+            share = max(self.cut.train[c].sum() for c in chunks) / max(1, self.cut.train.sum())
+        return max(1.0, float(share) * self.minibatches)
 
     def chunks(self, policy: Chunks) -> ChunkSchedule:
         """Assignment of chunks to isolated ranks."""
-        return ChunkSchedule(
-            self.job.seed_of("minibatches"), self.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation
-        )
+        seed = self.job.seed_of("minibatches")
+        return ChunkSchedule(seed, self.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
 
     @property
     def steps(self) -> int:
@@ -128,4 +129,4 @@ class Candidate:
     @property
     def epochs(self) -> int:
         """Epochs of the run; with layer-by-layer training, those of all layers."""
-        return self.system.schedule.phases(self.job.epochs, self.model())[-1].last_epoch
+        return self.system.schedule.phases(self.job.epochs, self.model)[-1].last_epoch

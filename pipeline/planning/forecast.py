@@ -1,6 +1,5 @@
 """Memory and time of a run, extrapolated from its trial."""
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,9 +62,8 @@ def foresee(s: Candidate, base: int, room: int, seen: TrialResult | None = None)
     if seen is None:
         return replace(found, arithmetic=f"at least {words}")
     # Only full batches grow with the graph; minibatches of a step that each rank trains on come one after the other.
-    per_step = [math.ceil(s.job.train.per_step(ranks) / ranks) for ranks in (s.ranks, seen.ranks)]
-    work = per_step[0] / per_step[1] if s.is_sampled else share_of_work(s)
-    crowd, network = crowding(s, seen.ranks), network_seconds(s, moved)
+    work = s.in_turn(s.ranks) / s.in_turn(seen.ranks) if s.is_sampled else share_of_work(s)
+    crowd, network = crowding(s, seen.ranks), 0.0 if s.at.link is None else moved.seconds(s.at.link)
     return replace(
         found,
         bytes=moved.total(s.epochs),
@@ -81,10 +79,9 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     """Memory that a rank needs in any case, known without a trial."""
     chunks = 2 if isinstance(s.system.partition, Chunks) else 1
     share = 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
-    nodes, edges = s.at.numbers.nodes, s.at.numbers.edges
+    nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
-    features = s.feature_bytes * share
     if s.cut is None and s.exchanges:
         features = s.feature_bytes * s.replication / s.ranks
     elif s.cut is None and (s.job.features in ("mapped", "zarr") or s.ranks > 1):
@@ -122,27 +119,25 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     Of N minibatches that take s seconds to prepare and t to train on, N (1 - s / t) are ready when the last one is.
     Validation takes time from training, but not from preparation.
     """
-    train = s.job.train
-    trial_s = train_s = max(1e-9, seen.step_s / math.ceil(train.per_step(seen.ranks) / seen.ranks))
+    train, parts, fetched = s.job.train, {}, 0.0
+    trial_s = train_s = max(1e-9, seen.step_s / s.in_turn(seen.ranks))
     if train.evaluate_every and s.at.dataset.split_sizes["val"]:
         train_s += seen.evaluate_s * share_of_work(s) / train.evaluate_every * s.ranks / s.minibatches
-    count, parts, fetched = s.minibatches * s.epochs / s.ranks, {}, 0.0
+    tried, count = seen.minibatches * seen.epochs / seen.ranks, s.minibatches * s.epochs / s.ranks
 
     def ready(prepare_s: float, count: float, train_s: float) -> float:
         return count * max(0.0, 1 - prepare_s / train_s)
 
+    def rows(per_epoch: float, ranks: int, count: float, train_s: float) -> tuple[float, float]:
+        """Minibatches whose rows are fetched, and their bytes. A rank's own rows are copied beside those of others."""
+        size = rows_asked(s, seen, per_epoch, ranks)[1] / per_epoch * seen.distinct[0] * s.row_bytes
+        number = ready(max(seen.sample_s, seen.fetch_s), count, train_s)
+        number = min(s.system.options["prefetch_bytes"] / size, number)
+        return number, number * (size + seen.minibatch_bytes)
+
     if s.exchanges and seen.distinct:
-        # A rank's own rows are copied beside those of the others.
-        slower, waiting = max(seen.sample_s, seen.fetch_s), []
-        tried = seen.minibatches * seen.epochs / seen.ranks
-        for n, per_epoch, ranks, seconds in (
-            (tried, seen.minibatches, seen.ranks, trial_s),
-            (count, s.minibatches, s.ranks, train_s),
-        ):
-            size = rows_asked(s, seen, per_epoch, ranks)[1] / per_epoch * seen.distinct[0] * s.row_bytes
-            fetched = min(s.system.options["prefetch_bytes"] / size, ready(slower, n, seconds))
-            waiting.append(fetched * (size + seen.minibatch_bytes))
-        parts["rows"] = round(max(0.0, waiting[1] - waiting[0]))
+        fetched, waiting = rows(s.minibatches, s.ranks, count, train_s)
+        parts["rows"] = round(max(0.0, waiting - rows(seen.minibatches, seen.ranks, tried, trial_s)[1]))
     most = s.system.sample.max_bytes if isinstance(s.system.sample, Local) else s.job.queue.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     sampled = max(0.0, ready(seen.sample_s, count, train_s) - fetched - s.job.queue.bulk_size)
@@ -157,14 +152,5 @@ def crowding(s: Candidate, ranks: int) -> float:
 
 def share_of_work(s: Candidate) -> float:
     """Work of a rank in full batches and evaluation, relative to a rank of the trial. Nodes and edges count alike."""
-    graph = s.at.dataset.graph
-    growth = (s.at.growth + s.at.numbers.edges / max(1, graph.num_edges)) / 2
+    growth = (s.at.growth + s.at.numbers.edges / max(1, s.at.dataset.graph.num_edges)) / 2
     return growth * (s.cut.work / s.trial_cut.work if s.cut is not None and s.trial_cut is not None else 1.0)
-
-
-def network_seconds(s: Candidate, moved: Moved) -> float:
-    """Seconds of an epoch's messages on the link, kinds one after the other, by the formula of `network`."""
-    link = s.at.link
-    if link is None or s.ranks == 1:
-        return 0.0
-    return sum(moved.busiest[k] / link.bandwidth + 2 * waits * link.latency_s for k, waits in moved.waits.items())

@@ -30,26 +30,18 @@ class GridForecast:
 def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
     """Costs for each c that divides the ranks, but that of full replication; none for one rank, or for a sampler whose
     traffic has no model."""
-    sampler = build("sampler", SAMPLERS, job.sampler)
-    if job.ranks == 1 or sampler_kind(sampler) is None:
+    sampler, graph, batch = build("sampler", SAMPLERS, job.sampler), at.dataset.graph, job.train.batch_size
+    if sampler_kind(sampler) is None:
         return ()
     # An epoch may have fewer minibatches than a bulk.
-    bulk = min(job.queue.bulk_size, math.ceil(at.train / job.train.batch_size / job.ranks))
-    seen = Degrees.of(at.dataset.graph.in_degree)
+    bulk = min(job.queue.bulk_size, math.ceil(at.train / batch / job.ranks))
+    seen = Degrees.of(graph.in_degree)
     degrees = Degrees(seen.nodes * at.growth, seen.edges * at.growth)
     link = (LATENCY_S, BANDWIDTH) if at.link is None else (at.link.latency_s, at.link.bandwidth)
     found = []
-    for c in range(1, job.ranks):
-        if job.ranks % c:
-            continue
+    for c in (c for c in range(1, job.ranks) if job.ranks % c == 0):
         costs = expected(
-            sampler,
-            degrees,
-            ranks=job.ranks,
-            replication=c,
-            batch=job.train.batch_size,
-            bulk=bulk,
-            weighted=at.dataset.graph.is_weighted,
+            sampler, degrees, ranks=job.ranks, replication=c, batch=batch, bulk=bulk, weighted=graph.is_weighted
         )
         best = min(costs, key=lambda name: costs[name].seconds())
         for name, cost in costs.items():

@@ -112,54 +112,43 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     for section, entry in SYSTEMS.available().items():
         for key, usual in entry.unpredicted.items():
             if (given := table.get(section, {}).get(key, usual)) != usual:
-                raise _unpredicted(f"{section}.{key} is {given!r}", "leave it out, and expect other bytes and memory")
+                raise unpredicted(f"{section}.{key} is {given!r}", "leave it out, and expect other bytes and memory")
     default = next(iter(SYSTEMS))
     own = dict(table.get(default, {}))
     common = {k: v for k, v in table.items() if k not in ("system", "executor")}
-    common[default] = {k: v for k, v in own.items() if k == "prefetch_bytes"}
+    common |= {default: {k: v for k, v in own.items() if k == "prefetch_bytes"}, "system": default}
     if common.get("features") == "owned":
         common["features"] = "memory"
-    sampled = resolve({**common, "system": default})
+    sampled = resolve(common)
     model, sampler = sampled.model["name"], sampled.sampler["name"]
     if reads_edges(build("model", MODELS, sampled.model)):
-        raise _unpredicted(f"model is '{model}', which reads features of edges", "use another model")
+        raise unpredicted(f"model is '{model}', which reads features of edges", "use another model")
     if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
-        raise _unpredicted(f"sampler is '{sampler}', which draws by times", "use the sampler neighbor")
+        raise unpredicted(f"sampler is '{sampler}', which draws by times", "use the sampler neighbor")
     if sampled.device != "cpu":
-        raise _unpredicted(f"device is '{sampled.device}'", "leave it out to plan for CPUs")
+        raise unpredicted(f"device is '{sampled.device}'", "leave it out to plan for CPUs")
     if sampled.learned.width:
-        raise _unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
+        raise unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
     if sampled.model.get("norm") == "batch" and sampled.ranks > 1:
-        raise _unpredicted('model.norm is "batch"', "use another norm, or one rank")
+        raise unpredicted('model.norm is "batch"', "use another norm, or one rank")
     found = {}
     for label, changes in variants().items():
-        wanted, unused = {**common, **changes}, set[str]()
+        wanted, unused = {"train": {}, **common, **changes}, set[str]()
+        if "features" in changes and sampled.ranks == 1:
+            continue
         if "features" in changes:
             wanted[default] = {**own, **SYSTEMS.find(default).unpredicted}
-            if sampled.ranks == 1:
-                continue
         if changes["system"] != default:
-            wanted.pop("queue", None)
             # Their ranks hold parts, which cannot be mapped.
-            wanted.pop("graph", None)
-            unused = {"minibatches_per_step"}
+            unused |= {"queue", "graph", "minibatches_per_step"}
         if not SYSTEMS.find(changes["system"]).samples:
             wanted["model"] = sampled.model
-            wanted.pop("sampler", None)
-            unused = {"minibatches_per_step", "batch_size"}
-        wanted["train"] = {k: v for k, v in wanted.get("train", {}).items() if k not in unused}
-        found[label] = resolve(wanted)
+            unused |= {"sampler", "batch_size"}
+        wanted["train"] = {k: v for k, v in wanted["train"].items() if k not in unused}
+        found[label] = resolve({k: v for k, v in wanted.items() if k not in unused})
     return found
 
 
-def check_edges_predicted(job: Job, dataset: Dataset) -> None:
-    """Refuse a model that reads the features of the edges of this dataset. Raises InputError."""
-    if job.model.get("edge_width", 0) == -1 and dataset.num_edge_features:
-        raise _unpredicted(
-            f"model is '{job.model['name']}', which reads features of edges", "set model.edge_width = 0, or use another"
-        )
-
-
-def _unpredicted(what: str, advice: str) -> InputError:
+def unpredicted(what: str, advice: str) -> InputError:
     """The error about an option whose traffic or memory no formula predicts."""
     return InputError(f"{what}: plan does not predict that in this version; {advice}")

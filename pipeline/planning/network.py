@@ -16,6 +16,11 @@ class Link:
     latency_s: float
     """Seconds from one rank to another, one way."""
 
+    def seconds(self, num_bytes: float, waits: float) -> float:
+        """Time of so many bytes. Every message that is waited for takes a round trip, since it is sent once the
+        receiver is ready."""
+        return num_bytes / self.bandwidth + 2 * waits * self.latency_s
+
 
 LINKS: dict[str, Link] = {
     "data centre": Link(25e9 / 8, 50e-6),
@@ -37,11 +42,10 @@ def link_named(name: str) -> Link:
 def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
     """Seconds that the messages of a finished run would take over a link, by kind.
 
-    The rank that sends most of a kind sets its pace. Every message that is waited for costs a round trip, since it is
-    sent once the receiver is ready. Kinds do not overlap: systems that exchange and train in turns come close to this,
-    those that do both at once may need less. TCP's slow start comes on top: little for few large messages, about as
-    much as the round trips for large ones that are far apart. If all ranks send to all at once, 1.4 to 2.2 times this
-    was measured.
+    The rank that sends most of a kind sets its pace. Kinds do not overlap: systems that exchange and train in turns
+    come close to this, those that do both at once may need less. TCP's slow start comes on top: little for few large
+    messages, about as much as the round trips for large ones that are far apart. If all ranks send to all at once, 1.4
+    to 2.2 times this was measured.
 
     Args:
         result: contents of ``result.json``.
@@ -49,7 +53,4 @@ def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "netwo
         channel: ``network`` for training, ``evaluation`` for evaluation.
     """
     per_rank, waits = result["bytes"]["per_rank"], result["waits"][channel]
-    return {
-        kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + 2 * count * link.latency_s
-        for kind, count in waits.items()
-    }
+    return {kind: link.seconds(max(r[channel][kind] for r in per_rank), count) for kind, count in waits.items()}

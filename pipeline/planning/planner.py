@@ -7,6 +7,7 @@ whole run on the cluster (`traffic`, `forecast`).
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
 from .forecast import Forecast
 from .grids import GridForecast, grid_forecasts
-from .inputs import Cluster, Numbers, candidates, check_edges_predicted
+from .inputs import Cluster, Numbers, candidates
 from .trial_setup import Trials
 
 
@@ -92,26 +93,27 @@ def plan(
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
     forecasts, seen = [], {}
-    with heard(emit, verbose) as tell, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        with Trials(first, dataset, numbers, where, Path(scratch), tell) as trials:
-            check_edges_predicted(first, trials.at.dataset)
-            tell(StageStarted("plan", f"trying {trials.at.dataset.name}", len(jobs)))
-            for label, job in jobs.items():
-                forecast, result = trials.forecast(label, job)
-                forecasts.append(forecast)
-                if result is not None:
-                    seen[label] = asdict(result)
-                tell(StageAdvanced("plan", len(forecasts), len(jobs)))
+    with ExitStack() as exits:
+        tell = exits.enter_context(heard(emit, verbose))
+        scratch = exits.enter_context(tempfile.TemporaryDirectory(prefix="millrace-plan-"))
+        trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits)
+        at = trials.at
+        tell(StageStarted("plan", f"trying {at.dataset.name}", len(jobs)))
+        for label, job in jobs.items():
+            forecast, result = trials.forecast(label, job)
+            forecasts.append(forecast)
+            seen |= {} if result is None else {label: asdict(result)}
+            tell(StageAdvanced("plan", len(forecasts), len(jobs)))
         seconds = time.perf_counter() - started
         tell(StageEnded("plan", seconds))
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes = [*(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
-    if trials.at.stands_in:
-        notes.append(f"An estimate: trials ran on {trials.at.dataset.name}, which stands in for the graph.")
+    if at.stands_in:
+        notes.append(f"An estimate: trials ran on {at.dataset.name}, which stands in for the graph.")
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=trials.name,
-        numbers=trials.at.numbers,
+        numbers=at.numbers,
         ranks=first.ranks,
         epochs=first.epochs,
         cluster=where,
@@ -122,6 +124,6 @@ def plan(
         goals=goals,
         notes=tuple(notes),
         seconds=seconds,
-        grids=grid_forecasts(trials.at, first),
+        grids=grid_forecasts(at, first),
         rehearsed=seen,
     )

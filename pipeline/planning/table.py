@@ -29,38 +29,27 @@ def as_text(plan: Plan) -> str:
         "evaluation: seconds.",
         *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
         f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
-        *_goals(plan),
-        *plan.notes,
-        *_grids(plan),
     ]
-    return "\n".join(lines)
-
-
-def _goals(plan: Plan) -> list[str]:
-    """Lines with the best system for each other goal."""
-    by_label = {f.label: f for f in plan.systems}
     figures = {
         "shortest pass over all labels": lambda f: f"{whole_seconds(f, plan.epochs):.3g} s",
         "least memory": lambda f: size(f.memory_bytes),
         "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
     }
-    lines = [f"  {goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
-    return ["Other goals:", *lines] if lines else []
-
-
-def _grids(plan: Plan) -> list[str]:
-    """Lines with the cost of sampling over block rows."""
-    over = "over this link" if plan.cluster.link else "at 25 Gb/s and 50 us"
-    lines = [
-        "",
-        'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
-        f'{over}; *: bulk.algorithm = "auto"):',
-        GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", "").rstrip(),
-    ]
+    by_label = {f.label: f for f in plan.systems}
+    lines += ["Other goals:"] * bool(plan.goals)
+    lines += [f"  {goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
+    lines += plan.notes
+    if plan.grids:
+        lines += [
+            "",
+            'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
+            f'{"over this link" if link else "at 25 Gb/s and 50 us"}; *: bulk.algorithm = "auto"):',
+            GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", "").rstrip(),
+        ]
     for g in plan.grids:
         cells = f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
         lines.append(GRID_ROW.format(g.replication, g.algorithm, *cells).rstrip())
-    return lines if plan.grids else []
+    return "\n".join(lines)
 
 
 def _row(f: Forecast) -> str:

@@ -9,8 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
 from ...stages.fetch.exchange import MOST_STEPS
@@ -26,30 +28,33 @@ from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ...storage.ledger import KINDS
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
+from .network import Link
 from .trial import TrialResult
 
-ID_BYTES = COUNT_BYTES = 8
+NUMBER = 8
+"""Bytes of an id, or of a size that travels before a message."""
 SUMS = 3
 """Numbers that ranks add up when an epoch ends, in float64."""
-Counts = defaultdict[tuple[str, str], float]
-"""Bytes by (channel, kind)."""
+Counts = defaultdict[tuple[str, str], Any]
+"""Bytes by (channel, kind): of all ranks, or [P] of each."""
 
 
-def by_channel(counts: Mapping[tuple[str, str], float]) -> dict[str, dict[str, int]]:
-    """Counts as nested tables of whole numbers."""
-    return {c: {kind: round(n) for (at, kind), n in sorted(counts.items()) if at == c} for c in ("network", "store")}
+def by_channel(counts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, int]]:
+    """Counts of all ranks as nested tables of whole numbers."""
+    found: dict[str, dict[str, int]] = {"network": {}, "store": {}}
+    for (channel, kind), count in sorted(counts.items()):
+        found[channel][kind] = round(float(np.sum(count)))
+    return found
 
 
 @dataclass
 class Moved:
-    """Bytes over all ranks, and the messages that ranks wait for."""
+    """Bytes that ranks move, and the messages that they wait for."""
 
     once: Counts = field(default_factory=lambda: Counts(float))
     """Bytes of a run that do not depend on the number of epochs."""
     per_epoch: Counts = field(default_factory=lambda: Counts(float))
-    """Bytes of an epoch; their mean if epochs differ."""
-    busiest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By kind, bytes that the busiest rank sends in an epoch."""
+    """Bytes of an epoch; their mean if epochs differ. Those of the network are by rank."""
     waits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By kind, messages of an epoch that a rank waits for one after the other."""
     most_seen: int = 0
@@ -58,18 +63,21 @@ class Moved:
     def total(self, epochs: int) -> dict[str, dict[str, int]]:
         """Bytes of a run, by channel and kind."""
         keys = {*self.once, *self.per_epoch}
-        return by_channel({k: self.once.get(k, 0.0) + epochs * self.per_epoch.get(k, 0.0) for k in keys})
+        return by_channel({k: self.once.get(k, 0.0) + epochs * np.sum(self.per_epoch.get(k, 0.0)) for k in keys})
 
-    def add(self, kind: str, total: float, busiest: float, waits: float) -> None:
-        """Count network bytes of an epoch."""
-        self.per_epoch["network", kind] += total
-        self.busiest[kind] += busiest
+    def seconds(self, link: Link) -> float:
+        """Time of an epoch's messages on a link, kinds one after the other. The rank that sends most sets the pace."""
+        return sum(link.seconds(np.max(self.per_epoch["network", kind]), n) for kind, n in self.waits.items())
+
+    def add(self, kind: str, sent: npt.NDArray[np.float64], waits: float) -> None:
+        """Count network bytes of an epoch, [P]."""
+        self.per_epoch["network", kind] += sent
         self.waits[kind] += waits
 
     def add_sums(self, kind: str, numel: int, itemsize: int, ranks: int, times: float) -> None:
         """Count sums of `numel` numbers over all ranks, as many as `times` in an epoch."""
-        sent = [ring_bytes(numel, itemsize, r, ranks) for r in range(ranks)]
-        self.add(kind, times * sum(sent), times * max(sent), times * sum_waits(numel, ranks, kind))
+        sent = np.array([ring_bytes(numel, itemsize, r, ranks) for r in range(ranks)])
+        self.add(kind, times * sent, times * sum_waits(numel, ranks, kind))
 
 
 def moves(s: Candidate, seen: TrialResult) -> Moved:
@@ -84,13 +92,10 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
             _visits(moved, s, s.cut, policy.prune)
         elif isinstance(policy, Chunks):
             _chunks(moved, s, s.cut, policy)
-    if s.at.stands_in:
-        # So far everything is in proportion to the graph but for sizes of messages.
-        for counts in (moved.once, moved.per_epoch):
-            for channel, kind in counts:
-                counts[channel, kind] *= 1 if kind == "control" else s.at.growth
-        for kind in moved.busiest:
-            moved.busiest[kind] *= s.at.growth
+    # So far everything is in proportion to the graph but for sizes of messages.
+    for counts in (moved.once, moved.per_epoch):
+        for channel, kind in counts:
+            counts[channel, kind] *= 1 if kind == "control" else s.at.growth
     if s.ranks > 1:
         _steps(moved, s)
     if s.system.sample.uses_queue:
@@ -100,10 +105,10 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
 
 def _steps(moved: Moved, s: Candidate) -> None:
     """Steps of any system: one sum over ranks of all gradients, with a count and a flag to stop."""
-    model, size = s.model(), s.ranks
-    phases = s.system.schedule.phases(s.job.epochs, model)
+    model, size, schedule = s.model, s.ranks, s.system.schedule
+    phases = schedule.phases(s.job.epochs, model)
     for phase in phases:
-        parameters = [p for p in s.system.schedule.begin(phase, model).parameters() if p.requires_grad]
+        parameters = [p for p in schedule.begin(phase, model).parameters() if p.requires_grad]
         numel = sum(p.numel() for p in parameters) + EXTRA_NUMBERS
         moved.add_sums("gradients", numel, parameters[0].element_size(), size, s.steps / len(phases))
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
@@ -116,29 +121,28 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train node
     depends on."""
     assert isinstance(s.system.fetch, VisitFetch)
-    traffic = visited_bytes(s.system.fetch, s.model(), s.at.numbers.features, TORCH_DTYPES[s.job.dtype])
+    traffic = visited_bytes(s.system.fetch, s.model, s.at.numbers.features, TORCH_DTYPES[s.job.dtype])
     rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
-    moved.add("activations", float(total.sum()), float(total.max()), int(np.count_nonzero(traffic)))
+    moved.add("activations", total, int(np.count_nonzero(traffic)))
     arrange(moved, cut, len(traffic) if prune else 0)
 
 
 def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
     """Messages before a full batch: the rows that ranks read from each other, and how many of them in which layers."""
-    pairs = cut.size * (cut.size - 1)
-    levels = pruned_layers + 2 if pruned_layers else 1
+    pairs, levels = cut.size * (cut.size - 1), pruned_layers + 2 if pruned_layers else 1
     ids = cut.boundary + (int(cut.rows[0].sum()) if pruned_layers else 0)
-    moved.once["network", "graph"] += ID_BYTES * (ids + pairs * levels)
+    moved.once["network", "graph"] += NUMBER * (ids + pairs * levels)
     # Sizes travel before each of these messages.
-    moved.once["network", "control"] += COUNT_BYTES * pairs * (2 + pruned_layers)
+    moved.once["network", "control"] += NUMBER * pairs * (2 + pruned_layers)
 
 
 def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
     """Rows of the boundary once for each phase that passes messages, after their ids and degrees."""
-    model = s.model()
+    model = s.model
     assert isinstance(model, Lazy)
     arrange(moved, cut, 0)
-    moved.once["network", "graph"] += 2 * ID_BYTES * cut.boundary
+    moved.once["network", "graph"] += 2 * NUMBER * cut.boundary
     for k, width in enumerate(model.phase_widths):
         if model.phase(k).passes_messages:
             row = row_bytes(width, model.phases.rounding, TORCH_DTYPES[s.job.dtype])
@@ -148,14 +152,12 @@ def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
 def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     """Reads of isolated ranks from stores, chunk by chunk and super-epoch by super-epoch. The mean of the first few
     super-epochs stands for those that follow."""
-    assert s.book is not None
-    graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model()))
-    schedule = s.chunks(policy)
+    graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model))
+    schedule, before = s.chunks(policy), [set[int]() for _ in range(s.ranks)]
     read = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
-    before: list[set[int]] = [set() for _ in range(s.ranks)]
     for t, rank in np.ndindex(len(read), s.ranks):
         chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
-        halo = halo_nodes(graph, s.book, [*chunks]) if policy.halo and len(chunks) < cut.size else 0
+        halo = halo_nodes(graph, cut.book, [*chunks]) if policy.halo and len(chunks) < cut.size else 0
         around, new = round(halo * policy.halo), [*chunks - before[rank]]
         moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
         # A halo that is drawn is read again, also around the same chunks.
@@ -163,7 +165,7 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
             lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
             read[t] += lists, (int(cut.nodes[new].sum()) + around) * s.row_bytes
         before[rank] = chunks
-    later = read[1:].mean(0) if len(read) > 1 else np.zeros(2)
+    later = read[1:].sum(0) / max(1, len(read) - 1)
     for kind, first, again in zip(("graph", "features"), read[0], later):
         moved.once["store", kind] += first + (super_epochs - 1) * again
 
@@ -193,7 +195,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
         each = count / (begun + (seen.epochs - 1) * again) * share
-        moved.add(kind, later * each, later * each / s.ranks, seen.waits[kind] / seen.steps * s.steps)
+        moved.add(kind, np.full(s.ranks, later * each / s.ranks), seen.waits[kind] / seen.steps * s.steps)
         moved.once["network", kind] += (first - later) * each
 
 
@@ -209,16 +211,16 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         minibatches: minibatches in an epoch; the last one may be incomplete.
         ranks: ranks that train on them.
     """
-    distinct, together = seen.distinct or [1.0], 1
-    per_rank = s.job.train.per_step(ranks) / ranks
+    distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
     steps = minibatches / ranks / per_rank
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
         step = per_rank * distinct[0] * s.row_bytes
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 
     def rows(steps: float) -> float:
-        units, rest = divmod(steps, together)
-        return ranks * sum(n * rows_of(distinct, m * per_rank) for n, m in ((units, together), (1, rest))) / distinct[0]
+        times, rest = divmod(steps, together)
+        each = times * rows_of(distinct, together * per_rank) + rows_of(distinct, rest * per_rank)
+        return ranks * each / distinct[0]
 
     return rows(min(1.0, steps)) + rows(max(0.0, steps - 1)), rows(steps)
 

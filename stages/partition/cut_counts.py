@@ -16,6 +16,7 @@ IdArray = npt.NDArray[np.int64]
 class CutCounts:
     """Counts of P parts. A *row* of another part is read once by each part, however many of its edges come from it."""
 
+    book: PartitionBook
     nodes: IdArray
     """int64 [P], owned."""
     edges: IdArray
@@ -84,6 +85,7 @@ def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int
     reach = [*range(num_layers - 1, -1, -1), num_layers + 1]
     rows = [np.bincount(place[near <= k], minlength=size * size).reshape(size, size) for k in reach]
     return CutCounts(
+        book=book,
         nodes=np.bincount(owner, minlength=size),
         edges=np.bincount(owner, degree, minlength=size).astype(np.int64),
         train=np.bincount(owner[train], minlength=size),

@@ -38,11 +38,11 @@ def _received(file: Any) -> int:
 
 
 def _become(pipe: int, errors: int, environment: dict[str, str]) -> None:
-    from millrace.pipeline.planning import trial_main
+    from millrace.pipeline.planning import trial
 
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     for target in (1, 2):
         os.dup2(errors, target)
-    trial_main.main(pipe)
+    trial.main(pipe)

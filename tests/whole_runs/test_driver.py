@@ -1,6 +1,7 @@
 """The driver of a run on a store works by the manifest: it reads no array of the store or of the parts."""
 
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +141,8 @@ def test_plans_of_large_stores(store, tmp_path, monkeypatch, sealed):
     """A generated graph stands in for them."""
     monkeypatch.setattr(inputs, "MOST_EDGES", 100)
     job = resolve({"dataset": str(store), "ranks": 2})
-    with Trials(job, None, None, Cluster(), tmp_path, silent) as trials:
-        assert trials.at.stands_in
-        assert trials.at.numbers.nodes == 600
+    at = Trials(job, None, None, Cluster(), tmp_path, silent, ExitStack()).at
+    assert at.stands_in and at.numbers.nodes == 600
 
 
 def test_parts_in_this_process_from_a_store_and_from_memory(store, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 import millrace as mr
-from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
 from millrace.pipeline.planning import inputs, traffic, trial, trial_setup
@@ -47,7 +46,7 @@ class Played:
         def heard(s: Candidate, base: int, room: int, seen: TrialResult | None = None) -> Forecast:
             if seen is None:
                 return foresee(s, base, room)
-            job = Job.model_validate(specs[-1].job)
+            job = specs[-1].job
             as_tried = replace(s, job=job, system=make_system(without_partitioner(job)))
             self.candidates[s.label], self.seen[s.label] = as_tried, seen
             self.predicted[s.label] = forecasting.moves(as_tried, seen)
@@ -128,15 +127,17 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
 
 
 def test_slower_links_take_longer(played: Played) -> None:
-    s = played.candidates["sar"]
-    slow = replace(s, at=replace(s.at, link=LINKS["edge"]))
-    moved = played.predicted["sar"]
-    assert forecasting.network_seconds(s, moved) == 0
-    # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
-    expected = sum(
-        moved.busiest[k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items()
+    s, seen = played.candidates["sar"], played.seen["sar"]
+    here, slow = (
+        forecasting.foresee(replace(s, at=replace(s.at, link=link)), 0, 1, seen) for link in (None, LINKS["edge"])
     )
-    assert forecasting.network_seconds(slow, moved) == pytest.approx(expected)
+    assert here.network_seconds == 0 and here.seconds_per_epoch is not None
+    # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
+    moved = played.predicted["sar"]
+    sent = {kind: count.max() for (channel, kind), count in moved.per_epoch.items() if channel == "network"}
+    expected = sum(sent[k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
+    assert slow.network_seconds == pytest.approx(expected)
+    assert slow.seconds_per_epoch == pytest.approx(here.seconds_per_epoch + expected)
     assert expected > 0.2
 
 
