@@ -144,7 +144,7 @@ def reads_times(sampler: object) -> bool:
 
 def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> None:
     """Refuse kernels and placements that a sampler is not made for: one that says so by an attribute `host_only` needs
-    the whole graph in host memory, or, if it says `rows_travel`, blocks of its rows.
+    the whole graph in host memory.
 
     Args:
         sampler: a sampler.
@@ -160,9 +160,14 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
             f'sampler.batch_dependency is {dependency}, but kernel is "cugraph", whose random numbers are its own; '
             "leave one of them out"
         )
-    if not getattr(sampler, "host_only", False) or (partitioned and getattr(sampler, "rows_travel", False)):
-        return
     name = getattr(sampler, "name", type(sampler).__name__)
+    if kernel == "cugraph" and getattr(sampler, "rows_travel", False):
+        raise InputError(
+            f'the sampler {name} is written as matrices, but kernel is "cugraph", which has the sampler neighbor only; '
+            "leave kernel out"
+        )
+    if not getattr(sampler, "host_only", False):
+        return
     option = bool(getattr(sampler, "iterations", 0))
     which = f"the sampler {name}{' with importance iterations' * option} draws from a whole graph in host memory"
     if partitioned:

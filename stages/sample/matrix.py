@@ -9,12 +9,13 @@ The skeleton of Tripathy, Yelick, Buluc, MLSys 2024, for each minibatch; those o
         Q = advance(all Q so far, S)                      by default S
     extract(all Q and S)                                  nodes, and edges between them
 
-The two backends ``cpu`` and ``reference`` draw the same bits: a sampler has no kernel of its own. Over block rows, the
-rows that products need travel (`placement.row_products`).
+The backends ``cpu``, ``reference`` and ``cuda`` draw the same bits: a sampler has no kernel of its own. On a GPU,
+products, draws and extraction run there; callbacks, which are NumPy, on the host. Over block rows, the rows that
+products need travel (`placement.row_products`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -31,10 +32,10 @@ from ..kernels.runtime.threads import get_num_threads, parallel
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.numbering import DenseNumbering
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
-from ..kernels.sampling.sparse import Sparse, adjacency
+from ..kernels.sampling.sparse import Sparse
 from ..placement.row_products import HashedNumbering, RowProducts
 from ..random import branches
-from .base import check_kernel, minibatch_of
+from .base import minibatch_of
 
 Words = npt.NDArray[np.uint64]
 
@@ -47,7 +48,7 @@ class Context:
     A: Sparse
     """[V, V], row v the in-neighbours of v; see `sparse.adjacency`."""
     kernel: Any
-    """`cpu.matrix` or `reference.matrix`: `multiply`, `choose`, `induced`."""
+    """`cpu.matrix`, `reference.matrix` or `cuda.matrix`: `multiply`, `choose`, `induced`."""
     keys: Words
     """uint64, one stream for each draw, and one more for `extract`."""
     known: DenseNumbering | HashedNumbering
@@ -102,7 +103,6 @@ class MatrixSampler(ABC):
     edge_ids: bool = field(default=False, kw_only=True)
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
-    host_only: ClassVar[bool] = True
     rows_travel: ClassVar[bool] = True
     """Over block rows, the rank that draws fetches the rows; their owners draw nothing."""
     replace: ClassVar[bool] = False
@@ -151,10 +151,17 @@ class MatrixSampler(ABC):
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
-        A, k = adjacency(graph), len(request.seeds)
+        made = self._each(graph, request, kernel, lambda q, s: self._minibatch(request, q, s, graph))
+        return Bulk(request.epoch, request.number, tuple(made))
+
+    def _each(
+        self, graph: Graph, request: BulkRequest, kernel: Any, make: Callable[[int, NeighborSample], Any]
+    ) -> list[Any]:
+        """What `make` makes of each minibatch's number and sample."""
+        A, k = kernel.matrix.adjacency(graph), len(request.seeds)
         keys = request.keys(len(self.draws) + 1)
         made: list[Any] = [None] * k
-        threads = max(1, min(k, get_num_threads()))
+        threads = max(1, min(k, get_num_threads())) if kernel.matrix.SIDE_BY_SIDE else 1
 
         def span(t: int) -> None:
             known = DenseNumbering(graph.num_nodes)
@@ -162,28 +169,27 @@ class MatrixSampler(ABC):
                 seeds = request.seeds[q].astype(graph.indices.dtype)
                 known.begin(seeds)
                 s = self._draw(seeds, Context(graph, A, kernel.matrix, keys[q], known, self.edge_ids))
-                made[q] = self._minibatch(request, q, s, graph)
+                made[q] = make(q, s)
 
         parallel(span, [(t,) for t in range(threads)])
-        return Bulk(request.epoch, request.number, tuple(made))
+        return made
 
     def _draw(self, seeds: npt.NDArray[np.integer], c: Context) -> NeighborSample:
-        """The skeleton, for one minibatch."""
+        """The skeleton, for one minibatch. Raises RunError if it has more edges than lists can index."""
         Q, selectors, drawn = self.select(seeds, c), [], []
-        for s, key in zip(self.draws, c.keys):
-            S = c.choose(self.norm(c.multiply(Q), c), s, self.words(Q, int(key), c), replace=self.replace)
+        for most, key in zip(self.draws, c.keys):
+            S = c.choose(self.norm(c.multiply(Q), c), most, self.words(Q, int(key), c), replace=self.replace)
             selectors.append(Q)
             drawn.append(S)
             Q = self.advance(selectors, S, c)
-        return self.extract(seeds, [*selectors, Q], drawn, c)
+        s = self.extract(seeds, [*selectors, Q], drawn, c)
+        if (edges := s.lists[0].num_edges) >= LIMIT:
+            raise RunError(f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size")
+        return s
 
     def _minibatch(self, request: BulkRequest, q: int, s: NeighborSample, graph: Graph) -> MiniBatch:
         """The minibatch; a kept edge stands for in-degree / kept edges of its row."""
         edges: EdgeList = s.lists[0]
-        if len(edges.indices) >= LIMIT:
-            raise RunError(
-                f"a minibatch would hold {len(edges.indices)} edges; at most {LIMIT - 1} fit: use a smaller batch_size"
-            )
         weight = None
         if edges.weight is not None:
             kept = np.diff(edges.indptr)
@@ -192,9 +198,12 @@ class MatrixSampler(ABC):
         return minibatch_of(request, q, s, [weight], [edges.positions], nested=True)
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises InputError: there are kernels for the CPU only."""
-        check_kernel(self, "cuda")
-        raise AssertionError
+        """See `Sampler.sample_on_device`. Raises InputError, too, if the topology is not in the GPU's memory."""
+        from .resident import one_by_one
+
+        kernel = sampling_backend("cuda")
+        samples = self._each(graph, request, kernel, lambda q, s: s)
+        return one_by_one(graph, request, samples, kernel.device(), self.edge_ids)
 
     def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Whatever the algorithm, the rows that products need travel."""

@@ -1,9 +1,10 @@
 """Minibatches that stay on the device that sampled them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import to_device
 from ..kernels.sampling.device_graph import number_on_device
-from ..kernels.sampling.device_samples import DeviceLayers, DeviceSample, prefix_sums
+from ..kernels.sampling.device_samples import DeviceEdges, DeviceLayers, DeviceList, DeviceSample, Rows, prefix_sums
+from ..kernels.sampling.samples import NeighborSample
 from .base import Sampler
 
 
@@ -163,6 +165,52 @@ def node_wise(
             yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)
+
+
+def one_by_one(
+    graph: Graph, request: BulkRequest, samples: Sequence[NeighborSample], to: torch.device, edge_ids: bool = False
+) -> Bulk:
+    """A bulk of minibatches that were drawn one after the other, each with one list, on the device or the host. A kept
+    edge stands for in-degree / kept edges of its row.
+
+    Args:
+        graph: the sampled graph.
+        request: the request.
+        samples: its minibatches.
+        to: the device.
+        edge_ids: see `ResidentMiniBatch`.
+    """
+    lists = [s.lists[0] for s in samples]
+    edges = np.array([x.num_edges for x in lists], np.int64)
+    parts = [
+        x.on_device
+        if isinstance(x, DeviceEdges)
+        else tuple(None if a is None else to_device(a, to) for a in (x.indices, x.positions, x.weight))
+        for x in lists
+    ]
+    indices, positions, weight = (None if p[0] is None else torch.cat(p) for p in zip(*parts))
+    if weight is not None:
+        kept = [np.diff(x.indptr) for x in lists]
+        of = [graph.in_degree[s.nodes[: len(n)]] / np.maximum(n, 1) for s, n in zip(samples, kept)]
+        each = [to_device(np.concatenate(x), to) for x in (of, kept)]
+        weight = (weight.double() * torch.repeat_interleave(*each, output_size=len(weight))).float()
+    counts = np.array([len(s.nodes) for s in samples])
+    rows = Rows(
+        to_device(np.concatenate([s.nodes for s in samples]), to),
+        to_device(np.repeat(np.arange(len(samples), dtype=np.int32), counts), to),
+    )
+    indptr = to_device(np.concatenate([x.indptr for x in lists]), to)
+    known = np.array([s.node_ends for s in samples], np.int64).T
+    made = ResidentBulk(
+        rows,
+        tuple(known),
+        [DeviceList(indptr, indices, positions, np.array([len(x.indptr) - 1 for x in lists]), edges)],
+        [np.array([x.indptr[n] for x, n in zip(lists, ends)], np.int64) for ends in known[:-1]],
+        None if weight is None else [weight],
+        nested=True,
+        bound=None,
+    )
+    return resident(request, [(slice(0, len(samples)), made)], edge_ids)
 
 
 def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]], edge_ids: bool = False) -> Bulk:

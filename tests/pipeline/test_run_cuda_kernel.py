@@ -31,6 +31,7 @@ SMALL = {
         {"name": "labor", "fanout": [3, 2]},
         {"name": "ladies", "sizes": [12, 8]},
         {"name": "fastgcn", "sizes": [12, 8], "debias": "bottom_k"},
+        {"name": "saint", "layers": 2, "length": 2},
     ],
     ids=lambda s: s["name"],
 )

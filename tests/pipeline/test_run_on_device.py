@@ -38,7 +38,14 @@ def test_pyg_convolutions_learn_the_same_as_on_the_cpu(tmp_path):
 
 
 def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
-    ran = mr.run(DATASET, model="sage", hidden=8, layers=2, device="cuda", out=tmp_path / "run", **SMALL)
+    """Of a sampler that is written as matrices, which draws on the device what it draws on the host."""
+    sampler = {"name": "ppr", "nodes": 3, "steps": 2}
+    given = {"sampler": sampler, "hidden": 8, "layers": 2, "epochs": 2, "batch_size": 30}
+    ran = mr.run(DATASET, model="sage", device="cuda", out=tmp_path / "run", **given)
+    assert 'kernel = "cuda"' in (tmp_path / "run" / "job.toml").read_text()
+    mr.run(DATASET, model="sage", out=tmp_path / "host", **given)
+    for key, value in parameters(tmp_path / "host").items():
+        torch.testing.assert_close(parameters(tmp_path / "run")[key], value, rtol=1e-3, atol=1e-4)
     if not torch.cuda.is_available():
         # As on a machine where the interpreter is off.
         monkeypatch.setattr(triton_rng, "INTERPRETED", False)

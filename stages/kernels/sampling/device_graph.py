@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....storage.errors import InputError
 from ....storage.graph import Graph
 from ..runtime.device_memory import ArrayPlace, device_readable, to_device, wait_for_copies
 from ..runtime.triton_rng import device
@@ -79,6 +80,25 @@ def on_device(graph: Graph) -> DeviceGraph:
         InputError: there is no GPU.
     """
     return _graphs.get(graph) or place_graph(graph, "auto")
+
+
+def in_memory(graph: Graph, of: str) -> DeviceGraph:
+    """The graph's topology, all of it in the device's own memory.
+
+    Args:
+        graph: in-neighbour lists.
+        of: what needs it, in the message.
+
+    Raises:
+        InputError: there is no GPU, or the topology is not in its memory.
+    """
+    on = on_device(graph)
+    if on.indices.device != on.device:
+        raise InputError(
+            f"{of} need the topology in the GPU's memory, and it is not there: use neighbor or labor, or kernel = "
+            '"cpu"'
+        )
+    return on
 
 
 def place_graph(graph: Graph, where: ArrayPlace) -> DeviceGraph:

@@ -1,10 +1,14 @@
 """Bulks of samples in the memory of a GPU."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+
+from .samples import EdgeList
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,3 +70,39 @@ class DeviceLayers:
     """L of them, nearest the seeds first."""
     weight: tuple[Tensor, ...] | None
     """L vectors, float32 [sum of edges], or None."""
+
+
+class DeviceEdges(EdgeList):
+    """Edges that are on the device but for `indptr`; the rest is copied to the host when it is read."""
+
+    on_device: tuple[Tensor, Tensor | None, Tensor | None]
+    """Indices, positions and weights."""
+
+    def __init__(
+        self, indptr: npt.NDArray[np.int32], indices: Tensor, positions: Tensor | None, weight: Tensor | None
+    ) -> None:
+        self.__dict__.update(indptr=indptr, on_device=(indices, positions, weight))
+
+    def _host(self, i: int) -> Any:
+        there = self.on_device[i]
+        return None if there is None else there.cpu().numpy()
+
+    @property
+    def num_edges(self) -> int:
+        """See `EdgeList.num_edges`."""
+        return len(self.on_device[0])
+
+    @cached_property
+    def indices(self) -> Any:
+        """See `EdgeList.indices`."""
+        return self._host(0)
+
+    @cached_property
+    def positions(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `EdgeList.positions`."""
+        return self._host(1)
+
+    @cached_property
+    def weight(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `EdgeList.weight`."""
+        return self._host(2)

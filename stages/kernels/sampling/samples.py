@@ -20,6 +20,11 @@ class EdgeList:
     """float32 [e], if requested: the edges' weights in the graph; of `labor` with iterations, 1 / the chance that the
     edge was kept."""
 
+    @property
+    def num_edges(self) -> int:
+        """e."""
+        return len(self.indices)
+
 
 @dataclass(frozen=True, eq=False)
 class NeighborSample:

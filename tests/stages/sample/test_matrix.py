@@ -16,6 +16,7 @@ from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
 from millrace.stages.sample import matrix as base
+from millrace.stages.sample.base import check_kernel
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.sample.ppr import PprSampler
 from millrace.stages.sample.saint import SaintSampler
@@ -260,10 +261,9 @@ def test_bad_options_are_refused(make: Callable[[], Any], words: str) -> None:
         make()
 
 
-def test_kernels_of_a_gpu_are_refused() -> None:
-    request = BulkRequest(0, 0, 0, 0, (np.array([0]),))
-    with pytest.raises(InputError, match=r'the sampler saint draws from a whole graph .* but kernel is "cuda"'):
-        SaintSampler().sample_on_device(LAW, request)
+def test_rapids_is_refused() -> None:
+    with pytest.raises(InputError, match=r'the sampler saint is written as matrices, but kernel is "cugraph"'):
+        check_kernel(SaintSampler(), "cugraph")
 
 
 def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

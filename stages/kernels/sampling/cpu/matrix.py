@@ -15,12 +15,15 @@ from ...runtime.jit import njit
 from ..exponential_race import log2_table
 from ..numbering import DenseNumbering
 from ..samples import EdgeList
-from ..sparse import Sparse
+from ..sparse import Sparse, adjacency
 from .draw import LANES, draw, kept
 from .exponential_times import exponential
 from .rng import below, mixed
 from .terms import JIT
 
+__all__ = ["adjacency", "choose", "induced", "multiply"]
+SIDE_BY_SIDE = True
+"""Several threads draw minibatches, each its own."""
 _U = np.uint64
 AHEAD = 16
 """Rows between the one that is looked up and the one that is prefetched."""

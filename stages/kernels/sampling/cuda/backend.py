@@ -1,7 +1,8 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
 Converts NumPy arrays to tensors and back, or leaves results on the device (`*_pieces`); see `cuda.neighbor` and
-`cuda.layerwise` for the algorithms. Nothing here needs numba, which the machine with the GPU may lack.
+`cuda.layerwise` for the algorithms, and `cuda.matrix` for samplers that are written as matrices.
+Nothing here needs numba, which the machine with the GPU may lack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample, with_weights
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
+from . import matrix
 from . import neighbor as sample_cuda
 from .tables import TABLE_BYTES, Workspace, stride
 from .terms import terms
@@ -33,6 +35,7 @@ __all__ = [
     "labor_pieces",
     "ladies",
     "layer_pieces",
+    "matrix",
     "neighbor",
     "neighbor_pieces",
 ]

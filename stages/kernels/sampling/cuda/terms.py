@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .....storage.errors import InputError
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
-from ..device_graph import DeviceGraph, on_device
+from ..device_graph import DeviceGraph, in_memory
 from ..device_samples import Rows
 from ..layerwise import fraction_bits, integers, squares, weight_scale
 from .draw import cumulated
@@ -157,12 +156,7 @@ def terms(graph: Graph) -> Terms:
 
 
 def _made(graph: Graph) -> Terms:
-    on, V = on_device(graph), graph.num_nodes
-    if on.indices.device != on.device:
-        raise InputError(
-            "layer-wise samplers need the topology in the GPU's memory, and it is not there: use neighbor or labor, "
-            'or kernel = "cpu"'
-        )
+    on, V = in_memory(graph, "layer-wise samplers"), graph.num_nodes
     bits, w = fraction_bits(V), graph.edge_weight
     if w is None:
         whole = graph.in_degree + 1

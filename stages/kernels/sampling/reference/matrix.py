@@ -10,8 +10,12 @@ from ....random import draw, draw_word, node_words
 from .. import exponential_race
 from ..numbering import DenseNumbering
 from ..samples import EdgeList
-from ..sparse import Sparse
+from ..sparse import Sparse, adjacency
 from .skeleton import edges_of, extract
+
+__all__ = ["adjacency", "choose", "induced", "multiply"]
+SIDE_BY_SIDE = True
+"""See `cpu.matrix`."""
 
 
 def _scipy(M: Sparse, num_columns: int) -> sp.csr_array:

@@ -1,0 +1,281 @@
+"""Products and draws of samplers that are written as sparse matrices, on the device: the bits of `reference.matrix`.
+
+Torch operations alone. Entries stay on the device; the host has where rows begin and end, and copies entries when a
+callback reads them. Values are whole numbers, so sums have the same bits in any order; random words are functions of
+their coordinates; times of a race are exact in float64. A product by a selector only says where rows are, as on the
+CPU; any other sorts its terms by row and column.
+"""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .....storage.graph import Graph
+from ....random import GOLDEN, M1, M2, NODE
+from ...runtime.device_memory import to_device, wait_for_copies
+from ...runtime.triton_rng import device
+from .. import sparse
+from ..device_graph import in_memory, number_on_device
+from ..device_samples import DeviceEdges
+from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
+from ..samples import EdgeList
+from ..sparse import IdArray, Sparse
+from .alias import ranked
+from .draw import cumulated
+
+if TYPE_CHECKING:
+    from ..numbering import DenseNumbering
+
+__all__ = ["DeviceSparse", "adjacency", "choose", "induced", "multiply"]
+
+SIDE_BY_SIDE = False
+"""One thread draws all minibatches: the device works on one after the other."""
+_GOLDEN, _NODE, _M1, _M2 = (int(word.view(np.int64)) for word in (GOLDEN, NODE, M1, M2))
+_LOW = (1 << 32) - 1
+
+
+class DeviceSparse(Sparse):
+    """A matrix whose entries are on the device; `columns` and `values` are copied to the host when they are read."""
+
+    on_device: tuple[Tensor, Tensor | None]
+    """Columns, and int64 values or None."""
+
+    def __init__(
+        self,
+        start: IdArray,
+        stop: IdArray,
+        columns: Tensor,
+        values: Tensor | None = None,
+        host: Sparse | None = None,
+    ) -> None:
+        """`host` has the same entries, if they are on the host already."""
+        self.__dict__.update(start=start, stop=stop, on_device=(columns, values), host=host)
+
+    host: Sparse | None
+
+    @cached_property
+    def columns(self) -> npt.NDArray[np.integer]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Sparse.columns`."""
+        return self.host.columns if self.host is not None else self.on_device[0].cpu().numpy()
+
+    @cached_property
+    def values(self) -> IdArray | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Sparse.values`."""
+        values = self.on_device[1]
+        if values is None:
+            return None
+        return self.host.values if self.host is not None else values.cpu().numpy()
+
+    def packed(self) -> "DeviceSparse":
+        """See `Sparse.packed`."""
+        columns, values = self.on_device
+        _, at = _entries(self.start, self.lengths, columns.device)
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        return DeviceSparse(ends[:-1], ends[1:], columns[at], None if values is None else values[at])
+
+
+_matrices: WeakKeyDictionary[Graph, DeviceSparse] = WeakKeyDictionary()
+
+
+def adjacency(graph: Graph) -> DeviceSparse:
+    """See `sparse.adjacency`; copied to the device once, kept as long as the graph lives.
+
+    Raises:
+        InputError: there is no GPU, or the topology is not in its memory.
+    """
+    known = _matrices.get(graph)
+    if known is None:
+        host, there = sparse.adjacency(graph), in_memory(graph, "samplers written as matrices")
+        columns = there.indices if host.columns is graph.indices else to_device(host.columns, there.device)
+        values = None if host.values is None else to_device(host.values, there.device)
+        wait_for_copies(there.device)
+        known = _matrices[graph] = DeviceSparse(host.start, host.stop, columns, values, host)
+    return known
+
+
+def _there(M: Sparse) -> DeviceSparse:
+    """M, with its entries on the device."""
+    if isinstance(M, DeviceSparse):
+        return M
+    M = M.packed()
+    values = None if M.values is None else to_device(M.values, device())
+    return DeviceSparse(M.start, M.stop, to_device(M.columns, device()), values, M)
+
+
+def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor, Tensor]:
+    """Of rows of entries, each entry's row, row by row, and its place."""
+    row = torch.repeat_interleave(
+        torch.arange(len(start), device=to), to_device(lengths, to), output_size=int(lengths.sum())
+    )
+    shift = to_device(start - (np.cumsum(lengths) - lengths), to)
+    return row, torch.arange(len(row), device=to) + shift[row]
+
+
+def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
+    """See `reference.matrix.multiply`."""
+    A = _there(A)
+    columns, values = A.on_device
+    if Q.values is None and bool((Q.lengths <= 1).all()):
+        some = Q.lengths > 0
+        rows = Q.columns[Q.start[some]]
+        start, stop = np.zeros(Q.num_rows, np.int64), np.zeros(Q.num_rows, np.int64)
+        start[some], stop[some] = A.start[rows], A.stop[rows]
+        return DeviceSparse(start, stop, columns, values, A.host)
+    Q, to = Q.packed(), columns.device
+    # One row of A for each entry of Q.
+    entry, at = _entries(A.start[Q.columns], A.lengths[Q.columns], to)
+    terms = to_device(Q.mass, to)[entry]
+    if values is not None:
+        terms = terms * values[at]
+    place, inverse = torch.unique(to_device(Q.row_of, to)[entry] * num_columns + columns[at], return_inverse=True)
+    sums = torch.zeros(len(place), dtype=torch.int64, device=to).index_add_(0, inverse, terms)
+    counts = torch.bincount(place // num_columns, minlength=Q.num_rows).cpu().numpy()
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    return DeviceSparse(ends[:-1], ends[1:], (place % num_columns).to(columns.dtype), sums)
+
+
+def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
+    """See `reference.matrix.choose`."""
+    if s < 0:
+        return P.packed()
+    P = _there(P)
+    columns, values = P.on_device
+    stream = to_device(np.ascontiguousarray(words).view(np.int64), columns.device)
+    if values is not None and not replace:
+        return _race(P, s, stream)
+    if not replace:
+        s = min(s, max(1, int(P.lengths.max(initial=0))))
+    start, degree = (to_device(x, columns.device)[:, None] for x in (P.start, P.lengths))
+    draw = torch.arange(s, device=columns.device)
+    if values is not None:
+        at, some = _throw(P, s, stream)
+        kept = torch.where(some, s, 0)
+    elif replace:
+        at = start + ((_shifted(_draw_word(stream[:, None], draw), 32) * degree) >> 32)
+        kept = torch.where(degree[:, 0] > 0, s, 0)
+    else:
+        at, kept = start + _floyd(stream, degree, s), degree[:, 0].clamp(max=s)
+    ends = np.concatenate([[0], np.cumsum(kept.cpu().numpy())])
+    return DeviceSparse(ends[:-1], ends[1:], columns[at[draw < kept[:, None]]])
+
+
+def _floyd(stream: Tensor, degree: Tensor, s: int) -> Tensor:
+    """int64 [n, s], distinct entries of each row by Floyd's algorithm; all, in order, of rows that have no more."""
+    picks = torch.arange(s, device=stream.device).expand(len(stream), s).clone()
+    many = (degree[:, 0] > s).nonzero().flatten()
+    stream, degree = stream[many], degree[many, 0]
+    found = picks[many]
+    for i in range(s):
+        last = degree - s + i
+        pick = (_shifted(_draw_word(stream, i), 32) * (last + 1)) >> 32
+        found[:, i] = torch.where((found[:, :i] == pick[:, None]).any(1), last, pick)
+    picks[many] = found
+    return picks
+
+
+def _throw(P: DeviceSparse, s: int, stream: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 [n, s], entries drawn independently in proportion to their values, and the rows that have any."""
+    columns, values = P.on_device
+    assert values is not None
+    _, at = _entries(P.start, P.lengths, columns.device)
+    # Sums of all rows together may wrap around; a row's own do not.
+    prefix = cumulated(values[at])
+    first = to_device(np.cumsum(P.lengths) - P.lengths, columns.device)[:, None]
+    low = first.expand(-1, s)
+    high = low + to_device(P.lengths, columns.device)[:, None]
+    base = prefix[low]
+    total = prefix[high] - base
+    x = _below(_draw_word(stream[:, None], torch.arange(s, device=columns.device)), total)
+    for _ in range(int(P.lengths.max(initial=0)).bit_length()):
+        middle = (low + high) >> 1
+        here = prefix[middle] - base <= x
+        low, high = torch.where(here, middle, low), torch.where(here, high, middle)
+    return low + to_device(P.start, columns.device)[:, None] - first, total[:, 0] > 0
+
+
+def _race(P: DeviceSparse, s: int, stream: Tensor) -> DeviceSparse:
+    """Up to s distinct entries of each row in proportion to their values: the first of an exponential race."""
+    columns, values = P.on_device
+    assert values is not None
+    row, at = _entries(P.start, P.lengths, columns.device)
+    column, value = columns[at], values[at]
+    time = _exponential(_shifted(_mixed(stream[row] + column.long() * _NODE), 32)).double()
+    time = torch.where(value > 0, time / value.clamp(min=1).double(), torch.inf)
+    order = ranked(time, row)
+    first = to_device(np.cumsum(P.lengths) - P.lengths, columns.device)
+    rank = torch.arange(len(row), device=row.device) - first[row[order]]
+    won = torch.zeros(len(row), dtype=torch.bool, device=row.device)
+    won[order] = rank < s
+    won &= value > 0
+    ends = np.concatenate([[0], np.cumsum(torch.bincount(row[won], minlength=P.num_rows).cpu().numpy())])
+    return DeviceSparse(ends[:-1], ends[1:], column[won])
+
+
+def induced(graph: Graph, known: "DenseNumbering", keep_positions: bool = False) -> EdgeList:
+    """See `reference.matrix.induced`. Sources are looked up among the sorted nodes: no array over all nodes."""
+    there, nodes = in_memory(graph, "samplers written as matrices"), known.nodes
+    row, at = _entries(graph.indptr[nodes], graph.in_degree[nodes], there.device)
+    ids, number = torch.sort(to_device(nodes, there.device))
+    sources = there.indices[at]
+    place = torch.searchsorted(ids, sources).clamp(max=len(ids) - 1)
+    kept = ids[place] == sources
+    at = at[kept]
+    counts = torch.bincount(row[kept], minlength=len(nodes)).cpu().numpy()
+    return DeviceEdges(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        number[place[kept]].int(),
+        at if keep_positions else None,
+        None if graph.edge_weight is None else number_on_device(graph, "edge_weight")[at],
+    )
+
+
+# `stages.random` in int64, which wraps around; shifts to the right must not copy the sign.
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """See `random.mix`."""
+    z = (z ^ _shifted(z, 30)) * _M1
+    z = (z ^ _shifted(z, 27)) * _M2
+    return z ^ _shifted(z, 31)
+
+
+def _draw_word(words: Tensor, i: Tensor | int) -> Tensor:
+    """See `random.draw_word`."""
+    step = (i + 1) * _GOLDEN if isinstance(i, Tensor) else _signed((i + 1) * _GOLDEN)
+    return _mixed(words + step)
+
+
+def _signed(x: int) -> int:
+    """The int64 that equals x modulo 2**64."""
+    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _below(bits: Tensor, bound: Tensor) -> Tensor:
+    """floor(bits * bound / 2**64) of 64 random bits, in halves of 32 bits."""
+    a, b, c, d = _shifted(bits, 32), bits & _LOW, _shifted(bound, 32), bound & _LOW
+    u = a * d + _shifted(b * d, 32)
+    v = b * c + (u & _LOW)
+    return a * c + _shifted(u, 32) + _shifted(v, 32)
+
+
+def _exponential(bits: Tensor) -> Tensor:
+    """See `exponential_race.exponentials`."""
+    x = bits + 1
+    top = torch.zeros_like(x)
+    for step in (32, 16, 8, 4, 2, 1):
+        top = top + torch.where((x >> (top + step)) != 0, step, 0)
+    mantissa = (x << (32 - top)) - (1 << 32)
+    table = to_device(log2_table(), bits.device)
+    cell, rest = mantissa >> (32 - TABLE_BITS), mantissa & ((1 << (32 - TABLE_BITS)) - 1)
+    below = table[cell]
+    after = table[(cell + 1).clamp(max=1 << TABLE_BITS)]
+    return ((32 - top) << FRACTION_BITS) - (below + (((after - below) * rest) >> (32 - TABLE_BITS)))
