@@ -188,7 +188,10 @@ def one_by_one(
         else tuple(None if a is None else to_device(a, to) for a in (x.indices, x.positions, x.weight))
         for x in lists
     ]
-    indices, positions, weight = (None if p[0] is None else torch.cat(p) for p in zip(*parts))
+    indices, positions, weight = (
+        None if p[0] is None else torch.cat([x for x in p if x is not None]) for p in zip(*parts)
+    )
+    assert indices is not None
     if weight is not None:
         kept = [np.diff(x.indptr) for x in lists]
         of = [graph.in_degree[s.nodes[: len(n)]] / np.maximum(n, 1) for s, n in zip(samples, kept)]

@@ -93,7 +93,7 @@ class DeviceEdges(EdgeList):
         return len(self.on_device[0])
 
     @cached_property
-    def indices(self) -> Any:
+    def indices(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """See `EdgeList.indices`."""
         return self._host(0)
 

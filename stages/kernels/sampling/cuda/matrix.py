@@ -126,7 +126,7 @@ def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
         start, stop = np.zeros(Q.num_rows, np.int64), np.zeros(Q.num_rows, np.int64)
         start[some], stop[some] = A.start[rows], A.stop[rows]
         return DeviceSparse(start, stop, columns, values, A.host)
-    Q, to = Q.packed(), columns.device
+    Q, to = Sparse.packed(Q), columns.device
     # One row of A for each entry of Q.
     entry, at = _entries(A.start[Q.columns], A.lengths[Q.columns], to)
     terms = to_device(Q.mass, to)[entry]

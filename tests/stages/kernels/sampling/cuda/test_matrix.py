@@ -30,7 +30,7 @@ SAMPLERS: tuple[Any, ...] = (
 
 
 def test_products_and_draws_are_those_of_the_host() -> None:
-    for case in range(60):
+    for case in range(24):
         rng = np.random.default_rng(case)
         n, m, V = (int(x) for x in rng.integers(1, 12, 3))
         Q = random_sparse(rng, n, m, ones=bool(case % 2), most=1 if case % 3 else 4)
@@ -40,7 +40,7 @@ def test_products_and_draws_are_those_of_the_host() -> None:
         assert same(P, want) and P.packed().columns.dtype == want.columns.dtype
         # Rows that a selector has found are drawn from where they are.
         words = rng.integers(0, 2**64, n, dtype=np.uint64)
-        for s in (-1, 1, 3, 100):
+        for s in (-1, 2, 100):
             for replace in (False, True):
                 S = cuda.matrix.choose(P, s, words, replace=replace)
                 assert same(S, cpu.matrix.choose(want, s, words, replace=replace)), (case, s, replace)
@@ -59,7 +59,7 @@ def test_masses_near_2_to_the_63rd() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_minibatches_are_those_of_the_host(sampler: Any) -> None:
-    for case in range(8):
+    for case in range(5):
         rng = np.random.default_rng(case)
         graph = random_graph(rng)
         request = random_request(rng, graph.num_nodes, 3, min(8, graph.num_nodes))
