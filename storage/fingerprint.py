@@ -175,13 +175,14 @@ class DatasetDigests:
     it all.
     """
 
-    def __init__(self, dataset: Dataset, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, dataset: Dataset, known: Mapping[str, str] | None = None, *, remade: bool = False) -> None:
         """
         Args:
             dataset: the dataset.
             known: digests known in advance, beside those that the dataset itself knows.
+            remade: digests that the dataset itself knows are made of its arrays all the same.
         """
-        self._dataset, self._known = dataset, {**dataset.known_digests, **(known or {})}
+        self._dataset, self._known = dataset, {**({} if remade else dataset.known_digests), **(known or {})}
 
     def __getitem__(self, name: str) -> str:
         if name not in self._known:

@@ -22,7 +22,7 @@ from .dataset_store import (
     FeaturesPlace,
     GraphPlace,
     check_graph_place,
-    check_loaded_graph,
+    check_loaded,
     features_shape,
     graph_array,
     open_features,
@@ -30,7 +30,7 @@ from .dataset_store import (
 )
 from .errors import StoreError
 from .features import FeatureStore
-from .fingerprint import GRAPH_DIGESTS
+from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets, check_times
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
@@ -190,7 +190,7 @@ class LazyGraph(Graph):
         _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets, self.edge_type
         _ = self.edge_time, self.node_time
         if self.place == "memory":
-            check_loaded_graph(self._store, self)
+            self._store.require_digest("graph", graph_fingerprint(self))
         return self
 
 
@@ -303,6 +303,7 @@ class LazyDataset(Dataset):
         """
         with proving(self._store.path):
             super().check()
+        check_loaded(self._store, self, "mapped")
         return self
 
     def as_read(self, edge_features: bool = True) -> Dataset:

@@ -76,6 +76,11 @@ class Store:
             )
         return found
 
+    def require_digest(self, name: str, digest: str) -> None:
+        """Raise StoreError unless `digest` is that of `name` in the fingerprint."""
+        if self.fingerprint.get(name) != digest:
+            raise StoreError(f"{self.path}: '{name}' does not match its digest; it is damaged: make the store again")
+
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ..array_checks import proving, require
-from ..errors import InputError, StoreError
+from ..errors import InputError
 from ..features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from ..fingerprint import features_fingerprint
 from ..store.store import Store
@@ -35,10 +35,7 @@ def open_edge_features(store: Store, place: Literal["memory", "mapped", "zarr"])
     if place == "memory":
         with proving(store.path):
             loaded = MemoryFeatures(store.read(OF_EDGES))
-        if in_file and features_fingerprint(loaded) != store.fingerprint.get(OF_EDGES):
-            raise StoreError(
-                f"{store.path / OF_EDGES}.npy does not match its digest; it is damaged: write the dataset again"
-            )
+        store.require_digest(OF_EDGES, features_fingerprint(loaded))
         return loaded
     if place != ("mapped" if in_file else "zarr"):
         raise InputError(

@@ -184,8 +184,27 @@ def test_a_changed_graph_is_refused_when_it_is_loaded(tmp_path, small, name):
     data = bytearray(file.read_bytes())
     data[-itemsize(small, name)] ^= 1
     file.write_bytes(data)
-    with pytest.raises(StoreError, match="the graph does not match its digest; it is damaged"):
+    with pytest.raises(StoreError, match="'graph' does not match its digest; it is damaged"):
         open_dataset_store(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("features", "features"), ("indices", "graph"), ("labels", "labels"), ("train", "split")]
+)
+def test_a_zarr_chunk_in_place_of_another_is_refused_when_it_is_loaded(tmp_path, small, monkeypatch, name, part):
+    """Both have the right checksum, and values within bounds."""
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 100 if name == "train" else 8)
+    write_dataset(tmp_path / "d", small)
+    arrays = tmp_path / "d" / "arrays"
+    both = ("train", "val") if name == "train" else (name,)
+    files = [f for array in both for f in sorted((arrays / array / "c").rglob("*")) if f.is_file()]
+    first, other = files[:2]
+    a, b = first.read_bytes(), other.read_bytes()
+    assert a != b
+    first.write_bytes(b), other.write_bytes(a)
+    for opened in (open_dataset_store, lambda path: open_lazily(path).as_read()):
+        with pytest.raises(StoreError, match=f"'{part}' does not match its digest"):
+            opened(tmp_path / "d")
 
 
 def itemsize(data, name):

@@ -179,7 +179,7 @@ def test_damage_within_the_bounds_is_noticed_by_whoever_loads_it_all(tmp_path, d
     write_dataset(tmp_path / "d", data, graph_format="npy")
     ids = np.load(tmp_path / "d" / "indices.npy", mmap_mode="r+")
     ids[0] = (ids[0] + 1) % V
-    with pytest.raises(StoreError, match="the graph does not match its digest"):
+    with pytest.raises(StoreError, match="'graph' does not match its digest"):
         open_lazily(tmp_path / "d").read()
 
 
