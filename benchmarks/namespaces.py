@@ -1,6 +1,7 @@
 """Runs of a cluster whose workers are in network namespaces, so that ranks are connected by real slow links."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -48,27 +49,61 @@ def run_in(
 
 
 @contextmanager
-def cluster(addresses: Sequence[str], spaces: Sequence[str] | None, folder: Path) -> Iterator[str]:
-    """A scheduler and as many workers, each in its namespace if there are some; the address of the scheduler."""
+def linked(*addresses: str) -> Iterator[list[str]]:
+    """Two namespaces with a cable between them, which have the addresses; needs root and the command `ip`."""
+    spaces = [f"mr{os.getpid()}{letter}" for letter in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        for space in spaces:
+            ip("netns", "add", space)
+        ip("link", "add", "name", "link0", "netns", spaces[0], "type", "veth", "peer", "link0", "netns", spaces[1])
+        for address, space in zip(addresses, spaces, strict=True):
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", "link0")
+            for device in ("lo", "link0"):
+                ip("-n", space, "link", "set", device, "up")
+        yield spaces
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+@contextmanager
+def cluster(
+    addresses: Sequence[str],
+    spaces: Sequence[str] | None,
+    folder: Path,
+    *,
+    data_bytes: int | None = None,
+    threads: int = 1,
+) -> Iterator[str]:
+    """A scheduler and as many workers, each in its namespace if there are some; the address of the scheduler.
+
+    Args:
+        addresses: of the workers; the scheduler has the first.
+        spaces: the namespace of each.
+        folder: of logs and of the workers' files.
+        data_bytes: `RLIMIT_DATA` of each worker, and of each process that it starts.
+        threads: of a worker: it holds so many ranks or tasks.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     scheduler = f"tcp://{addresses[0]}:{port}"
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(n: int, *words: str) -> Path:
-        log = folder / f"log-{len(running)}"
+    def start(n: int, *words: str, limit: int | None = None) -> Path:
+        log, command = folder / f"log-{len(running)}", within(spaces[n] if spaces else None, "-m", "dask", *words)
+        command = [*limited(limit), *command, "--no-dashboard"]
         with log.open("w") as f:
-            running.append(
-                subprocess.Popen(
-                    within(spaces[n] if spaces else None, "-m", "dask", *words, "--no-dashboard"), stdout=f, stderr=f
-                )
-            )
+            running.append(subprocess.Popen(command, stdout=f, stderr=f))
         return log
 
     try:
         start(0, "scheduler", "--host", addresses[0], "--port", str(port))
-        words = ("worker", scheduler, "--nthreads", "1", "--local-directory", str(folder))
-        logs = [start(n, *words, "--host", address) for n, address in enumerate(addresses)]
+        words = ("worker", scheduler, "--nthreads", str(threads), "--local-directory", str(folder))
+        logs = [start(n, *words, "--host", address, limit=data_bytes) for n, address in enumerate(addresses)]
         end = time.monotonic() + START_S
         while not all("Registered to" in log.read_text() for log in logs):
             if time.monotonic() > end:
@@ -86,6 +121,11 @@ def cluster(addresses: Sequence[str], spaces: Sequence[str] | None, folder: Path
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def limited(data_bytes: int | None) -> list[str]:
+    """The words before a command that limit its memory, `RLIMIT_DATA`: what is private and can be written."""
+    return [] if data_bytes is None else ["prlimit", f"--data={data_bytes}"]
 
 
 def within(space: str | None, *words: str) -> list[str]:

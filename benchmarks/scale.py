@@ -112,7 +112,7 @@ def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
             continue
         ids = np.arange(first, first + count)
         labels = ids % args.classes if args.kind == "community" else rng.integers(0, args.classes, count)
-        x = rng.standard_normal((count, args.features), np.float32)
+        x = np.float32(args.noise) * rng.standard_normal((count, args.features), np.float32)
         if args.kind == "community":
             x += means[labels]
         flat = pa.array(x.astype(args.dtype).reshape(-1))
@@ -317,6 +317,7 @@ def main() -> None:
     whole = {"type": lambda text: int(float(text))}
     for name, default in {"nodes": 4e6, "edges": 6e7, "features": 64, "classes": 16, "seed": 0, "train": 0}.items():
         make.add_argument(f"--{name}", default=int(default), **whole)
+    make.add_argument("--noise", type=float, default=1.0, help="deviation of features; at 0 the files are small")
     make.add_argument("--out", type=Path, required=True)
     for name in ("ingest", "edges"):
         run = commands.add_parser(name)

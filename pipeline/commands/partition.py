@@ -42,6 +42,9 @@ def partition(
     passes: Annotated[
         int | None, typer.Option(help="Times that ldg, fennel or metis-streamed reads the graph.  [default: 1, 1, 8]")
     ] = None,
+    order: Annotated[
+        str, typer.Option(help="With --into, of the nodes within a part: ids | degree | rcm (reverse Cuthill-McKee).")
+    ] = "ids",
     memory: Annotated[
         str | None, typer.Option(help="With --into and a store: bound of memory.  [default: 2GiB]", metavar="SIZE")
     ] = None,
@@ -54,6 +57,7 @@ def partition(
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
     from ...storage.dataset import check_one_type
+    from ...storage.partition.node_order import check_order
     from ..config.load import resolve
     from ..config.records import cut_of
     from ..setup.open_data import open_data
@@ -63,6 +67,9 @@ def partition(
         raise InputError("expected a folder for the parts, --out, or one for a renumbered store, --into")
     if memory is not None and into is None:
         raise InputError("--memory bounds the writing of a renumbered store, --into; leave it out")
+    check_order(order)
+    if order != "ids" and into is None:
+        raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
     flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method}
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
     job, folder = resolve(job_table(None, flags, given + (overrides or []))), output_folder(out or into or Path())
@@ -85,7 +92,7 @@ def partition(
         if into is None:
             quality, seconds = _write_parts(job, data, chosen, parts, folder, terminal)
         else:
-            quality, seconds = _write_store(job, data, chosen, parts, folder, memory, terminal)
+            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, terminal)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
@@ -138,7 +145,14 @@ def _write_parts(
 
 
 def _write_store(
-    job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, memory: str | None, emit: Emit
+    job: "Job",
+    data: "Dataset",
+    chosen: "Partitioner",
+    parts: int,
+    order: str,
+    out: Path,
+    memory: str | None,
+    emit: Emit,
 ) -> tuple["PartitionQuality", float]:
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
@@ -155,7 +169,7 @@ def _write_store(
     if isinstance(data, LazyDataset):
         from ..relabel.run import Cut, relabel
 
-        return relabel(job, data, Cut(chosen, parts, seed), out, limit, emit)
+        return relabel(job, data, Cut(chosen, parts, seed, order), out, limit, emit)
     if job.executor == "dask" or memory is not None:
         given = "executor=dask" if memory is None else "--memory"
         raise InputError(
@@ -173,5 +187,5 @@ def _write_store(
     )
     quality = measure(data.graph, book, data.split.train)
     emit(StageStarted("store", f"writing {out}"))
-    write_dataset(out, reorder(data, book), features_format="npy")
+    write_dataset(out, reorder(data, book, order), features_format="npy")
     return quality, time.perf_counter() - start

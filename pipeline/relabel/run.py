@@ -46,6 +46,8 @@ class Cut:
     partitioner: Partitioner
     parts: int
     seed: int
+    order: str = "ids"
+    """Of the nodes within a part; see `storage.partition.node_order`."""
 
 
 def relabel(
@@ -88,7 +90,7 @@ def relabel(
             {
                 "source": dict(open_store(data.path, KIND).fingerprint),
                 "path": str(data.path.resolve()),
-                "cut": [repr(cut.partitioner), cut.parts, cut.seed],
+                "cut": [repr(cut.partitioner), cut.parts, cut.seed, cut.order],
                 "memory": memory,
             }
         ),
@@ -144,7 +146,7 @@ class _Relabelling:
 
     def _number_nodes(self) -> list[int]:
         cut, most = self.cut, max(1, self.most // 2)
-        arguments = (self.work, cut.partitioner, cut.parts, cut.seed, most)
+        arguments = (self.work, cut.partitioner, cut.parts, cut.seed, cut.order, most)
         if can_travel(cut.partitioner):
             (found,) = self.stages.run("assign", "assigning nodes to parts", tasks.assign_numbers, [arguments])
         else:

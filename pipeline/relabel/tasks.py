@@ -18,7 +18,7 @@ from ...storage.fingerprint import array_digest
 from ...storage.graph import edges_of_rows, index_dtype
 from ...storage.lazy_dataset import LazyDataset, open_lazily
 from ...storage.node_names import NodeNames
-from ...storage.partition.book import PartitionBook
+from ...storage.partition.node_order import node_order
 from ...storage.store.store import Store, open_store
 from ...storage.stored.graph import StoredGraph
 from ..datasets.cleaning.edges import edge_keys, rows_of_keys
@@ -49,7 +49,7 @@ class Work:
         return (Field("int64"), *(EDGE_FIELDS[name] for name in self.of_edges))
 
     def mapped(self, name: str) -> npt.NDArray[Any]:
-        """An array that `write_numbers` wrote."""
+        """An array that `assign_numbers` wrote."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
 
     def open(self) -> LazyDataset:
@@ -58,17 +58,15 @@ class Work:
         return open_lazily(self.source, features_place(self.source), graph=graph_place(store))
 
 
-def assign_numbers(work: Work, partitioner: Partitioner, parts: int, seed: int, most: int) -> dict[str, Any]:
-    """Cut the graph, and write the numbers of all nodes. See `write_numbers`."""
-    return write_numbers(work, book_of(work.open(), partitioner, parts, seed), most)
-
-
-def write_numbers(work: Work, book: PartitionBook, most: int) -> dict[str, Any]:
-    """Write the new number of each node, the old one, and where parts begin: ``new``, ``old``, ``offsets``. Returns
-    ranges of old nodes with about `most` edges."""
-    owner = book.part(np.arange(work.num_nodes))
-    # NumPy sorts 16-bit integers by radix.
-    old = np.argsort(owner.astype(np.int16) if book.num_parts < 1 << 15 else owner, kind="stable")
+def assign_numbers(
+    work: Work, partitioner: Partitioner, parts: int, seed: int, order: str, most: int
+) -> dict[str, Any]:
+    """Cut the graph, and write the new number of each node, the old one, and where parts begin: ``new``, ``old``,
+    ``offsets``. Returns ranges of old nodes with about `most` edges."""
+    data = work.open()
+    book = book_of(data, partitioner, parts, seed)
+    # Reverse Cuthill-McKee follows edges, and so needs them in memory or mapped.
+    old = node_order(data.graph if order == "rcm" else data.graph.on_disk, order, book)
     np.save(work.folder / "offsets.npy", np.append(0, np.cumsum(book.sizes())).astype(np.int64))
     np.save(work.folder / "old.npy", old)
     new = np.empty(work.num_nodes, index_dtype(work.num_nodes))

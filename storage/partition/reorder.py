@@ -12,6 +12,7 @@ from ..features import FeatureStore, FloatArray
 from ..graph import Graph, edges_of_rows, index_dtype
 from ..node_names import NodeNames
 from .book import PartitionBook
+from .node_order import node_order
 
 
 class ReorderedFeatures:
@@ -47,18 +48,20 @@ def ascending(
     return indices[order], *(None if array is None else array[order] for array in of_edges)
 
 
-def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) -> Dataset:
+def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | str, within: str = "ids") -> Dataset:
     """The dataset with its nodes renumbered. Their old names, or numbers, become the names of the nodes.
 
     The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered.
 
     Args:
         dataset: V nodes.
-        order: [V], the old number of each new node; or a partition book: nodes part by part, in ascending order within
-            each, so that a part is a range of ids, which ``graph.part_offsets`` keeps.
+        order: [V], the old number of each new node; or a partition book: nodes part by part, so that a part is a range
+            of ids, which ``graph.part_offsets`` keeps; or ``"degree"`` or ``"rcm"``: see `within`, of the whole graph.
+        within: order of a part's nodes: ``"ids"``, ascending; ``"degree"``, those that many rows name first; ``"rcm"``,
+            reverse Cuthill-McKee.
 
     Raises:
-        InputError: `order` does not name every node once.
+        InputError: `order` does not name every node once, or there is no such order.
     """
     require_dataset(dataset)
     check_one_type(dataset, "renumbering")
@@ -66,7 +69,11 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook) ->
     n, graph, offsets = dataset.num_nodes, dataset.graph, None
     if isinstance(order, PartitionBook):
         offsets = np.append(0, np.cumsum(order.sizes())).astype(np.int64)
-        order = np.concatenate([order.owned(p) for p in range(order.num_parts)])
+        order = node_order(graph, within, order)
+    elif within != "ids":
+        raise InputError(f"within is '{str(within)[:80]}', and order is no partition book; leave within out")
+    elif isinstance(order, str):
+        order = node_order(graph, order)
     old = np.asarray(order)
     if old.shape != (n,) or old.dtype.kind not in "iu" or not np.array_equal(np.sort(old), np.arange(n)):
         raise InputError(f"order is {old.dtype}{list(old.shape)}; expected each of the {n} nodes once")

@@ -71,13 +71,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-def same(data, tmp_path, partitioner, parts, features="zarr", seed=0, feature_dtype=None):
+def same(data, tmp_path, partitioner, parts, features="zarr", seed=0, feature_dtype=None, order="ids"):
     form = {"feature_dtype": feature_dtype}
     write_dataset(tmp_path / "before", data, features_format=features, graph_format=features, **form)
     lazy = open_lazily(tmp_path / "before")
-    quality, _ = relabel(INLINE, lazy, Cut(partitioner, parts, seed), tmp_path / "got", MEMORY, lambda event: None)
+    cut = Cut(partitioner, parts, seed, order)
+    quality, _ = relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, lambda event: None)
     book = partitioner.assign(data.graph, parts, seed)
-    write_dataset(tmp_path / "want", reorder(data, book), features_format="npy", graph_format=features, **form)
+    write_dataset(tmp_path / "want", reorder(data, book, order), features_format="npy", graph_format=features, **form)
     got, want = contents(tmp_path / "got"), contents(tmp_path / "want")
     assert got.keys() == want.keys()
     assert not [name for name in got if got[name] != want[name]]
@@ -109,6 +110,15 @@ def test_the_store_is_that_of_the_dataset_reordered_in_memory(tmp_path, features
 )
 def test_any_size(tmp_path, nodes, edges, parts, width):
     same(made(nodes, edges, names=bool(edges % 2), width=width), tmp_path, Hash(), parts, "npy" if width else "zarr")
+
+
+@pytest.mark.parametrize(("order", "features"), [("degree", "zarr"), ("rcm", "npy")])
+def test_nodes_of_a_part_in_another_order(tmp_path, order, features):
+    data = made(weighted=True)
+    found = same(data, tmp_path, Hash(), 3, features, order=order)
+    whole = reorder(data, order)
+    assert whole.graph.part_offsets is None
+    assert sorted(whole.node_names, key=int) == sorted(found.node_names, key=int) != list(found.node_names)
 
 
 def test_parts_are_renumbered_again(tmp_path):
@@ -207,6 +217,8 @@ def test_the_command(tmp_path):
     for given, told in (
         (["--out", "x", "--memory", "1GiB"], "--memory bounds the writing of a renumbered store"),
         (["--into", str(tmp_path / "other"), "--memory", "lots"], "memory is 'lots'"),
+        (["--out", "x", "--order", "rcm"], "--order is that of a renumbered store"),
+        (["--into", str(tmp_path / "other"), "--order", "rmc"], "did you mean 'rcm'"),
     ):
         done = CliRunner().invoke(app, ["partition", str(tmp_path / "before"), "--parts", "2", *given])
         assert told in str(done.exception)

@@ -92,6 +92,15 @@ def test_an_order_that_does_not_name_every_node_once_is_refused(order: list[floa
         reorder(made(4, [], []), np.array(order))
 
 
+def test_an_order_by_name_is_checked() -> None:
+    data = made(4, [0, 0], [1, 2])
+    assert list(reorder(data, "degree").node_names or ()) == ["0", "1", "2", "3"]
+    with pytest.raises(InputError, match="order is 'degre'; expected ids, degree, rcm; did you mean 'degree'"):
+        reorder(data, "degre")
+    with pytest.raises(InputError, match="within is 'rcm', and order is no partition book; leave within out"):
+        reorder(data, np.arange(4), within="rcm")
+
+
 def test_rows_that_are_asked_for_out_of_range_are_refused() -> None:
     features = reorder(made(3, [], []), np.array([2, 1, 0])).features
     with pytest.raises(IndexError, match="there are 3"):
