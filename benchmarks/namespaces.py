@@ -124,8 +124,9 @@ def cluster(
 
 
 def limited(data_bytes: int | None) -> list[str]:
-    """The words before a command that limit its memory, `RLIMIT_DATA`: what is private and can be written."""
-    return [] if data_bytes is None else ["prlimit", f"--data={data_bytes}"]
+    """The words before a command that limit its memory, `RLIMIT_DATA`: what is private and can be written. Stacks of
+    threads, which count as a whole, are of 1 MiB."""
+    return [] if data_bytes is None else ["prlimit", f"--data={data_bytes}", f"--stack={1 << 20}"]
 
 
 def within(space: str | None, *words: str) -> list[str]:

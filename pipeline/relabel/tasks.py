@@ -65,14 +65,14 @@ def assign_numbers(
     ``offsets``. Returns ranges of old nodes with about `most` edges."""
     data = work.open()
     book = book_of(data, partitioner, parts, seed)
+    graph = StoredGraph(open_store(work.source, KIND))
     # Reverse Cuthill-McKee follows edges, and so needs them in memory or mapped.
-    old = node_order(data.graph if order == "rcm" else data.graph.on_disk, order, book)
+    old = node_order(data.graph if order == "rcm" else graph, order, book)
     np.save(work.folder / "offsets.npy", np.append(0, np.cumsum(book.sizes())).astype(np.int64))
     np.save(work.folder / "old.npy", old)
     new = np.empty(work.num_nodes, index_dtype(work.num_nodes))
     new[old] = np.arange(work.num_nodes, dtype=new.dtype)
     np.save(work.folder / "new.npy", new)
-    graph = StoredGraph(open_store(work.source, KIND))
     return {"bounds": _ranges(graph, most)}
 
 
