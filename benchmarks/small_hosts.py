@@ -27,7 +27,10 @@ from millrace.benchmarks.namespaces import cluster, limited, linked, within
 HERE, THERE = "10.213.9.1", "10.213.9.2"
 DRIVER_BYTES = 1 << 30
 SYSTEMS = {
-    "bulk": ("bulk", "--fanout", "5,5", "--batch-size", "512", "--set", "bulk.topology=partitioned"),
+    "bulk": (
+        *("bulk", "--fanout", "5,5", "--batch-size", "128", "--set", "bulk.topology=partitioned"),
+        *("--set", "bulk.prefetch_bytes=16777216"),
+    ),
     "sar": ("sar",),
     "retexo": ("retexo",),
     "grappa": ("grappa", "--fanout", "5,5", "--batch-size", "512"),
@@ -130,8 +133,7 @@ def main() -> None:
                     result = json.loads((out / "result.json").read_text())
                     digests.append(result["parameters_sha256"])
                     print(
-                        f"{name}, {kind}: {seconds:.1f} s, test accuracy {result['test_accuracy']:.3f}, at most "
-                        f"{most[0] / 2**20:.0f} MiB in a process",
+                        f"{name}, {kind}: {seconds:.1f} s, train loss {result['train_loss']:.4f}, at most {most[0] / 2**20:.0f} MiB in a process",
                         flush=True,
                     )
                 assert digests[0] == digests[1], f"{name}: other parameters after the kill"

@@ -29,7 +29,9 @@ from millrace.storage.errors import Interrupted
 from millrace.storage.features import MemoryFeatures, ZarrFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.partition.book import open_book
 from millrace.storage.store.store import Store
+from millrace.tests.contracts import rapids
 
 SBM = "sbm:nodes=600,classes=4,train=0.3"
 SYSTEMS = {
@@ -135,6 +137,21 @@ def test_a_run_and_its_resumption(store, scheduler, tmp_path, sealed):
     again = mr.run(config={**config, "epochs": 2}, out=tmp_path / "run", resume=True, verbose=False)
     assert (first.epochs, again.epochs) == (1, 2)
     assert again.num_edges == first.num_edges > 0
+
+
+@pytest.mark.parametrize("name", ["bulk-partitioned", "sar", "retexo", "grappa"])
+def test_parts_by_cugraph_feed_every_system(store, scheduler, tmp_path, monkeypatch, name):
+    """From communities that stand-ins find for the driver to a trained model on two ranks, which know no GPU."""
+    if store.name == "npy":
+        pytest.skip("one format is enough here")
+    rapids.install(monkeypatch)
+    config = {**table(name, store, scheduler), "partition": {"method": "leiden"}}
+    result = mr.run(config=config, out=tmp_path / "run", verbose=False)
+    assert result.epochs and result.test_accuracy is not None
+    book = open_book(tmp_path / "run" / "parts" / "book")
+    assert book.num_parts > 1
+    found = mr.partitioner("leiden").assign(mr.open_dataset(store).graph, book.num_parts, 0)
+    assert np.array_equal(book.part(np.arange(600)), found.part(np.arange(600)))
 
 
 def test_plans_of_large_stores(store, tmp_path, monkeypatch, sealed):
