@@ -133,7 +133,8 @@ def main() -> None:
                     result = json.loads((out / "result.json").read_text())
                     digests.append(result["parameters_sha256"])
                     print(
-                        f"{name}, {kind}: {seconds:.1f} s, train loss {result['train_loss']:.4f}, at most {most[0] / 2**20:.0f} MiB in a process",
+                        f"{name}, {kind}: {seconds:.1f} s, train loss {result['train_loss']:.4f}, at most "
+                        f"{most[0] / 2**20:.0f} MiB in a process",
                         flush=True,
                     )
                 assert digests[0] == digests[1], f"{name}: other parameters after the kill"
