@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_S = 60.0
+START_S = 300.0
 RUN_S = 900.0
 
 

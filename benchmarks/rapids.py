@@ -43,6 +43,9 @@ SMALL = {
 }
 
 
+SYSTEMS = {"bulk": {"bulk": {"topology": "partitioned"}}, "grappa": {}, "sar": {}, "retexo": {}}
+
+
 def edges_of_parquet(folder: Path, nodes: int) -> str:
     """A graph that GPUs read is the processor's, bit for bit."""
     rng = np.random.default_rng(0)
@@ -136,7 +139,18 @@ def stored(folder: Path, nodes: int) -> str:
     return f"{seeds:,} seeds"
 
 
-THINGS: tuple[Callable[[Path, int], str], ...] = (edges_of_parquet, clusters, drawn_alike, trained, stored)
+def fed(folder: Path, nodes: int) -> str:
+    """Parts by Leiden feed every system, on two ranks; each learns more than chance."""
+    data, found = f"sbm:nodes={nodes},classes=4,features=8,degree=12,seed=1", []
+    for name, options in SYSTEMS.items():
+        config = {**options, "system": name, "dataset": data, "ranks": 2, "partition": {"method": "leiden"}}
+        result = mr.run(config=config, out=folder / name, verbose=False, hidden=16, layers=2, epochs=10, lr=0.01)
+        assert (result.test_accuracy or 0) > 0.35, f"{name}: accuracy {result.test_accuracy}, chance 0.25"
+        found.append(f"{name} {result.test_accuracy:.3f}")
+    return "accuracy " + ", ".join(found)
+
+
+THINGS: tuple[Callable[[Path, int], str], ...] = (edges_of_parquet, clusters, drawn_alike, trained, stored, fed)
 
 
 def main(nodes: int = 20_000) -> int:
