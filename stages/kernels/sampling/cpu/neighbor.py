@@ -111,11 +111,18 @@ def _by_relation(
 ) -> list[NeighborSample]:
     """`neighbor` with a fanout for each relation; keeps positions and weights."""
     bulk = Bulk(graph, seeds, workspace, keep_positions=True, keep_weight=True)
-    lists = (graph.indptr, graph.indices, graph.edge_type)
+    lists, types = (graph.indptr, graph.indices, graph.edge_type), graph.types
+    assert types is not None
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         rows = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace)
-        bulk.reserve(edges_of_relations(bulk, *rows[1:]))
+        # A row keeps at most this many edges, which takes less time to count than what each relation keeps.
+        most = int(np.bincount(types.ends[:, 1], fanout[h]).max(initial=0))
+        if (fanout[h] < 0).any():
+            total = edges_of_relations(bulk, *rows[1:])
+        else:
+            total = (ends[-1] - ends[0]) * most if replace else most_edges(bulk, ends[0], ends[-1], most)
+        bulk.reserve(total)
         to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight, 0)
         parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
 

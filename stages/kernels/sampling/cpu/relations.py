@@ -1,18 +1,34 @@
 """Drawing in-edges of frontier rows relation by relation, compiled. Edges of a row are sorted by relation, so that a
 relation is a segment of the row.
 
-A draw is keyed by (stream, relation, node, draw); Floyd's algorithm gives distinct picks.
+A row's edges are far from those of the row before: what a row needs is fetched while others are processed. A draw is
+keyed by (stream, relation, node, draw); Floyd's algorithm gives distinct picks.
 """
 
 import numpy as np
 
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
+from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
+from .draw import LANES
 from .rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
+
+
+AHEAD = 8
+"""Rows from the one that is drawn from to the one whose edges are fetched; to that whose place is, twice as many."""
+AHEAD_EDGES = 24
+
+
+@njit(inline="always")
+def _fetch(indptr, kind, nodes, q, f, end):
+    if f + 2 * AHEAD < end:
+        prefetch(indptr, np.int64(nodes[q, f + 2 * AHEAD]))
+    if f + AHEAD < end:
+        prefetch(kind, indptr[nodes[q, f + AHEAD]])
 
 
 @njit(inline="always")
@@ -46,6 +62,7 @@ def count_relations(first, last, indptr, kind, nodes, begin, end, fanout, replac
     for q in range(first, last):
         n = np.int64(0)
         for f in range(begin[q], end[q]):
+            _fetch(indptr, kind, nodes, q, f, end[q])
             v = np.int64(nodes[q, f])
             at, stop = indptr[v], indptr[v + 1]
             while at < stop:
@@ -53,6 +70,36 @@ def count_relations(first, last, indptr, kind, nodes, begin, end, fanout, replac
                 n += _kept(until - at, fanout[kind[at]], replace)
                 at = until
         total[q] = n
+
+
+@njit(**JIT)
+def _draw(count, words, degree, fanout, replace, picks):
+    """picks[:fanout[lane], lane] are positions below degree[lane], of which there are more than fanout[lane]:
+    independent with `replace`, else distinct (Floyd's algorithm)."""
+    for lane in range(count, LANES):
+        words[lane], degree[lane], fanout[lane] = words[0], degree[0], fanout[0]
+    candidate, repeated = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    for i in range(fanout.max()):
+        step = _U(i + 1) * _GOLDEN
+        for lane in range(LANES):
+            bound = degree[lane] if replace else degree[lane] - fanout[lane] + np.uint32(i + 1)
+            bits = mixed(words[lane] + step) >> _U(32)
+            candidate[lane] = np.uint32((bits * _U(bound)) >> _U(32))
+            repeated[lane] = np.uint32(0)
+        if not replace:
+            for j in range(i):
+                for lane in range(LANES):
+                    repeated[lane] |= np.uint32(1) if picks[j, lane] == candidate[lane] else np.uint32(0)
+        for lane in range(LANES):
+            last = degree[lane] - fanout[lane] + np.uint32(i)
+            picks[i, lane] = last if repeated[lane] != 0 else candidate[lane]
+
+
+@njit(inline="always")
+def _put(count, at, slot, fanout, picks, row):
+    for lane in range(count):
+        for i in range(fanout[lane]):
+            row[slot[lane] + i] = at[lane] + np.int64(picks[i, lane])
 
 
 @njit(**JIT)
@@ -65,35 +112,46 @@ def sample_relations(
     Weights are the number of the row's edges in a relation divided by the number kept. `zero` is the name of row 0 in
     random streams.
     """
+    # Relations that keep some of their edges wait until there are LANES of them, which are drawn together.
+    most = np.int64(1)
+    for r in range(len(fanout)):
+        most = max(most, np.int64(fanout[r]))
+    picks = np.empty((most, LANES), np.uint32)
+    words, fan, of = np.empty(LANES, np.uint64), np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    where, slot = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     for q in range(first, last):
-        e = edge_end[q]
+        e, n = edge_end[q], 0
         for f in range(begin[q], end[q]):
+            _fetch(indptr, kind, nodes, q, f, end[q])
             v = np.int64(nodes[q, f])
             at, stop = indptr[v], indptr[v + 1]
             while at < stop:
                 until, r = segment_end(kind, at, stop), np.int64(kind[at])
                 degree, s = until - at, np.int64(fanout[r])
                 kept = _kept(degree, s, replace)
-                weight = np.float32(np.float64(degree) / np.float64(kept)) if kept > 0 else np.float32(0)
-                key = mixed(keys[q] + _U(r + 1) * _GOLDEN)
-                word = mixed(key + _U(v + zero) * _NODE)
-                start = e
-                for i in range(kept):
-                    if s < 0 or (not replace and degree <= s):
-                        pick = np.int64(i)
-                    else:
-                        bits = mixed(word + _U(i + 1) * _GOLDEN) >> _U(32)
-                        bound = degree if replace else degree - s + i + 1
-                        pick = np.int64((bits * _U(bound)) >> _U(32))
-                        if not replace:
-                            for j in range(start, e):
-                                if positions[q, j] == at + pick:
-                                    pick = bound - 1
-                                    break
-                    edges[q, e] = sources[at + pick]
-                    positions[q, e] = at + pick
-                    weights[q, e] = weight
-                    e += 1
+                if kept == degree and not (replace and s > 0):
+                    for i in range(kept):
+                        positions[q, e + i] = at + i
+                        weights[q, e + i] = np.float32(1)
+                elif kept > 0:
+                    weight = np.float32(np.float64(degree) / np.float64(kept))
+                    for i in range(kept):
+                        weights[q, e + i] = weight
+                    key = mixed(keys[q] + _U(r + 1) * _GOLDEN)
+                    words[n], fan[n], of[n] = mixed(key + _U(v + zero) * _NODE), kept, degree
+                    where[n], slot[n] = at, e
+                    n += 1
+                    if n == LANES:
+                        _draw(n, words, of, fan, replace, picks)
+                        _put(n, where, slot, fan, picks, positions[q])
+                        n = 0
+                e += kept
                 at = until
             row_ends[q, f + 1] = e
+        if n > 0:
+            _draw(n, words, of, fan, replace, picks)
+            _put(n, where, slot, fan, picks, positions[q])
+        for i in range(edge_end[q], e):
+            prefetch(sources, positions[q, min(i + AHEAD_EDGES, e - 1)])
+            edges[q, i] = sources[positions[q, i]]
         edge_end[q] = e
