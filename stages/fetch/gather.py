@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
+from ...storage.typed.features import typed_in_place
 from ..memory.arena import empty
-from ..memory.lazy_rows import LazyRows, torch_dtype
+from ..memory.lazy_rows import LazyRows, LazyTypedRows, torch_dtype
 from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 
@@ -91,6 +92,9 @@ class Gather:
         base = in_place(features, nodes)
         if base is not None:
             return LazyRows(base, nodes)
+        typed = typed_in_place(features, nodes)
+        if typed is not None:
+            return LazyTypedRows(*typed, nodes)
         rows = empty((len(nodes), features.num_features), torch_dtype(features.dtype))
         features.gather(nodes, out=rows.numpy())
         return rows

@@ -4,6 +4,7 @@ The first layer of a minibatch often needs no matrix of its sources' features: a
 Such a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ class LazyRows(Tensor):
     this package read `base` through `ids`.
     """
 
-    base: npt.NDArray[np.floating] | Tensor
-    """[V, F], contiguous; a tensor if it lies on a device."""
+    base: npt.NDArray[np.floating] | Tensor | None
+    """[V, F], contiguous; a tensor if it lies on a device. None: see `LazyTypedRows`."""
     ids: npt.NDArray[np.integer] | Tensor
     """[n] rows of `base`; on the same device."""
 
@@ -56,7 +57,7 @@ class LazyRows(Tensor):
             return self.base.index_select(0, self.ids[:n])
         out = empty((n, self.shape[1]), self.dtype)
         # In range, so nothing is clipped: mode="raise" would need a buffer beside `out`.
-        np.take(self.base, self.ids[:n], axis=0, out=out.numpy(), mode="clip")
+        np.take(np.asarray(self.base), self.ids[:n], axis=0, out=out.numpy(), mode="clip")
         return out
 
     def gathered(self) -> Tensor:
@@ -89,9 +90,49 @@ class LazyRows(Tensor):
         return f"LazyRows({list(self.shape)}, {self.dtype})"
 
 
+class LazyTypedRows(LazyRows):
+    """Rows of a graph with types, whose features lie in one matrix for each node type."""
+
+    bases: Sequence[npt.NDArray[np.floating]]
+    """Features of each node type, [., F] with F at most the width of this tensor."""
+    offsets: Sequence[int]
+    """See `GraphTypes.offsets`."""
+
+    @staticmethod
+    def __new__(
+        cls: type["LazyTypedRows"], bases: Sequence[npt.NDArray[np.floating]], offsets: Sequence[int], ids: Any
+    ) -> "LazyTypedRows":
+        """`bases` have one dtype; `ids` are [n] global ids, in range."""
+        make: Any = Tensor._make_wrapper_subclass
+        width = max(1, *(base.shape[1] for base in bases))
+        self = make(cls, (len(ids), width), dtype=torch_dtype(bases[0].dtype))
+        self.base, self.ids, self._rows = None, ids, None
+        self.bases, self.offsets = bases, offsets
+        return self
+
+    def of_type(self, t: int, at: Tensor) -> Tensor:
+        """[m, F] features of the rows `at`, all of node type t."""
+        base = self.bases[t]
+        out = empty((len(at), base.shape[1]), self.dtype)
+        np.take(base, self.ids[at.numpy()] - self.offsets[t], axis=0, out=out.numpy(), mode="clip")
+        return out
+
+    def head(self, n: int) -> Tensor:
+        """See `LazyRows.head`."""
+        if self._rows is not None:
+            return self._rows[:n]
+        out = empty((n, self.shape[1]), self.dtype).zero_()
+        kinds = np.searchsorted(np.asarray(self.offsets[1:]), self.ids[:n], side="right")
+        for t, base in enumerate(self.bases):
+            at = torch.from_numpy(np.flatnonzero(kinds == t))
+            if base.shape[1] and len(at):
+                out[at, : base.shape[1]] = self.of_type(t, at)
+        return out
+
+
 def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
     """Arrays for a kernel: row u of `x` is ``base[ids[u]]``, or ``base[u]`` without ids."""
-    if isinstance(x, LazyRows) and x._rows is None:
+    if isinstance(x, LazyRows) and x._rows is None and x.base is not None:
         return np.asarray(x.base), np.asarray(x.ids)
     return x.numpy(), None
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...storage.typed.graph_types import GraphTypes
 from ..neighbourhood.relations import attend_together
 from ..nn.dense import linear
+from .base import ACTIVATIONS
 from .relational import RelationalConfig, RelationalConv
 
 
@@ -47,7 +48,7 @@ class HGTConv(RelationalConv):
         for matrix in (*self.to_key.flatten(0, 1), *self.to_value.flatten(0, 1)):
             nn.init.xavier_uniform_(matrix.data)
 
-    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
+    def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
         """See `RelationalConv.messages`."""
         nodes, relations = neighbourhood.node_types(), neighbourhood.relations()
         shape = (-1, self.heads, self.head_width)
@@ -74,7 +75,8 @@ class HGTConv(RelationalConv):
             mine = linear(active[rows.targets], own.weight, own.bias)
             share = torch.sigmoid(skip)
             out = out.index_copy(0, rows.targets, share * mine + (1 - share) * h[rows.targets])
-        return out if self.head is None else linear(out, self.head.weight, self.head.bias)
+        out = out if self.head is None else linear(out, self.head.weight, self.head.bias)
+        return ACTIVATIONS[activation](out)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
+from ..memory.lazy_rows import LazyTypedRows
+from ..neighbourhood.gradients import Placed
 from ..neighbourhood.halo import HaloNeighbourhood
+from ..neighbourhood.stacked import OWN
 from ..nn.dense import linear
 from .base import ACTIVATIONS, Model, ModelConfig, Stack
 
@@ -47,11 +50,29 @@ class Projection(nn.Module):
 
     def forward(self, neighbourhood: Any, h: Tensor) -> Tensor:
         """[num_src, F] -> [num_src, width_out]."""
-        out = h.new_empty(len(h), self.width_out)
-        for rows, width, own in zip(neighbourhood.node_types(), self.widths, self.by_type):
-            x = linear(h[rows.sources][:, :width].contiguous(), own.weight, own.bias) if width else own.bias[None]
-            out = out.index_copy(0, rows.sources, x.expand(len(rows.sources), -1).to(out.dtype))
-        return out
+        nodes = neighbourhood.node_types()
+        parts = [
+            self._rows(t, h, rows.sources) if width else own.bias.expand(len(rows.sources), -1)
+            for t, (rows, width, own) in enumerate(zip(nodes, self.widths, self.by_type))
+        ]
+        return Placed.apply([rows.sources for rows in nodes], *parts)
+
+    def shared(self, neighbourhood: Any, h: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Rows of the node types that have features, in the order of the block, and of each other type the vector that
+        its nodes share."""
+        nodes = neighbourhood.node_types()
+        vectors = [None if width else own.bias for width, own in zip(self.widths, self.by_type)]
+        chosen = [(t, rows.sources) for t, rows in enumerate(nodes) if vectors[t] is None]
+        parts = [self._rows(t, h, at) for t, at in chosen]
+        if len(parts) < 2:
+            return (parts[0] if parts else h.new_empty(0, self.width_out)), vectors
+        every = torch.cat([at for _, at in chosen]).sort().values
+        return Placed.apply([torch.searchsorted(every, at) for _, at in chosen], *parts), vectors
+
+    def _rows(self, t: int, h: Tensor, at: Tensor) -> Tensor:
+        own = self.by_type[t]
+        x = h.of_type(t, at) if isinstance(h, LazyTypedRows) else h[at, : self.widths[t]]
+        return linear(x, own.weight, own.bias).to(h.dtype)
 
 
 def _projection(width: int, width_out: int) -> nn.Module:
@@ -67,26 +88,27 @@ class OwnByType(nn.Module):
 
     def __init__(self, types: GraphTypes, width_in: int, width_out: int) -> None:
         super().__init__()
-        self.width_out = width_out
         self.by_type: Any = nn.ModuleList(nn.Linear(width_in, width_out) for _ in types.node_types)
 
     def forward(self, neighbourhood: Any, h: Tensor) -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        out = h.new_zeros(neighbourhood.num_dst, self.width_out)
-        for rows, own in zip(neighbourhood.node_types(), self.by_type):
-            out = out.index_copy(0, rows.targets, linear(h[rows.targets], own.weight, own.bias).to(out.dtype))
-        return out
+        targets = [rows.targets for rows in neighbourhood.node_types()]
+        parts = [linear(h[at], own.weight, own.bias) for at, own in zip(targets, self.by_type)]
+        return Placed.apply(targets, *parts)
 
 
 class Projected(nn.Module):
     """A convolution whose input is projected by node type."""
 
-    def __init__(self, projection: Projection, conv: nn.Module) -> None:
+    def __init__(self, projection: Projection, conv: "RelationalConv") -> None:
         super().__init__()
         self.projection, self.conv = projection, conv
 
     def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, F] -> [num_dst, width_out]."""
+        if isinstance(self.conv, MeansConv) and not isinstance(neighbourhood, HaloNeighbourhood):
+            rows, vectors = self.projection.shared(neighbourhood, h)
+            return self.conv.sums(neighbourhood, rows, activation, vectors)
         return self.conv(neighbourhood, self.projection(neighbourhood, h), activation)
 
 
@@ -94,14 +116,50 @@ class RelationalConv(nn.Module):
     """A sum over relations, with the activation at the end."""
 
     @abstractmethod
-    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
-        """[num_src, width_in] -> [num_dst, width_out], before the activation."""
+    def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
+        """[num_src, width_in] -> [num_dst, width_out], with the activation."""
 
     def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
         if isinstance(neighbourhood, HaloNeighbourhood):
             neighbourhood, h = neighbourhood.as_block(h)
-        return ACTIVATIONS[activation](self.messages(neighbourhood, h))
+        return self.messages(neighbourhood, h, activation)
+
+
+class MeansConv(RelationalConv):
+    """``W_t h_v + b_t + sum over relations r of W_r mean_r(h_u)`` for v of type t."""
+
+    @abstractmethod
+    def matrices(self, types: GraphTypes) -> tuple[Sequence[nn.Linear], Sequence[Tensor]]:
+        """W_t and b_t of each node type; W_r of each relation, [width_out, width_in]."""
+
+    def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
+        """See `RelationalConv.messages`."""
+        return self.sums(neighbourhood, h, activation)
+
+    def sums(self, neighbourhood: Any, h: Tensor, activation: str, vectors: Sequence[Tensor | None] = ()) -> Tensor:
+        """`messages`; nodes of a type with a vector, of `vectors` [T], all have that row, and `h` has those of the
+        others."""
+        own, matrices = self.matrices(neighbourhood.types)
+        sources, nodes, parts = neighbourhood.types.ends[:, 0], neighbourhood.node_types(), []
+        means = neighbourhood.means_by_type(h, tuple(v is not None for v in vectors))
+        for t, (given, mine, rows) in enumerate(zip(means, own, nodes)):
+
+            def matrix(r: int, mine: nn.Linear = mine) -> Tensor:
+                return mine.weight if r == OWN else matrices[r]
+
+            # A mean of equal rows is that row, if there is an edge: its product is one vector.
+            rows_of = [vectors[t if r == OWN else sources[r]] for r in given.constant]
+            shared = [matrix(r) @ row for r, row in zip(given.constant, rows_of) if row is not None]
+            if given.of:
+                weight = torch.cat([matrix(r) for r in given.of], 1)
+                out = linear(given.rows, weight, mine.bias, "none" if shared else activation)
+            else:
+                out = mine.bias.expand(len(rows.targets), -1)
+            if shared:
+                out = ACTIVATIONS[activation](torch.addmm(out, given.present, torch.stack(shared)))
+            parts.append(out.to(h.dtype))
+        return Placed.apply([rows.targets for rows in nodes], *parts)
 
 
 @dataclass(frozen=True)
@@ -126,7 +184,7 @@ class RelationalConfig(ModelConfig):
         """Build the model for a graph with types, [., F] -> [., num_outputs]."""
         hidden = [self.hidden] * (self.layers - 1)
         widths = [self.hidden, *hidden, num_outputs]
-        convs: list[nn.Module] = [
+        convs: list[Any] = [
             self.relational_conv(i, given.types, a, b) for i, (a, b) in enumerate(zip(widths, widths[1:]))
         ]
         convs[0] = Projected(Projection(given.widths, self.hidden), convs[0])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...storage.typed.graph_types import GraphTypes
 from ..nn.dense import linear
+from .base import ACTIVATIONS
 from .relational import OwnByType, RelationalConfig, RelationalConv
 
 
@@ -36,7 +37,7 @@ class RGATConv(RelationalConv):
         for p in (*self.weight, *self.a_src, *self.a_dst):
             nn.init.xavier_uniform_(p.data)
 
-    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
+    def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
         """See `RelationalConv.messages`."""
         out, drop = self.own(neighbourhood, h), self.attention_dropout if self.training else 0.0
         for r, relation in enumerate(neighbourhood.relations()):
@@ -48,7 +49,7 @@ class RGATConv(RelationalConv):
             found = relation.compact.attend(z, self.a_src[r], logit, self.slope, drop)
             mine = found.flatten(1) if self.concat else found.mean(1)
             out = out.index_add(0, relation.targets, mine.to(out.dtype))
-        return out
+        return ACTIVATIONS[activation](out)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
 """R-GCN (Schlichtkrull et al., ESWC 2018, equations 2 and 3)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
-from ..neighbourhood.base import destinations
-from ..nn.dense import linear
-from .relational import RelationalConfig, RelationalConv
+from .relational import MeansConv, RelationalConfig, RelationalConv
 
 
-class RGCNConv(RelationalConv):
+class RGCNConv(MeansConv):
     """``W_0 h_v + sum over relations r of W_r mean_r(h_u) + b``, with W_r a combination of B matrices if B is given."""
 
     def __init__(self, num_relations: int, bases: int, width_in: int, width_out: int) -> None:
@@ -31,14 +29,10 @@ class RGCNConv(RelationalConv):
         for matrix in (*self.weight, *([] if self.shares is None else [self.shares])):
             nn.init.xavier_uniform_(matrix.data)
 
-    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
-        """See `RelationalConv.messages`."""
+    def matrices(self, types: GraphTypes) -> tuple[list[nn.Linear], list[Tensor]]:
+        """See `MeansConv.matrices`."""
         weight = self.weight if self.shares is None else torch.einsum("rb,bio->rio", self.shares, self.weight)
-        out = linear(destinations(neighbourhood, h).contiguous(), self.own.weight, self.own.bias)
-        for r, relation in enumerate(neighbourhood.relations()):
-            mine = linear(relation.mean(h), weight[r].t().contiguous())
-            out = out.index_add(0, relation.targets, mine.to(out.dtype))
-        return out
+        return [self.own] * len(types.node_types), [matrix.t() for matrix in weight]
 
 
 @dataclass(frozen=True)

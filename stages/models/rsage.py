@@ -1,16 +1,16 @@
 """GraphSAGE over relations: a SAGE convolution for each relation, and their sum (PyG's `to_hetero` of SAGE)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from ...storage.typed.graph_types import GraphTypes
-from ..nn.dense import linear
-from .relational import OwnByType, RelationalConfig, RelationalConv
+from .relational import MeansConv, OwnByType, RelationalConfig, RelationalConv
 
 
-class RSAGEConv(RelationalConv):
+class RSAGEConv(MeansConv):
     """``W_t h_v + b_t + sum over relations r of W_r mean_r(h_u)`` for v of type t."""
 
     def __init__(self, types: GraphTypes, width_in: int, width_out: int) -> None:
@@ -18,12 +18,9 @@ class RSAGEConv(RelationalConv):
         self.own = OwnByType(types, width_in, width_out)
         self.neighbours: Any = nn.ModuleList(nn.Linear(width_in, width_out, bias=False) for _ in types.relations)
 
-    def messages(self, neighbourhood: Any, h: Tensor) -> Tensor:
-        """See `RelationalConv.messages`."""
-        out = self.own(neighbourhood, h)
-        for relation, neighbours in zip(neighbourhood.relations(), self.neighbours):
-            out = out.index_add(0, relation.targets, linear(relation.mean(h), neighbours.weight).to(out.dtype))
-        return out
+    def matrices(self, types: GraphTypes) -> tuple[Sequence[nn.Linear], list[Tensor]]:
+        """See `MeansConv.matrices`."""
+        return self.own.by_type, [n.weight for n in self.neighbours]
 
 
 @dataclass(frozen=True)

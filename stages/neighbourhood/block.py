@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
+from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
@@ -34,6 +35,7 @@ from .checks import (
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
+from .stacked import TypeMeans
 
 
 class ListNeighbourhood(ABC):
@@ -304,6 +306,20 @@ class BlockNeighbourhood(ListNeighbourhood):
         """The block's rows by node type, in the order of the graph's. Raises InputError if the graph has one type of
         nodes."""
         return self._typed.nodes
+
+    @property
+    def types(self) -> GraphTypes:
+        """Types of the graph. Raises InputError if it has one type of edges."""
+        return self._typed.types
+
+    def means_by_type(self, h: Tensor, shared: tuple[bool, ...] = ()) -> list[TypeMeans]:
+        """Own rows and means over each relation, for all relations at once and for each node type.
+
+        Args:
+            h: [num_src, D]; with `shared`, rows of those sources alone whose type does not share one.
+            shared: for each node type, True if all its nodes have the same row; by default none has.
+        """
+        return self._typed.means(h, shared or (False,) * len(self.types.node_types))
 
     @cached_property
     def _typed(self) -> TypedRows:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..autograd import once_differentiable
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists
+from ..memory.arena import empty
 from ..memory.lazy_rows import head
 
 
@@ -44,6 +45,48 @@ class Spmm(torch.autograd.Function):
         dx = kernels.spmm_backward(lists, grad, coef, row_scale, own) if ctx.needs_input_grad[0] else None
         down = kernels.dots(grad[:, None], head(x, lists.num_dst)[:, None])[:, 0] if ctx.needs_input_grad[1] else None
         return dx, down, None, None, None, None
+
+
+class Pieces(torch.autograd.Function):
+    """``apply(x, sizes)``: consecutive rows of x, which are not copied. Their gradients are copied once, where those of
+    slices would each be as large as x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.rest = x.shape, sizes
+        return x.split(sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        shape, sizes = ctx.rest
+        out = empty(shape, grads[0].dtype, grads[0].device)
+        for piece, grad in zip(out.split(sizes), grads):
+            piece.copy_(grad)
+        return out, None
+
+
+class Placed(torch.autograd.Function):
+    """``apply(places, *parts)``: row i of each part at row ``places[part][i]`` of the result, of which each row is in
+    one part."""
+
+    @staticmethod
+    def forward(ctx: Any, places: list[Tensor], *parts: Tensor) -> Tensor:
+        ctx.places = places
+        out = empty((sum(map(len, places)), parts[0].shape[1]), parts[0].dtype, parts[0].device)
+        for at, rows in zip(places, parts):
+            out.index_copy_(0, at, rows)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads[0]
+        found: list[Tensor | None] = [None]
+        for n, at in enumerate(ctx.places, start=1):
+            out = empty((len(at), grad.shape[1]), grad.dtype, grad.device) if ctx.needs_input_grad[n] else None
+            found.append(None if out is None else torch.index_select(grad, 0, at, out=out))
+        return tuple(found)
 
 
 class SpmmBeside(torch.autograd.Function):

@@ -20,6 +20,7 @@ from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
 from .checks import alike, as_matrix, check_attention, check_reduce, full_precision
 from .gradients import Maximum, Spmm
+from .stacked import StackedRelations, TypeMeans
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,27 +292,44 @@ class TypedRows:
             edges: their types.
             kernels: see `Relation`.
         """
-        types = edges.types
-        of_rows = types.types_of(block.src) if edges.of_rows is None else edges.of_rows()
+        self.types, self._block, self._degree, self._kernels = edges.types, block, degree, kernels
+        of_rows = self.types.types_of(block.src) if edges.of_rows is None else edges.of_rows()
         nodes, places = [], np.empty(block.num_src, np.int64)
-        among = np.empty(block.num_dst, np.int64)
-        for t, name in enumerate(types.node_types):
+        for t, name in enumerate(self.types.node_types):
             sources = np.flatnonzero(of_rows == t)
             targets = sources[: np.searchsorted(sources, block.num_dst)]
-            places[sources], among[targets] = np.arange(len(sources)), np.arange(len(targets))
+            places[sources] = np.arange(len(sources))
             nodes.append(NodeRows(name, torch.from_numpy(sources), torch.from_numpy(targets)))
         self.nodes: tuple[NodeRows, ...] = tuple(nodes)
         """Of each node type."""
-        self._block, self._degree, self._places, self._kernels = block, degree, places, kernels
-        kinds, indices = edges.of_edges(), np.asarray(block.indices)
+        self._of_rows, self._places, self._edges = of_rows, places, edges
+        self._stacked: dict[tuple[bool, ...], StackedRelations] = {}
+
+    @cached_property
+    def _kinds(self) -> npt.NDArray[Any]:
+        """Relation of each edge, [e]."""
+        return self._edges.of_edges()
+
+    def means(self, h: Tensor, shared: tuple[bool, ...]) -> list[TypeMeans]:
+        """See `BlockNeighbourhood.means_by_type`."""
+        if shared not in self._stacked:
+            self._stacked[shared] = StackedRelations(self._block, self.types, self._of_rows, self._kinds, shared)
+        return self._stacked[shared].means(h, self._kernels)
+
+    @cached_property
+    def relations(self) -> tuple[Relation, ...]:
+        """All relations, in their order; those without an edge here too."""
+        block, kinds, types = self._block, self._kinds, self.types
         order = np.argsort(kinds, kind="stable")
         bounds = np.searchsorted(kinds[order], np.arange(types.num_relations + 1))
-        rows = among[np.repeat(np.arange(block.num_dst), np.diff(block.indptr))]
-        self.relations: tuple[Relation, ...] = tuple(
+        # A destination is a source of the same number, so its place among the destinations of its type is that among
+        # the sources.
+        rows = self._places[np.repeat(np.arange(block.num_dst), np.diff(block.indptr))]
+        indices = np.asarray(block.indices)
+        return tuple(
             self._relation(types, r, order[bounds[r] : bounds[r + 1]], rows, indices)
             for r in range(types.num_relations)
         )
-        """All relations, in their order; those without an edge here too."""
 
     def _relation(
         self, types: GraphTypes, r: int, at: npt.NDArray[np.intp], rows: npt.NDArray[np.int64], indices: Any

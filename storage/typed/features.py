@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..features import FeatureStore, FloatArray
+from ..features import CountedFeatures, FeatureStore, FloatArray, MemoryFeatures
 
 
 class TypedFeatures:
@@ -69,3 +69,30 @@ class TypedFeatures:
                 rows[at, :width] = part.gather(np.asarray(ids)[at] - self.offsets[t])
             rows[at, width:] = 0
         return rows
+
+
+def typed_in_place(
+    features: FeatureStore, ids: npt.NDArray[np.integer]
+) -> tuple[list[FloatArray], tuple[int, ...]] | None:
+    """Rows of each node type, and the types' offsets, for a caller that reads `ids` where they lie; None if they are
+    not in memory as `MemoryFeatures` of several types.
+
+    A counted store counts them, once each, as if they had been gathered.
+
+    Raises:
+        IndexError: an id is out of range.
+    """
+    if isinstance(features, CountedFeatures):
+        found = typed_in_place(features.inner, ids)
+        if found is not None:
+            count = len(ids) * features.num_features * features.dtype.itemsize
+            features.ledger.add(features.channel, "features", count)
+        return found
+    if not isinstance(features, TypedFeatures):
+        return None
+    rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, MemoryFeatures)]
+    if len(rows) < len(features.parts):
+        return None
+    if len(ids) and (ids.min() < 0 or ids.max() >= features.num_rows):
+        raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {features.num_rows}")
+    return rows, features.offsets

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids, head
+from millrace.stages.memory.lazy_rows import LazyRows, LazyTypedRows, base_and_ids, head
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.typed.features import TypedFeatures
 
 BASE = np.random.default_rng(0).standard_normal((50, 6))
 IDS = np.array([3, 49, 0, 3, 17], np.int32)
@@ -110,3 +112,17 @@ def test_the_head_gathers_no_others() -> None:
 def test_no_rows() -> None:
     x = LazyRows(BASE, IDS[:0])
     assert (x @ torch.ones(6, 2, dtype=torch.float64)).shape == (0, 2)
+
+
+def test_rows_of_several_types_are_those_that_the_store_gathers() -> None:
+    parts = (BASE, BASE[:20, :2].copy(), np.empty((4, 0)))
+    offsets = (0, 50, 70, 74)
+    ids = np.array([3, 73, 69, 49, 50, 3], np.int64)
+    wanted = torch.from_numpy(TypedFeatures(tuple(map(MemoryFeatures, parts)), offsets).gather(ids))
+    x = LazyTypedRows(parts, offsets, ids)
+    assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype)
+    assert torch.equal(x.of_type(0, torch.tensor([0, 3])), wanted[[0, 3]])
+    assert torch.equal(x.of_type(1, torch.tensor([2, 4])), wanted[[2, 4], :2])
+    assert torch.equal(head(x, 3), wanted[:3])
+    assert x._rows is None and base_and_ids(x)[0] is not None
+    assert torch.equal(x * 2, wanted * 2) and torch.equal(head(x, 2), wanted[:2])

@@ -1,0 +1,120 @@
+"""Means over all relations of a block, and the destinations' own rows beside them, in one aggregation."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.minibatch import Block
+from ...storage.typed.graph_types import GraphTypes
+from ..kernels import aggregation_on
+from ..kernels.aggregation.lists import InLists
+from .checks import as_matrix
+from .gradients import Pieces, Spmm
+
+OWN = -1
+"""Stands for the destination itself among the numbers of relations."""
+
+
+class TypeMeans(NamedTuple):
+    """Input of the m destinations of one node type, in the order of `NodeRows.targets`."""
+
+    rows: Tensor
+    """[m, a D], for each of `of` the mean over the relation's in-edges, zeros without any; or the destination's own
+    row."""
+    of: list[int]
+    """a numbers of relations, or `OWN`: those whose sources have rows."""
+    present: Tensor
+    """[m, b], 1 where the destination has an edge of that relation, else 0: the mean of a row of ones."""
+    constant: list[int]
+    """b numbers of relations, or `OWN`: those whose sources share one row."""
+
+
+class StackedRelations:
+    """Edges of a block as lists: for each destination one that holds itself, and one for each relation into its
+    type."""
+
+    def __init__(
+        self,
+        block: Block,
+        types: GraphTypes,
+        of_rows: npt.NDArray[np.int64],
+        kinds: npt.NDArray[Any],
+        shared: Sequence[bool],
+    ) -> None:
+        """
+        Args:
+            block: one layer's edges.
+            types: of the graph.
+            of_rows: node type of each of its sources, [num_src].
+            kinds: relation of each of its edges, [e].
+            shared: True for node types whose nodes share one row, [T].
+        """
+        from ..kernels.runtime.stacked import stack
+
+        into, flat, n = types.ends.tolist(), np.asarray(shared, np.bool_), block.num_dst
+        self._lists, self._flags = (
+            [
+                [OWN] * (shared[t] == flags) + [r for r, (a, b) in enumerate(into) if b == t and shared[a] == flags]
+                for t in range(len(shared))
+            ]
+            for flags in (False, True)
+        )
+        rank = np.zeros(types.num_relations + 1, np.int64)
+        for numbers in (*self._lists, *self._flags):
+            rank[numbers] = np.arange(len(numbers))
+        begin, self._sizes = _places(self._lists, of_rows[:n])
+        begin_flags, self._flag_sizes = _places(self._flags, of_rows[:n])
+        place = np.cumsum(~flat[of_rows], dtype=np.int32) - np.int32(1)
+        e, lists, plain = block.num_edges, sum(self._sizes), block.weight is None
+        weight = np.ones(e, np.float32) if block.weight is None else np.asarray(block.weight, np.float32)
+        ends, total = np.zeros(lists + 1, np.int64), np.zeros(lists)
+        sources, coef, flags = (
+            np.empty(e + n, np.int32),
+            np.empty(e + n, np.float32),
+            np.zeros(sum(self._flag_sizes), bool),
+        )
+        stack(
+            np.asarray(block.indptr, np.int64), np.asarray(block.indices, np.int32), kinds, weight, place,
+            flat[types.ends[:, 0]], rank, begin, begin_flags, ~flat[of_rows[:n]], ends, total, sources, coef, flags,
+        )  # fmt: skip
+        self.lists = InLists(ends, sources[: ends[-1]], int(place[-1]) + 1 if len(place) else 0)
+        self._weight = None if plain else torch.from_numpy(coef[: ends[-1]])
+        self._share = torch.from_numpy(np.divide(1, total, out=total, where=total > 0))
+        self._present = torch.from_numpy(flags)
+
+    def means(self, h: Tensor, kernels: ModuleType | None) -> list[TypeMeans]:
+        """Input of each node type: [n, D] -> [m, a D].
+
+        Args:
+            h: rows of the sources of types that do not share one, in the order of the block.
+            kernels: the aggregation backend; by default that of the rows' device.
+        """
+        x = as_matrix(h, self.lists.num_src, "h")
+        backend: Any = kernels or aggregation_on(x.device)
+        weight = None if self._weight is None else self._weight.to(x.device)
+        rows = Spmm.apply(x, None, backend, self.lists, weight, self._share.to(x))
+        parts = Pieces.apply(rows, self._sizes)
+        flags = self._present.to(x).split(self._flag_sizes)
+        return [
+            TypeMeans(_side_by_side(part, of), of, _side_by_side(flag[:, None], constant), constant)
+            for part, of, flag, constant in zip(parts, self._lists, flags, self._flags)
+        ]
+
+
+def _places(numbers: list[list[int]], of_rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """First place of each destination, which has one for each number of its node type, and the places of each node
+    type: they lie together, destination by destination."""
+    steps = np.array([len(each) for each in numbers], np.int64)[of_rows]
+    by_type, begin = np.argsort(of_rows, kind="stable"), np.empty(len(of_rows), np.int64)
+    begin[by_type] = np.cumsum(steps[by_type]) - steps[by_type]
+    return begin, np.bincount(of_rows, steps, minlength=len(numbers)).astype(np.int64).tolist()
+
+
+def _side_by_side(x: Tensor, numbers: list[int]) -> Tensor:
+    """Rows of one destination side by side; without numbers, a matrix without columns."""
+    return x.reshape(-1, len(numbers) * x.shape[1]) if numbers else x.new_empty(0, 0)

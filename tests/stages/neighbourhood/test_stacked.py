@@ -1,0 +1,57 @@
+"""Own rows and means of all relations at once, against dense matrices in float64, with gradients."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
+from millrace.stages.neighbourhood.stacked import OWN
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.tests.contracts.typed import typed_graphs
+from millrace.tests.stages.neighbourhood.test_relations import block_of, matrix
+
+
+@settings(max_examples=30, deadline=None)
+@given(typed_graphs(), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans())
+def test_means_are_those_of_dense_matrices(graph, shared, whole):
+    types = graph.types
+    shared = tuple(shared[: len(types.node_types)])
+    if whole:
+        neighbourhood = whole_graph(graph, torch.float64)
+        coefficient, edges = np.ones(graph.num_edges), np.arange(graph.num_edges)
+    else:
+        block = block_of(graph, NeighborSampler((2, 2)), kernel=cpu)
+        degree = torch.from_numpy(graph.degree[block.src])
+        neighbourhood = BlockNeighbourhood(block, degree, edge_types=types_of_edges(graph, block.edge_id))
+        coefficient, edges = block.weight.astype(np.float64), block.edge_id
+    block = neighbourhood.block
+    block = type(block)(block.num_dst, block.src, block.indptr, block.indices, block.weight, edges)
+    torch.manual_seed(0)
+    vectors = torch.randn(len(shared), 3, dtype=torch.float64)
+    h = torch.randn(block.num_src, 3, dtype=torch.float64)
+    of = types.types_of(block.src)
+    apart = torch.from_numpy(np.array([not shared[t] for t in of], bool))
+    h[~apart] = vectors[torch.from_numpy(of)][~apart]
+    x, full = h[apart].clone().requires_grad_(), h.clone().requires_grad_()
+    relations = neighbourhood.relations()
+    for t, found in enumerate(neighbourhood.means_by_type(x, shared)):
+        targets = neighbourhood.node_types()[t].targets
+        into = [r for r, (_, b) in enumerate(types.ends.tolist()) if b == t]
+        assert sorted(found.of + found.constant) == sorted([OWN, *into])
+        assert all(shared[t if r == OWN else types.ends[r, 0]] for r in found.constant)
+        for numbers, columns, wide in ((found.of, found.rows, 3), (found.constant, found.present, 1)):
+            for i, r in enumerate(numbers):
+                mine = columns[:, i * wide : (i + 1) * wide]
+                if r == OWN:
+                    expected = full[: block.num_dst][targets]
+                else:
+                    dense = matrix(graph, block, relations[r], coefficient)
+                    expected = dense @ full / dense.sum(1, keepdim=True).clamp(min=1e-300)
+                row = vectors[t if r == OWN else types.ends[r, 0]]
+                torch.testing.assert_close(mine * row if wide == 1 else mine, expected, rtol=1e-10, atol=1e-10)
+                if wide == 3 and len(targets):
+                    (own,) = torch.autograd.grad(mine.square().sum(), x, retain_graph=True)
+                    (slope,) = torch.autograd.grad(expected.square().sum(), full, retain_graph=True)
+                    torch.testing.assert_close(own, slope[apart], rtol=1e-10, atol=1e-10)
