@@ -46,7 +46,8 @@ RECIPES = {
 }
 
 
-def _draw(rng: np.random.Generator, scale: int, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def draw(rng: np.random.Generator, scale: int, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Both ends of `count` pairs, each below 2 ** scale."""
     a, ab, abc = (round(65536 * p) for p in np.cumsum(ABC))
     u, v = np.zeros(count, np.int32), np.zeros(count, np.int32)
     for _ in range(scale):
@@ -72,7 +73,7 @@ def make(recipe: Recipe, seed: int = 0) -> Graph:
     keys = np.empty(recipe.num_pairs, np.int64)
     filled = 0
     for low in range(0, recipe.num_pairs, SLICE):
-        u, v = (names[x.astype(np.int64) * V >> scale] for x in _draw(rng, scale, min(SLICE, recipe.num_pairs - low)))
+        u, v = (names[x.astype(np.int64) * V >> scale] for x in draw(rng, scale, min(SLICE, recipe.num_pairs - low)))
         pair = (np.minimum(u, v) * V + np.maximum(u, v))[u != v]
         keys[filled : filled + len(pair)] = pair
         filled += len(pair)

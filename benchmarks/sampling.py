@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class Config:
     @property
     def ours(self) -> bool:
         """Not a peer."""
-        return self.script == "run_millrace.py"
+        return not self.foreign and "millrace" in self.script
 
 
 def ours(sampler: str, t: int, expand: str, bulk_size: int = BULK, **options: Any) -> Config:
@@ -156,11 +157,27 @@ def _same_work(results: list[dict[str, Any]]) -> None:
             raise SystemExit(f"edges per minibatch should agree within 5 % where '{expand}' is expanded; seen: {mean}")
 
 
+Check = Callable[[Path, str], dict[str, Any]]
+"""Proves the minibatch in a file that `peers.serve.save` wrote, of an engine that expands "new" or "all"."""
+
+
+def checker(folder: Path) -> Check:
+    """See `check.check`."""
+    graph = load(folder)
+    return lambda path, expand: check(graph, path, FANOUT, expand)
+
+
 def measure(
-    configs: list[Config], folder: Path, seeds: Path, cache: Path, minibatches: int, rounds: int
+    configs: list[Config],
+    folder: Path,
+    seeds: Path,
+    cache: Path,
+    minibatches: int,
+    rounds: int,
+    make_check: Callable[[Path], Check] = checker,
 ) -> list[dict[str, Any]]:
     """Check one minibatch of each engine, warm them up, then let them take turns."""
-    graph = load(folder)
+    prove = make_check(folder)
     results, running = [], []
     try:
         for config in configs:
@@ -169,14 +186,14 @@ def measure(
             with tempfile.TemporaryDirectory() as scratch:
                 path = Path(scratch) / f"{config.label.replace(' ', '-')}.npz"
                 process.ask(do="one", path=str(path))
-                checked = check(graph, path, FANOUT, config.expand)
+                checked = prove(path, config.expand)
             count = min(config.most or minibatches, minibatches)
             process.ask(do="epoch", minibatches=min(count, BULK if config.ours else 4))
             results.append({"config": config, "minibatches": count, "checked": checked, "runs": []})
             print(
                 f"  {config.label:28} checked: {checked['edges_per_hop']} edges, {checked['nodes']} nodes", flush=True
             )
-        del graph
+        del prove
         for turn in range(rounds):
             # Every other round runs backwards, so that nobody always follows the same neighbour.
             for process, result in list(zip(running, results))[:: 1 if turn % 2 == 0 else -1]:
@@ -268,8 +285,8 @@ def profile(folder: Path, seeds: Path, cache: Path, minibatches: int, threads: i
     return {**stages, "outside the kernel's sections": 2 * stages["whole"] - sum(stages.values())}
 
 
-def show(report: dict[str, Any]) -> None:
-    """Print the tables."""
+def show_engines(report: dict[str, Any]) -> None:
+    """Print what each engine did, and the multiples."""
     print(f"\n{'sampler':8} {'engine':23} {'T':>2} {'expands':>7} {'epoch s':>8} {'min - max':>15}", end="")
     print(f" {'batches/s':>9} {'M edges/s':>9} {'k edges':>8} {'k nodes':>8} {'cpu ms':>7}")
     for r in report["engines"]:
@@ -288,6 +305,11 @@ def show(report: dict[str, Any]) -> None:
             low, high = m[measure + "_range"]
             parts.append(f"{m[measure]:5.2f}x {word} ({low:.2f} - {high:.2f}, over {m[measure + '_best_peer']})")
         print(f"{m['sampler']:8} {m['name']:12} {m['threads']}T  " + "  ".join(parts))
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the tables."""
+    show_engines(report)
     print("\nmemory of one bulk of k minibatches, MB (peak growth includes loading compiled code)")
     for m in report["memory"]:
         mega = {name: m[name] / 1e6 for name in ("peak_growth_bytes", "workspace_bytes", "bulk_bytes")}

@@ -34,12 +34,16 @@ class Hop(NamedTuple):
     """[e] global ids."""
     dst: Any
     """[e] global ids."""
+    kind: Any = ()
+    """[e] relations, in a graph with types."""
 
 
 @dataclass(frozen=True)
 class Job:
     """The driver's request."""
 
+    folder: Path
+    """Folder of the graph."""
     indptr: np.ndarray
     """int64 [V+1], in-neighbour lists."""
     indices: np.ndarray
@@ -53,6 +57,10 @@ class Job:
     threads: int
     options: dict[str, Any]
     """Options of a single engine."""
+
+    def types(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Of a graph with types: node types, their offsets and relations; uint8 [E], the relation of each edge."""
+        return json.loads((self.folder / "types.json").read_text()), np.load(self.folder / "edge_type.npy")
 
     def weights(self) -> np.ndarray:
         """float32 [E], positive weights of the edges, the same for every engine."""
@@ -86,6 +94,7 @@ def serve(start: Callable[[Job], Engine]) -> None:
     job = dict(given.job)
     engine = start(
         Job(
+            given.graph,
             np.load(given.graph / "indptr.npy"),
             np.load(given.graph / "indices.npy"),
             np.load(given.seeds),
@@ -129,6 +138,6 @@ def reverses(indices: np.ndarray) -> np.ndarray:
 
 
 def save(path: str, seeds: np.ndarray, hops: list[Hop]) -> None:
-    """Write a minibatch as arrays `seeds`, `rows0`, `src0`, `dst0`, `rows1`, ..., global ids."""
+    """Write a minibatch as arrays `seeds`, `rows0`, `src0`, `dst0`, `kind0`, `rows1`, ..., global ids."""
     arrays = {f"{name}{h}": np.asarray(part) for h, hop in enumerate(hops) for name, part in hop._asdict().items()}
     np.savez(path, allow_pickle=False, seeds=np.asarray(seeds), **arrays)
