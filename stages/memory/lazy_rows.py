@@ -110,12 +110,9 @@ class LazyTypedRows(LazyRows):
         self.bases, self.offsets = bases, offsets
         return self
 
-    def of_type(self, t: int, at: Tensor) -> Tensor:
+    def of_type(self, t: int, at: Tensor) -> LazyRows:
         """[m, F] features of the rows `at`, all of node type t."""
-        base = self.bases[t]
-        out = empty((len(at), base.shape[1]), self.dtype)
-        np.take(base, self.ids[at.numpy()] - self.offsets[t], axis=0, out=out.numpy(), mode="clip")
-        return out
+        return LazyRows(self.bases[t], self.ids[at.numpy()] - self.offsets[t])
 
     def head(self, n: int) -> Tensor:
         """See `LazyRows.head`."""
@@ -126,7 +123,7 @@ class LazyTypedRows(LazyRows):
         for t, base in enumerate(self.bases):
             at = torch.from_numpy(np.flatnonzero(kinds == t))
             if base.shape[1] and len(at):
-                out[at, : base.shape[1]] = self.of_type(t, at)
+                out[at, : base.shape[1]] = self.of_type(t, at).gathered()
         return out
 
 

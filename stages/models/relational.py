@@ -39,6 +39,17 @@ class TypedInput(NamedTuple):
         return cls(types, tuple(int(w) for w in widths))
 
 
+class Rows(NamedTuple):
+    """Rows of the nodes of some types."""
+
+    x: Tensor
+    """[n, F], in the order of the block."""
+    matrix: Tensor | None = None
+    """[D, F], which they are multiplied by; None: they are not."""
+    types: tuple[bool, ...] = ()
+    """True for each of the node types, [T]; empty: all."""
+
+
 class Projection(nn.Module):
     """``W_t x + b_t`` for a node of type t, of whose row the first ``widths[t]`` columns are features. Nodes of a type
     without features share the vector b_t."""
@@ -57,22 +68,25 @@ class Projection(nn.Module):
         ]
         return Placed.apply([rows.sources for rows in nodes], *parts)
 
-    def shared(self, neighbourhood: Any, h: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Rows of the node types that have features, in the order of the block, and of each other type the vector that
-        its nodes share."""
-        nodes = neighbourhood.node_types()
-        vectors = [None if width else own.bias for width, own in zip(self.widths, self.by_type)]
-        chosen = [(t, rows.sources) for t, rows in enumerate(nodes) if vectors[t] is None]
-        parts = [self._rows(t, h, at) for t, at in chosen]
-        if len(parts) < 2:
-            return (parts[0] if parts else h.new_empty(0, self.width_out)), vectors
-        every = torch.cat([at for _, at in chosen]).sort().values
-        return Placed.apply([torch.searchsorted(every, at) for _, at in chosen], *parts), vectors
+    def apart(self, neighbourhood: Any, h: Tensor) -> tuple[list[Rows], list[Tensor]]:
+        """x and W_t of each node type with features, and the b_t of all."""
+        count, found = len(self.widths), []
+        for t, (rows, width) in enumerate(zip(neighbourhood.node_types(), self.widths)):
+            if width:
+                only = tuple(i == t for i in range(count))
+                found.append(Rows(features_of(h, t, rows.sources, width), self.by_type[t].weight, only))
+        if not found:
+            found.append(Rows(torch.empty(0, 1, dtype=h.dtype, device=h.device), None, (False,) * count))
+        return found, [own.bias for own in self.by_type]
 
     def _rows(self, t: int, h: Tensor, at: Tensor) -> Tensor:
         own = self.by_type[t]
-        x = h.of_type(t, at) if isinstance(h, LazyTypedRows) else h[at, : self.widths[t]]
-        return linear(x, own.weight, own.bias).to(h.dtype)
+        return linear(features_of(h, t, at, self.widths[t]), own.weight, own.bias).to(h.dtype)
+
+
+def features_of(h: Tensor, t: int, at: Tensor, width: int) -> Tensor:
+    """[m, width] features of the rows `at` of h, all of node type t; of lazy rows they are lazy too."""
+    return h.of_type(t, at) if isinstance(h, LazyTypedRows) else h[at, :width]
 
 
 def _projection(width: int, width_out: int) -> nn.Module:
@@ -95,21 +109,6 @@ class OwnByType(nn.Module):
         targets = [rows.targets for rows in neighbourhood.node_types()]
         parts = [linear(h[at], own.weight, own.bias) for at, own in zip(targets, self.by_type)]
         return Placed.apply(targets, *parts)
-
-
-class Projected(nn.Module):
-    """A convolution whose input is projected by node type."""
-
-    def __init__(self, projection: Projection, conv: "RelationalConv") -> None:
-        super().__init__()
-        self.projection, self.conv = projection, conv
-
-    def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
-        """[num_src, F] -> [num_dst, width_out]."""
-        if isinstance(self.conv, MeansConv) and not isinstance(neighbourhood, HaloNeighbourhood):
-            rows, vectors = self.projection.shared(neighbourhood, h)
-            return self.conv.sums(neighbourhood, rows, activation, vectors)
-        return self.conv(neighbourhood, self.projection(neighbourhood, h), activation)
 
 
 class RelationalConv(nn.Module):
@@ -135,31 +134,58 @@ class MeansConv(RelationalConv):
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
         """See `RelationalConv.messages`."""
-        return self.sums(neighbourhood, h, activation)
+        return self.sums(neighbourhood, [Rows(h)], activation)
 
-    def sums(self, neighbourhood: Any, h: Tensor, activation: str, vectors: Sequence[Tensor | None] = ()) -> Tensor:
-        """`messages`; nodes of a type with a vector, of `vectors` [T], all have that row, and `h` has those of the
-        others."""
+    def sums(
+        self, neighbourhood: Any, inputs: Sequence[Rows], activation: str, vectors: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """`messages` of rows ``h_u = M x_u + b_t`` for u of type t.
+
+        Args:
+            neighbourhood: the edges.
+            inputs: x and M, of disjoint sets of node types; M x is zero for other types.
+            activation: one of `dense.FUSED`.
+            vectors: b_t of each node type, [D]; by default zeros.
+        """
         own, matrices = self.matrices(neighbourhood.types)
         sources, nodes, parts = neighbourhood.types.ends[:, 0], neighbourhood.node_types(), []
-        means = neighbourhood.means_by_type(h, tuple(v is not None for v in vectors))
-        for t, (given, mine, rows) in enumerate(zip(means, own, nodes)):
+        flagged = [tuple(i == 0 for _ in vectors) for i in range(len(inputs))]
+        means = [neighbourhood.means_by_type(given.x, given.types, f) for given, f in zip(inputs, flagged)]
+        for t, (mine, rows) in enumerate(zip(own, nodes)):
 
             def matrix(r: int, mine: nn.Linear = mine) -> Tensor:
                 return mine.weight if r == OWN else matrices[r]
 
-            # A mean of equal rows is that row, if there is an edge: its product is one vector.
-            rows_of = [vectors[t if r == OWN else sources[r]] for r in given.constant]
-            shared = [matrix(r) @ row for r, row in zip(given.constant, rows_of) if row is not None]
-            if given.of:
-                weight = torch.cat([matrix(r) for r in given.of], 1)
-                out = linear(given.rows, weight, mine.bias, "none" if shared else activation)
-            else:
-                out = mine.bias.expand(len(rows.targets), -1)
-            if shared:
-                out = ACTIVATIONS[activation](torch.addmm(out, given.present, torch.stack(shared)))
-            parts.append(out.to(h.dtype))
+            out, first = mine.bias.expand(len(rows.targets), -1), means[0][t]
+            fused = activation if not vectors and len(inputs) == 1 else "none"
+            for i, (given, found) in enumerate(zip(inputs, means)):
+                if found[t].of:
+                    # (W M) mean(x) = W mean(M x), with fewer rows to multiply than there are sources.
+                    weight = [matrix(r) if given.matrix is None else matrix(r) @ given.matrix for r in found[t].of]
+                    product = linear(found[t].rows, torch.cat(weight, 1), None if i else mine.bias, fused)
+                    out = out + product if i else product
+            if first.flagged:
+                # A mean of equal rows is that row, if there is an edge: its product is one vector.
+                shared = [matrix(r) @ vectors[t if r == OWN else sources[r]] for r in first.flagged]
+                out = torch.addmm(out, first.present, torch.stack(shared))
+            out = out if fused == activation else ACTIVATIONS[activation](out)
+            parts.append(out.to(mine.bias.dtype))
         return Placed.apply([rows.targets for rows in nodes], *parts)
+
+
+class Projected(nn.Module):
+    """A convolution whose input is projected by node type."""
+
+    def __init__(self, projection: Projection, conv: "RelationalConv") -> None:
+        super().__init__()
+        self.projection, self.conv = projection, conv
+
+    def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
+        """[num_src, F] -> [num_dst, width_out]."""
+        if isinstance(self.conv, MeansConv) and not isinstance(neighbourhood, HaloNeighbourhood):
+            inputs, vectors = self.projection.apart(neighbourhood, h)
+            return self.conv.sums(neighbourhood, inputs, activation, vectors)
+        return self.conv(neighbourhood, self.projection(neighbourhood, h), activation)
 
 
 @dataclass(frozen=True)

@@ -312,14 +312,18 @@ class BlockNeighbourhood(ListNeighbourhood):
         """Types of the graph. Raises InputError if it has one type of edges."""
         return self._typed.types
 
-    def means_by_type(self, h: Tensor, shared: tuple[bool, ...] = ()) -> list[TypeMeans]:
+    def means_by_type(
+        self, h: Tensor, chosen: tuple[bool, ...] = (), flagged: tuple[bool, ...] = ()
+    ) -> list[TypeMeans]:
         """Own rows and means over each relation, for all relations at once and for each node type.
 
         Args:
-            h: [num_src, D]; with `shared`, rows of those sources alone whose type does not share one.
-            shared: for each node type, True if all its nodes have the same row; by default none has.
+            h: [num_src, D]; with `chosen`, rows of the sources of these node types alone.
+            chosen: for each node type, True if its rows are read; by default all are.
+            flagged: for each node type, True if `TypeMeans.present` tells of edges from it; by default none.
         """
-        return self._typed.means(h, shared or (False,) * len(self.types.node_types))
+        count = len(self.types.node_types)
+        return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
 
     @cached_property
     def _typed(self) -> TypedRows:

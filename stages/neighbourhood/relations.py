@@ -303,18 +303,19 @@ class TypedRows:
         self.nodes: tuple[NodeRows, ...] = tuple(nodes)
         """Of each node type."""
         self._of_rows, self._places, self._edges = of_rows, places, edges
-        self._stacked: dict[tuple[bool, ...], StackedRelations] = {}
+        self._stacked: dict[Any, StackedRelations] = {}
 
     @cached_property
     def _kinds(self) -> npt.NDArray[Any]:
         """Relation of each edge, [e]."""
         return self._edges.of_edges()
 
-    def means(self, h: Tensor, shared: tuple[bool, ...]) -> list[TypeMeans]:
+    def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
         """See `BlockNeighbourhood.means_by_type`."""
-        if shared not in self._stacked:
-            self._stacked[shared] = StackedRelations(self._block, self.types, self._of_rows, self._kinds, shared)
-        return self._stacked[shared].means(h, self._kernels)
+        if (chosen, flagged) not in self._stacked:
+            made = StackedRelations(self._block, self.types, self._of_rows, self._kinds, chosen, flagged)
+            self._stacked[chosen, flagged] = made
+        return self._stacked[chosen, flagged].means(h, self._kernels)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:

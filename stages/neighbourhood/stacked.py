@@ -27,11 +27,11 @@ class TypeMeans(NamedTuple):
     """[m, a D], for each of `of` the mean over the relation's in-edges, zeros without any; or the destination's own
     row."""
     of: list[int]
-    """a numbers of relations, or `OWN`: those whose sources have rows."""
+    """a numbers of relations, or `OWN`: those whose sources are of the chosen types."""
     present: Tensor
     """[m, b], 1 where the destination has an edge of that relation, else 0: the mean of a row of ones."""
-    constant: list[int]
-    """b numbers of relations, or `OWN`: those whose sources share one row."""
+    flagged: list[int]
+    """b numbers of relations, or `OWN`."""
 
 
 class StackedRelations:
@@ -44,7 +44,8 @@ class StackedRelations:
         types: GraphTypes,
         of_rows: npt.NDArray[np.int64],
         kinds: npt.NDArray[Any],
-        shared: Sequence[bool],
+        chosen: Sequence[bool],
+        flagged: Sequence[bool],
     ) -> None:
         """
         Args:
@@ -52,35 +53,33 @@ class StackedRelations:
             types: of the graph.
             of_rows: node type of each of its sources, [num_src].
             kinds: relation of each of its edges, [e].
-            shared: True for node types whose nodes share one row, [T].
+            chosen: True for node types whose rows are read, [T].
+            flagged: True for node types of whose nodes only the presence counts, [T].
         """
         from ..kernels.runtime.stacked import stack
 
-        into, flat, n = types.ends.tolist(), np.asarray(shared, np.bool_), block.num_dst
+        into, n, ends_of = types.ends.tolist(), block.num_dst, types.ends[:, 0]
         self._lists, self._flags = (
-            [
-                [OWN] * (shared[t] == flags) + [r for r, (a, b) in enumerate(into) if b == t and shared[a] == flags]
-                for t in range(len(shared))
-            ]
-            for flags in (False, True)
+            [[OWN] * some[t] + [r for r, (a, b) in enumerate(into) if b == t and some[a]] for t in range(len(some))]
+            for some in (chosen, flagged)
         )
-        rank = np.zeros(types.num_relations + 1, np.int64)
-        for numbers in (*self._lists, *self._flags):
-            rank[numbers] = np.arange(len(numbers))
+        rank = np.zeros((2, types.num_relations + 1), np.int64)
+        for row, several in zip(rank, (self._lists, self._flags)):
+            for numbers in several:
+                row[numbers] = np.arange(len(numbers))
         begin, self._sizes = _places(self._lists, of_rows[:n])
         begin_flags, self._flag_sizes = _places(self._flags, of_rows[:n])
-        place = np.cumsum(~flat[of_rows], dtype=np.int32) - np.int32(1)
+        read, flag = np.asarray(chosen, np.bool_), np.asarray(flagged, np.bool_)
+        place = np.cumsum(read[of_rows], dtype=np.int32) - np.int32(1)
         e, lists, plain = block.num_edges, sum(self._sizes), block.weight is None
         weight = np.ones(e, np.float32) if block.weight is None else np.asarray(block.weight, np.float32)
         ends, total = np.zeros(lists + 1, np.int64), np.zeros(lists)
-        sources, coef, flags = (
-            np.empty(e + n, np.int32),
-            np.empty(e + n, np.float32),
-            np.zeros(sum(self._flag_sizes), bool),
-        )
+        sources, coef = np.empty(e + n, np.int32), np.empty(e + n, np.float32)
+        flags = np.zeros(sum(self._flag_sizes), np.bool_)
         stack(
             np.asarray(block.indptr, np.int64), np.asarray(block.indices, np.int32), kinds, weight, place,
-            flat[types.ends[:, 0]], rank, begin, begin_flags, ~flat[of_rows[:n]], ends, total, sources, coef, flags,
+            read[ends_of], flag[ends_of], rank, begin, begin_flags, read[of_rows[:n]], flag[of_rows[:n]], ends, total,
+            sources, coef, flags,
         )  # fmt: skip
         self.lists = InLists(ends, sources[: ends[-1]], int(place[-1]) + 1 if len(place) else 0)
         self._weight = None if plain else torch.from_numpy(coef[: ends[-1]])
@@ -91,18 +90,18 @@ class StackedRelations:
         """Input of each node type: [n, D] -> [m, a D].
 
         Args:
-            h: rows of the sources of types that do not share one, in the order of the block.
+            h: rows of the sources of the chosen types, in the order of the block.
             kernels: the aggregation backend; by default that of the rows' device.
         """
         x = as_matrix(h, self.lists.num_src, "h")
         backend: Any = kernels or aggregation_on(x.device)
         weight = None if self._weight is None else self._weight.to(x.device)
-        rows = Spmm.apply(x, None, backend, self.lists, weight, self._share.to(x))
+        rows = Spmm.apply(x, None, backend, self.lists, weight, self._share.to(x.device, x.dtype))
         parts = Pieces.apply(rows, self._sizes)
-        flags = self._present.to(x).split(self._flag_sizes)
+        flags = self._present.to(x.device, x.dtype).split(self._flag_sizes)
         return [
-            TypeMeans(_side_by_side(part, of), of, _side_by_side(flag[:, None], constant), constant)
-            for part, of, flag, constant in zip(parts, self._lists, flags, self._flags)
+            TypeMeans(_side_by_side(part, of), of, _side_by_side(flag[:, None], flagged), flagged)
+            for part, of, flag, flagged in zip(parts, self._lists, flags, self._flags)
         ]
 
 

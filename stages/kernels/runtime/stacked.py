@@ -7,9 +7,11 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 
 @njit(**_JIT)
 def stack(
-    indptr, indices, kinds, weight, place, shared, rank, begin, begin_flags, own, ends, total, sources, coef, flags
+    indptr, indices, kinds, weight, place, listed, flagged, rank, begin, begin_flags, own, own_flag, ends, total,
+    sources, coef, flags
 ):  # fmt: skip
-    """Put each edge into the list of its destination and relation, or set a flag if the relation's sources share a row.
+    """Put each edge of some relations into the list of its destination and relation, and set a flag of its destination
+    and relation for each edge of some.
 
     Args:
         indptr: int64 [n+1].
@@ -17,11 +19,13 @@ def stack(
         kinds: [e], relation of each edge.
         weight: float32 [e].
         place: int32 [num_src], the number by which a list calls a source.
-        shared: bool [R], True for relations whose edges set flags.
-        rank: int64 [R], place of a relation among the lists, or the flags, of a destination.
+        listed: bool [R], True for relations that have lists.
+        flagged: bool [R], True for relations that have flags.
+        rank: int64 [2, R], place of a relation among the lists, and among the flags, of a destination.
         begin: int64 [n], first list of each destination.
         begin_flags: int64 [n], first flag.
-        own: bool [n], True for destinations with a list of their own, in front; the others have a flag in front.
+        own: bool [n], True for destinations with a list of their own, in front.
+        own_flag: bool [n], True for destinations with a flag of their own, in front.
         ends: int64 [lists+1], zeros; becomes the lists' boundaries.
         total: float64 [lists], zeros; becomes the sum of their weights, 1 for one's own.
         sources: int32 [e+n], filled list by list.
@@ -33,16 +37,16 @@ def stack(
         if own[v]:
             ends[begin[v] + 1] += 1
             total[begin[v]] = 1
-        else:
+        if own_flag[v]:
             flags[begin_flags[v]] = True
         for e in range(indptr[v], indptr[v + 1]):
             r = kinds[e]
-            if not shared[r]:
-                at = begin[v] + rank[r]
+            if listed[r]:
+                at = begin[v] + rank[0, r]
                 ends[at + 1] += 1
                 total[at] += weight[e]
-            elif weight[e] > 0:
-                flags[begin_flags[v] + rank[r]] = True
+            if flagged[r] and weight[e] > 0:
+                flags[begin_flags[v] + rank[1, r]] = True
     for i in range(1, len(ends)):
         ends[i] += ends[i - 1]
     # `ends` moves along with what is filled, and back by one place at the end.
@@ -53,8 +57,8 @@ def stack(
             ends[begin[v]] = at + 1
         for e in range(indptr[v], indptr[v + 1]):
             r = kinds[e]
-            if not shared[r]:
-                i = begin[v] + rank[r]
+            if listed[r]:
+                i = begin[v] + rank[0, r]
                 at = ends[i]
                 sources[at], coef[at] = place[indices[e]], weight[e]
                 ends[i] = at + 1

@@ -14,10 +14,10 @@ from millrace.tests.stages.neighbourhood.test_relations import block_of, matrix
 
 
 @settings(max_examples=30, deadline=None)
-@given(typed_graphs(), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans())
-def test_means_are_those_of_dense_matrices(graph, shared, whole):
+@given(typed_graphs(), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3), st.booleans())
+def test_means_are_those_of_dense_matrices(graph, some, whole):
     types = graph.types
-    shared = tuple(shared[: len(types.node_types)])
+    chosen, flagged = zip(*some[: len(types.node_types)])
     if whole:
         neighbourhood = whole_graph(graph, torch.float64)
         coefficient, edges = np.ones(graph.num_edges), np.arange(graph.num_edges)
@@ -29,29 +29,28 @@ def test_means_are_those_of_dense_matrices(graph, shared, whole):
     block = neighbourhood.block
     block = type(block)(block.num_dst, block.src, block.indptr, block.indices, block.weight, edges)
     torch.manual_seed(0)
-    vectors = torch.randn(len(shared), 3, dtype=torch.float64)
     h = torch.randn(block.num_src, 3, dtype=torch.float64)
-    of = types.types_of(block.src)
-    apart = torch.from_numpy(np.array([not shared[t] for t in of], bool))
-    h[~apart] = vectors[torch.from_numpy(of)][~apart]
-    x, full = h[apart].clone().requires_grad_(), h.clone().requires_grad_()
+    read = torch.from_numpy(np.asarray(chosen)[types.types_of(block.src)])
+    x, full = h[read].clone().requires_grad_(), h.clone().requires_grad_()
     relations = neighbourhood.relations()
-    for t, found in enumerate(neighbourhood.means_by_type(x, shared)):
+    for t, found in enumerate(neighbourhood.means_by_type(x, chosen, flagged)):
         targets = neighbourhood.node_types()[t].targets
-        into = [r for r, (_, b) in enumerate(types.ends.tolist()) if b == t]
-        assert sorted(found.of + found.constant) == sorted([OWN, *into])
-        assert all(shared[t if r == OWN else types.ends[r, 0]] for r in found.constant)
-        for numbers, columns, wide in ((found.of, found.rows, 3), (found.constant, found.present, 1)):
+        sources = {OWN: t} | {r: a for r, (a, b) in enumerate(types.ends.tolist()) if b == t}
+        assert found.of == [r for r, a in sources.items() if chosen[a]]
+        assert found.flagged == [r for r, a in sources.items() if flagged[a]]
+        for numbers, columns, wide in ((found.of, found.rows, 3), (found.flagged, found.present, 1)):
             for i, r in enumerate(numbers):
                 mine = columns[:, i * wide : (i + 1) * wide]
                 if r == OWN:
-                    expected = full[: block.num_dst][targets]
+                    dense = torch.eye(block.num_src, dtype=torch.float64)[targets]
                 else:
                     dense = matrix(graph, block, relations[r], coefficient)
-                    expected = dense @ full / dense.sum(1, keepdim=True).clamp(min=1e-300)
-                row = vectors[t if r == OWN else types.ends[r, 0]]
-                torch.testing.assert_close(mine * row if wide == 1 else mine, expected, rtol=1e-10, atol=1e-10)
-                if wide == 3 and len(targets):
+                if wide == 1:
+                    assert torch.equal(mine[:, 0] > 0, dense.sum(1) > 0)
+                    continue
+                expected = dense @ full / dense.sum(1, keepdim=True).clamp(min=1e-300)
+                torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-10)
+                if len(targets):
                     (own,) = torch.autograd.grad(mine.square().sum(), x, retain_graph=True)
                     (slope,) = torch.autograd.grad(expected.square().sum(), full, retain_graph=True)
-                    torch.testing.assert_close(own, slope[apart], rtol=1e-10, atol=1e-10)
+                    torch.testing.assert_close(own, slope[read], rtol=1e-10, atol=1e-10)
