@@ -1,6 +1,7 @@
 """Samplers as sparse matrices and three callbacks: select, norm, extract.
 
-The skeleton of Tripathy, Yelick, Buluc, MLSys 2024, for each minibatch; those of a bulk run side by side in threads:
+The skeleton of Tripathy, Yelick, Buluc, MLSys 2024; the minibatches of a bulk run side by side in threads, or together
+on a GPU:
 
     Q = select(seeds)                                     a selector, or any small matrix with V columns
     for s in draws:
@@ -160,32 +161,53 @@ class MatrixSampler(ABC):
         """What `make` makes of each minibatch's number and sample."""
         A, k = kernel.matrix.adjacency(graph), len(request.seeds)
         keys = request.keys(len(self.draws) + 1)
+        seeds = [s.astype(graph.indices.dtype) for s in request.seeds]
+        if kernel.matrix.TOGETHER:
+            known = map(HashedNumbering, seeds)
+            cs = [Context(graph, A, kernel.matrix, key, n, self.edge_ids) for key, n in zip(keys, known)]
+            return [make(q, s) for q, s in enumerate(self._draw(seeds, cs))]
         made: list[Any] = [None] * k
-        threads = max(1, min(k, get_num_threads())) if kernel.matrix.SIDE_BY_SIDE else 1
+        threads = max(1, min(k, get_num_threads()))
 
         def span(t: int) -> None:
             known = DenseNumbering(graph.num_nodes)
             for q in range(k * t // threads, k * (t + 1) // threads):
-                seeds = request.seeds[q].astype(graph.indices.dtype)
-                known.begin(seeds)
-                s = self._draw(seeds, Context(graph, A, kernel.matrix, keys[q], known, self.edge_ids))
+                known.begin(seeds[q])
+                (s,) = self._draw(seeds[q : q + 1], [Context(graph, A, kernel.matrix, keys[q], known, self.edge_ids)])
                 made[q] = make(q, s)
 
         parallel(span, [(t,) for t in range(threads)])
         return made
 
-    def _draw(self, seeds: npt.NDArray[np.integer], c: Context) -> NeighborSample:
-        """The skeleton, for one minibatch. Raises RunError if it has more edges than lists can index."""
-        Q, selectors, drawn = self.select(seeds, c), [], []
-        for most, key in zip(self.draws, c.keys):
-            S = c.choose(self.norm(c.multiply(Q), c), most, self.words(Q, int(key), c), replace=self.replace)
-            selectors.append(Q)
-            drawn.append(S)
-            Q = self.advance(selectors, S, c)
-        s = self.extract(seeds, [*selectors, Q], drawn, c)
-        if (edges := s.lists[0].num_edges) >= LIMIT:
+    def _draw(self, seeds: Sequence[npt.NDArray[np.integer]], cs: Sequence[Context]) -> list[NeighborSample]:
+        """The skeleton, for some minibatches. Raises RunError if one has more edges than lists can index."""
+
+        def products(Q: list[Sparse]) -> list[Sparse]:
+            if not cs[0].kernel.TOGETHER:
+                return [c.multiply(q) for c, q in zip(cs, Q)]
+            return cs[0].kernel.multiply_all(Q, cs[0].A, cs[0].graph.num_nodes)
+
+        def draws(P: list[Sparse], s: int, words: list[Words]) -> list[Sparse]:
+            if not cs[0].kernel.TOGETHER:
+                return [c.choose(p, s, w, replace=self.replace) for c, p, w in zip(cs, P, words)]
+            return cs[0].kernel.choose_all(P, s, words, replace=self.replace)
+
+        Q = [self.select(s, c) for s, c in zip(seeds, cs)]
+        selectors: list[list[Sparse]] = [[] for _ in cs]
+        drawn: list[list[Sparse]] = [[] for _ in cs]
+        for h, most in enumerate(self.draws):
+            P = [self.norm(p, c) for p, c in zip(products(Q), cs)]
+            words = [self.words(q, int(c.keys[h]), c) for q, c in zip(Q, cs)]
+            S = draws(P, most, words)
+            for i in range(len(cs)):
+                selectors[i].append(Q[i])
+                drawn[i].append(S[i])
+            Q = [self.advance(own, s, c) for own, s, c in zip(selectors, S, cs)]
+        found = [self.extract(s, [*own, q], of, c) for s, own, q, of, c in zip(seeds, selectors, Q, drawn, cs)]
+        edges = max((s.lists[0].num_edges for s in found), default=0)
+        if edges >= LIMIT:
             raise RunError(f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size")
-        return s
+        return found
 
     def _minibatch(self, request: BulkRequest, q: int, s: NeighborSample, graph: Graph) -> MiniBatch:
         """The minibatch; a kept edge stands for in-degree / kept edges of its row."""
@@ -216,7 +238,7 @@ class MatrixSampler(ABC):
         def draw(q: int) -> None:
             seeds = request.seeds[q].astype(owners.dtype)
             c = RemoteContext(graph, A, kernel, keys[q], HashedNumbering(seeds), self.edge_ids, products)
-            made[q] = self._minibatch(request, q, self._draw(seeds, c), graph)
+            made[q] = self._minibatch(request, q, *self._draw([seeds], [c]), graph)
 
         products.run([partial(draw, q) for q in range(k)])
         return Bulk(request.epoch, request.number, tuple(made))

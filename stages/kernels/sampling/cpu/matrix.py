@@ -22,8 +22,8 @@ from .rng import below, mixed
 from .terms import JIT
 
 __all__ = ["adjacency", "choose", "induced", "multiply"]
-SIDE_BY_SIDE = True
-"""Several threads draw minibatches, each its own."""
+TOGETHER = False
+"""Threads draw minibatches side by side, each by itself."""
 _U = np.uint64
 AHEAD = 16
 """Rows between the one that is looked up and the one that is prefetched."""

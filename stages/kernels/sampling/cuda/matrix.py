@@ -6,8 +6,9 @@ their coordinates; times of a race are exact in float64. A product by a selector
 CPU; any other sorts its terms by row and column.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,17 +25,18 @@ from ..device_graph import in_memory, number_on_device
 from ..device_samples import DeviceEdges
 from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
 from ..samples import EdgeList
-from ..sparse import IdArray, Sparse
+from ..sparse import IdArray, Sparse, stacked
 from .alias import ranked
 from .draw import cumulated
 
 if TYPE_CHECKING:
     from ..numbering import DenseNumbering
 
-__all__ = ["DeviceSparse", "adjacency", "choose", "induced", "multiply"]
+__all__ = ["DeviceSparse", "adjacency", "choose", "choose_all", "induced", "multiply", "multiply_all"]
 
-SIDE_BY_SIDE = False
-"""One thread draws all minibatches: the device works on one after the other."""
+TOGETHER = True
+"""The minibatches of a bulk are drawn together, by `multiply_all` and `choose_all`."""
+Words = npt.NDArray[np.uint64]
 _GOLDEN, _NODE, _M1, _M2 = (int(word.view(np.int64)) for word in (GOLDEN, NODE, M1, M2))
 _LOW = (1 << 32) - 1
 
@@ -51,12 +53,30 @@ class DeviceSparse(Sparse):
         stop: IdArray,
         columns: Tensor,
         values: Tensor | None = None,
-        host: Sparse | None = None,
+        host: "Sparse | _Slice | None" = None,
     ) -> None:
         """`host` has the same entries, if they are on the host already."""
         self.__dict__.update(start=start, stop=stop, on_device=(columns, values), host=host)
 
-    host: Sparse | None
+    host: "Sparse | _Slice | None"
+
+    def parts(self, rows: Sequence[int]) -> "list[DeviceSparse]":
+        """So many rows each. Rows must be one after the other; what parts are read of the host is copied once."""
+        columns, values = self.on_device
+        found, ends = [], np.cumsum([0, *rows])
+        at = np.append(self.start, len(columns))
+        for a, b in zip(ends[:-1], ends[1:]):
+            e = slice(int(at[a]), int(at[b]))
+            found.append(
+                DeviceSparse(
+                    self.start[a:b] - e.start,
+                    self.stop[a:b] - e.start,
+                    columns[e],
+                    None if values is None else values[e],
+                    _Slice(self, e),
+                )
+            )
+        return found
 
     @cached_property
     def columns(self) -> npt.NDArray[np.integer]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -74,9 +94,26 @@ class DeviceSparse(Sparse):
     def packed(self) -> "DeviceSparse":
         """See `Sparse.packed`."""
         columns, values = self.on_device
+        if np.array_equal(np.append(self.start, len(columns)), np.append(0, self.stop)):
+            return self
         _, at = _entries(self.start, self.lengths, columns.device)
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         return DeviceSparse(ends[:-1], ends[1:], columns[at], None if values is None else values[at])
+
+
+class _Slice:
+    """Some of a matrix's entries on the host."""
+
+    def __init__(self, of: DeviceSparse, entries: slice) -> None:
+        self._of, self._entries = of, entries
+
+    @property
+    def columns(self) -> npt.NDArray[np.integer]:
+        return self._of.columns[self._entries]
+
+    @property
+    def values(self) -> IdArray | None:
+        return None if self._of.values is None else self._of.values[self._entries]
 
 
 _matrices: WeakKeyDictionary[Graph, DeviceSparse] = WeakKeyDictionary()
@@ -116,11 +153,11 @@ def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor
     return row, torch.arange(len(row), device=to) + shift[row]
 
 
-def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
+def multiply(Q: Sparse, A: Sparse, num_columns: int) -> DeviceSparse:
     """See `reference.matrix.multiply`."""
     A = _there(A)
     columns, values = A.on_device
-    if Q.values is None and bool((Q.lengths <= 1).all()):
+    if _is_selector(Q):
         some = Q.lengths > 0
         rows = Q.columns[Q.start[some]]
         start, stop = np.zeros(Q.num_rows, np.int64), np.zeros(Q.num_rows, np.int64)
@@ -139,11 +176,58 @@ def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
     return DeviceSparse(ends[:-1], ends[1:], (place % num_columns).to(columns.dtype), sums)
 
 
-def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
+def multiply_all(Qs: Sequence[Sparse], A: Sparse, num_columns: int) -> list[Sparse]:
+    """`multiply` of several matrices by one: one product, unless they are selectors, which take none."""
+    apart = [i for i, Q in enumerate(Qs) if not _is_selector(Q)]
+    found: list[Any] = [None if i in apart else multiply(Q, A, num_columns) for i, Q in enumerate(Qs)]
+    if apart:
+        whole = multiply(stacked([Sparse.packed(Qs[i]) for i in apart]), A, num_columns)
+        for i, P in zip(apart, whole.packed().parts([Qs[i].num_rows for i in apart])):
+            found[i] = P
+    return found
+
+
+def choose_all(Ps: Sequence[Sparse], s: int, words: Sequence[Words], *, replace: bool = False) -> list[Sparse]:
+    """`choose` from several matrices: one draw from those of ones, and one from the others."""
+    if s < 0:
+        return [P.packed() for P in Ps]
+    there: list[Any] = [_there(P) for P in Ps]
+    for ones in (True, False):
+        some = [i for i, P in enumerate(Ps) if (_values_are_ones(P)) == ones]
+        if some:
+            whole = _below_each_other([there[i] for i in some])
+            S = choose(whole, s, np.concatenate([words[i] for i in some]), replace=replace)
+            for i, part in zip(some, S.packed().parts([Ps[i].num_rows for i in some])):
+                there[i] = part
+    return there
+
+
+def _is_selector(Q: Sparse) -> bool:
+    return _values_are_ones(Q) and bool((Q.lengths <= 1).all())
+
+
+def _values_are_ones(M: Sparse) -> bool:
+    return (M.on_device[1] if isinstance(M, DeviceSparse) else M.values) is None
+
+
+def _below_each_other(parts: Sequence[DeviceSparse]) -> DeviceSparse:
+    """The rows of all, all with values or all without. Rows of one matrix are not copied."""
+    first = parts[0]
+    if any(p.on_device[0] is not first.on_device[0] for p in parts):
+        parts = [p.packed() for p in parts]
+        columns, values = ([p.on_device[i] for p in parts] for i in (0, 1))
+        offsets = np.cumsum([0, *(len(x) for x in columns[:-1])])
+        start, stop = (np.concatenate([getattr(p, at) + o for p, o in zip(parts, offsets)]) for at in ("start", "stop"))
+        return DeviceSparse(start, stop, torch.cat(columns), None if values[0] is None else torch.cat(values))
+    start, stop = (np.concatenate([getattr(p, at) for p in parts]) for at in ("start", "stop"))
+    return DeviceSparse(start, stop, *first.on_device, first.host)
+
+
+def choose(P: Sparse, s: int, words: Words, *, replace: bool = False) -> DeviceSparse:
     """See `reference.matrix.choose`."""
+    P = _there(P)
     if s < 0:
         return P.packed()
-    P = _there(P)
     columns, values = P.on_device
     stream = to_device(np.ascontiguousarray(words).view(np.int64), columns.device)
     if values is not None and not replace:
@@ -154,21 +238,22 @@ def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = 
     draw = torch.arange(s, device=columns.device)
     if values is not None:
         at, some = _throw(P, s, stream)
-        kept = torch.where(some, s, 0)
+        kept = some.cpu().numpy() * s
     elif replace:
         at = start + ((_shifted(_draw_word(stream[:, None], draw), 32) * degree) >> 32)
-        kept = torch.where(degree[:, 0] > 0, s, 0)
+        kept = (P.lengths > 0) * s
     else:
-        at, kept = start + _floyd(stream, degree, s), degree[:, 0].clamp(max=s)
-    ends = np.concatenate([[0], np.cumsum(kept.cpu().numpy())])
-    return DeviceSparse(ends[:-1], ends[1:], columns[at[draw < kept[:, None]]])
+        at, kept = start + _floyd(P.lengths, stream, s), np.minimum(P.lengths, s)
+    ends = np.concatenate([[0], np.cumsum(kept)])
+    return DeviceSparse(ends[:-1], ends[1:], columns[at[draw < to_device(kept, columns.device)[:, None]]])
 
 
-def _floyd(stream: Tensor, degree: Tensor, s: int) -> Tensor:
+def _floyd(lengths: IdArray, stream: Tensor, s: int) -> Tensor:
     """int64 [n, s], distinct entries of each row by Floyd's algorithm; all, in order, of rows that have no more."""
     picks = torch.arange(s, device=stream.device).expand(len(stream), s).clone()
-    many = (degree[:, 0] > s).nonzero().flatten()
-    stream, degree = stream[many], degree[many, 0]
+    rows = np.flatnonzero(lengths > s)
+    many, degree = to_device(rows, stream.device), to_device(lengths[rows], stream.device)
+    stream = stream[many]
     found = picks[many]
     for i in range(s):
         last = degree - s + i

@@ -14,7 +14,7 @@ from ..sparse import Sparse, adjacency
 from .skeleton import edges_of, extract
 
 __all__ = ["adjacency", "choose", "induced", "multiply"]
-SIDE_BY_SIDE = True
+TOGETHER = False
 """See `cpu.matrix`."""
 
 

@@ -46,6 +46,22 @@ def test_products_and_draws_are_those_of_the_host() -> None:
                 assert same(S, cpu.matrix.choose(want, s, words, replace=replace)), (case, s, replace)
 
 
+def test_minibatches_together_are_those_one_by_one() -> None:
+    """Selectors and others, ones and values, also where some have no rows; on the device and the host."""
+    for case in range(12):
+        rng = np.random.default_rng(case)
+        A = random_sparse(rng, 9, 11, ones=bool(case % 3), most=9)
+        Q = [random_sparse(rng, n, 9, ones=bool(rng.integers(2)), most=int(rng.choice([1, 4]))) for n in (3, 0, 4, 2)]
+        P, want = cuda.matrix.multiply_all(Q, A, 11), [cpu.matrix.multiply(q, A, 11) for q in Q]
+        assert all(map(same, P, want))
+        words = [rng.integers(0, 2**64, q.num_rows, dtype=np.uint64) for q in Q]
+        mixed = [p if i % 2 else w for i, (p, w) in enumerate(zip(P, want))]
+        for s, replace in ((-1, False), (2, False), (2, True)):
+            S = cuda.matrix.choose_all(mixed, s, words, replace=replace)
+            each = [cpu.matrix.choose(p, s, w, replace=replace) for p, w in zip(want, words)]
+            assert all(map(same, S, each)), (case, s, replace)
+
+
 def test_masses_near_2_to_the_63rd() -> None:
     """Sums of all rows wrap around; those of a row do not."""
     rng = np.random.default_rng(3)
