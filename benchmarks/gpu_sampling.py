@@ -216,12 +216,16 @@ def _plain_rate(lab: Lab) -> float:
 
 def same_bits(lab: Lab) -> None:
     """Part "bits": a few bulks of every sampler, against the compiled kernels of the CPU; and how fast those are on all
-    of its cores.
+    of its cores. Samplers that are written as matrices are measured here.
 
     Compiling them takes about a minute where nothing is kept from before.
     """
+    from millrace.stages.assignment import BulkRequest
     from millrace.stages.kernels.runtime.threads import set_num_threads
     from millrace.stages.kernels.sampling.cpu import backend as cpu
+    from millrace.stages.sample.ppr import PprSampler
+    from millrace.stages.sample.saint import SaintSampler
+    from millrace.storage.fingerprint import minibatch_digest
 
     cores = len(os.sched_getaffinity(0))
     set_num_threads(cores)
@@ -247,6 +251,17 @@ def same_bits(lab: Lab) -> None:
             }
             lab.say(f"  {name}: {len(requests)} bulks of {bulk} are bit-identical with those of the compiled kernels")
             lab.add(f"sampling {name}, compiled kernels on {cores} cores", rate / 1e9, "G edges/s")
+    for sampler in (SaintSampler(), PprSampler()):
+        with lab.attempt(f"bits: {sampler.name}"):
+            request = BulkRequest(0, 0, 0, 0, tuple(lab.bulks(bulk, lab.batch)[0].seeds))
+            made = [sampler.sample(graph, request, kernel) for kernel in (cuda, cpu)]
+            if len({tuple(map(minibatch_digest, b.minibatches)) for b in made}) > 1:
+                raise AssertionError(f"minibatches of {sampler.name} differ from those of the compiled kernels")
+            edges = sum(m.num_edges for m in made[1].minibatches)
+            s = statistics.median(lab.repeated(lambda of=sampler, r=request: of.sample_on_device(graph, r)))
+            own = statistics.median(lab.repeated(lambda of=sampler, r=request: of.sample(graph, r, cpu), most=3))
+            lab.add(f"sampling {sampler.name}, as matrices, a bulk of {bulk}", edges / s / 1e9, "G edges/s")
+            lab.add(f"sampling {sampler.name}, as matrices, on {cores} cores", edges / own / 1e9, "G edges/s")
 
 
 def _indices(m: Any) -> list[np.ndarray]:
