@@ -238,7 +238,8 @@ class MatrixSampler(ABC):
         def draw(q: int) -> None:
             seeds = request.seeds[q].astype(owners.dtype)
             c = RemoteContext(graph, A, kernel, keys[q], HashedNumbering(seeds), self.edge_ids, products)
-            made[q] = self._minibatch(request, q, *self._draw([seeds], [c]), graph)
+            (s,) = self._draw([seeds], [c])
+            made[q] = self._minibatch(request, q, s, graph)
 
         products.run([partial(draw, q) for q in range(k)])
         return Bulk(request.epoch, request.number, tuple(made))

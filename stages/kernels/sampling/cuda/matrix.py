@@ -215,10 +215,11 @@ def _below_each_other(parts: Sequence[DeviceSparse]) -> DeviceSparse:
     first = parts[0]
     if any(p.on_device[0] is not first.on_device[0] for p in parts):
         parts = [p.packed() for p in parts]
-        columns, values = ([p.on_device[i] for p in parts] for i in (0, 1))
+        columns = [p.on_device[0] for p in parts]
+        values = [v for p in parts if (v := p.on_device[1]) is not None]
         offsets = np.cumsum([0, *(len(x) for x in columns[:-1])])
         start, stop = (np.concatenate([getattr(p, at) + o for p, o in zip(parts, offsets)]) for at in ("start", "stop"))
-        return DeviceSparse(start, stop, torch.cat(columns), None if values[0] is None else torch.cat(values))
+        return DeviceSparse(start, stop, torch.cat(columns), torch.cat(values) if values else None)
     start, stop = (np.concatenate([getattr(p, at) for p in parts]) for at in ("start", "stop"))
     return DeviceSparse(start, stop, *first.on_device, first.host)
 
