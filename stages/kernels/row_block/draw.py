@@ -12,7 +12,7 @@ from ..runtime.threads import get_num_threads, parallel
 from ..sampling.alias import NO_TABLE, AliasTable
 from ..sampling.cpu.draw import sample_rows, sample_uniform
 from ..sampling.cpu.labor_rows import sample_labor, sample_labor_relations
-from ..sampling.cpu.relations import count_relations, sample_relations
+from ..sampling.cpu.relations import NO_SEGMENTS, count_relations, sample_relations
 from ..sampling.exponential_race import log2_table
 
 IdArray = npt.NDArray[np.int64]
@@ -131,7 +131,21 @@ def draw_relations(
             walk = (of[None], begin, end, fanout, poisson, key, ends, edges, positions, room, edge_end, weights)
             sample_labor_relations(0, 1, *lists, *walk)
         else:
-            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, weights, first)
+            walk = (
+                of[None],
+                begin,
+                end,
+                fanout,
+                replace,
+                key,
+                ends,
+                edges,
+                positions,
+                edge_end,
+                weights,
+                first,
+                *NO_SEGMENTS,
+            )
             sample_relations(0, 1, *lists, *walk)
         e = int(edge_end[0])
         parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e], weights[0, :e]

@@ -4,6 +4,7 @@ A hop draws in-edges (`cpu.draw`); `cpu.bulk` numbers the nodes found.
 """
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .draw import JIT, LANES, sample_rows, sample_uniform
-from .relations import count_relations, sample_relations
+from .relations import NO_SEGMENTS, Segments, count_relations, sample_relations
 from .workspace import Workspace
 
 
@@ -113,6 +114,7 @@ def _by_relation(
     bulk = Bulk(graph, seeds, workspace, keep_positions=True, keep_weight=True)
     lists, types = (graph.indptr, graph.indices, graph.edge_type), graph.types
     assert types is not None
+    segments = _segments(graph) if len(types.offsets) == len(types.node_types) + 1 else NO_SEGMENTS
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         rows = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace)
@@ -123,7 +125,17 @@ def _by_relation(
         else:
             total = (ends[-1] - ends[0]) * most if replace else most_edges(bulk, ends[0], ends[-1], most)
         bulk.reserve(total)
-        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight, 0)
+        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight, 0, *segments)
         parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
 
     return sample_hops(bulk, len(fanout), expand, draw)
+
+
+# A property of the graph: kept as long as it is.
+_known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
+
+
+def _segments(graph: Graph) -> Segments:
+    if graph not in _known:
+        _known[graph] = Segments.of(graph)
+    return _known[graph]

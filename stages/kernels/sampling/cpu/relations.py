@@ -5,8 +5,12 @@ A row's edges are far from those of the row before: what a row needs is fetched 
 keyed by (stream, relation, node, draw); Floyd's algorithm gives distinct picks.
 """
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
@@ -21,6 +25,58 @@ _U = np.uint64
 AHEAD = 8
 """Rows from the one that is drawn from to the one whose edges are fetched; to that whose place is, twice as many."""
 AHEAD_EDGES = 24
+
+
+class Segments(NamedTuple):
+    """Lengths of the segments of all rows, so that none has to be searched for. Empty arrays stand for none."""
+
+    length: npt.NDArray[np.uint32]
+    """uint32 [S], by row, and then by relation into its type."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [T+1], see `GraphTypes.offsets`."""
+    first: npt.NDArray[np.int64]
+    """int64 [T], place in `length` of each type's first row."""
+    begin: npt.NDArray[np.int64]
+    """int64 [T+1], where the relations into each type begin in `relations`."""
+    relations: npt.NDArray[np.int64]
+    """int64 [R], numbers of the relations, by the type of their destinations."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Segments":
+        """Of a graph with types, each of which is one range of ids. Takes 4 bytes for each node and relation into its
+        type."""
+        types = graph.types
+        assert types is not None
+        into, offsets = types.ends[:, 1], np.asarray(types.offsets)
+        count = np.bincount(into, minlength=len(offsets) - 1)
+        sizes = count * np.diff(offsets)
+        begin = np.concatenate([[0], np.cumsum(count)])
+        found = cls(
+            np.zeros(int(sizes.sum()), np.uint32),
+            offsets,
+            np.cumsum(sizes) - sizes,
+            begin,
+            np.argsort(into, kind="stable").astype(np.int64),
+        )
+        _measure(graph.indptr, graph.edge_type, *found)
+        return found
+
+
+NO_SEGMENTS = Segments(np.empty(0, np.uint32), *(np.empty(0, np.int64) for _ in range(4)))
+
+
+@njit(**JIT)
+def _measure(indptr, kind, length, offsets, first, begin, relations):
+    for t in range(len(offsets) - 1):
+        row = first[t]
+        for v in range(offsets[t], offsets[t + 1]):
+            e = indptr[v]
+            for i in range(begin[t], begin[t + 1]):
+                start = e
+                while e < indptr[v + 1] and kind[e] == relations[i]:
+                    e += 1
+                length[row] = e - start
+                row += 1
 
 
 @njit(inline="always")
@@ -105,12 +161,12 @@ def _put(count, at, slot, fanout, picks, row):
 @njit(**JIT)
 def sample_relations(
     first, last, indptr, sources, kind, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
-    edge_end, weights, zero
+    edge_end, weights, zero, length, offsets, first_row, begin_of, relations
 ):  # fmt: skip
     """Sample up to ``fanout[r]`` edges of each relation r of the rows nodes[q, begin[q]:end[q]]; -1 takes all.
 
     Weights are the number of the row's edges in a relation divided by the number kept. `zero` is the name of row 0 in
-    random streams.
+    random streams. The last five are `Segments`.
     """
     # Relations that keep some of their edges wait until there are LANES of them, which are drawn together.
     most = np.int64(1)
@@ -119,14 +175,35 @@ def sample_relations(
     picks = np.empty((most, LANES), np.uint32)
     words, fan, of = np.empty(LANES, np.uint64), np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
     where, slot = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    known = len(length) > 0
     for q in range(first, last):
-        e, n = edge_end[q], 0
+        e, n, t, place, i_relation = edge_end[q], 0, 0, np.int64(0), np.int64(0)
         for f in range(begin[q], end[q]):
-            _fetch(indptr, kind, nodes, q, f, end[q])
             v = np.int64(nodes[q, f])
             at, stop = indptr[v], indptr[v + 1]
+            if known:
+                while v >= offsets[t + 1]:
+                    t += 1
+                while v < offsets[t]:
+                    t -= 1
+                steps = begin_of[t + 1] - begin_of[t]
+                place, i_relation = first_row[t] + (v - offsets[t]) * steps, begin_of[t]
+                if f + AHEAD < end[q]:
+                    ahead = np.int64(nodes[q, f + AHEAD])
+                    prefetch(indptr, ahead)
+                    prefetch(length, first_row[t] + (ahead - offsets[t]) * steps)
+            else:
+                _fetch(indptr, kind, nodes, q, f, end[q])
             while at < stop:
-                until, r = segment_end(kind, at, stop), np.int64(kind[at])
+                if known:
+                    while length[place] == 0:
+                        place += 1
+                        i_relation += 1
+                    until, r = at + np.int64(length[place]), relations[i_relation]
+                    place += 1
+                    i_relation += 1
+                else:
+                    until, r = segment_end(kind, at, stop), np.int64(kind[at])
                 degree, s = until - at, np.int64(fanout[r])
                 kept = _kept(degree, s, replace)
                 if kept == degree and not (replace and s > 0):
