@@ -2,9 +2,10 @@
 
     python benchmarks/killed_stages.py --only convert,into,parts,sample
 
-Each command runs undisturbed once, with two workers. Then for every stage: as soon as a first task of it is done, the
-command itself gets SIGKILL, nothing is to be seen at its output, and it is given again; or a worker gets SIGKILL, and
-the command goes on. The files must be those of the undisturbed command. A line for each kill.
+Each command runs undisturbed once, with two workers (``sample``: of a cluster that is there). Then for every stage: as
+soon as a first task of it is done, the command itself gets SIGKILL, nothing is to be seen at its output, and it is
+given again; or a worker gets SIGKILL, and the command goes on. The files must be those of the undisturbed command. A
+line for each kill.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from distributed import LocalCluster
 
 TIMES_S = 300.0
 DASK = ("--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0")
@@ -57,7 +59,7 @@ def tables(folder: Path) -> None:
     pq.write_table(pa.table(nodes), folder / "nodes.parquet", row_group_size=500)
 
 
-def cases(folder: Path) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+def cases(folder: Path, scheduler: str) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
     """Words of each command, without its output, and a pattern of files that are there once a stage is under way;
     ``OUT`` and ``NAME`` stand for the output."""
     store, done = str(folder / "store"), ".ingest-NAME/done"
@@ -77,7 +79,7 @@ def cases(folder: Path) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
             {"book": "OUT/book/manifest.json", "deal": "OUT/.writing-dealt-*/*", "write": "OUT/part-0000*"},
         ),
         "sample": (
-            ("sample", "--dataset", store, *drawn, *DASK, "--out"),
+            ("sample", "--dataset", store, *drawn, "--set", f"cluster.scheduler={scheduler}", "--out"),
             {"first": "OUT/epoch-0/bulk-*", "second": "OUT/epoch-1/bulk-*"},
         ),
     }
@@ -101,9 +103,9 @@ def finished(process: subprocess.Popen[str]) -> str:
     return "" if process.returncode == 0 else f"exit code {process.returncode}: {said.strip().splitlines()[-1]}"
 
 
-def workers(driver: int) -> list[psutil.Process]:
-    """Dask's workers."""
-    children = psutil.Process(driver).children(recursive=True)
+def workers(parent: int) -> list[psutil.Process]:
+    """Dask's workers that a process has started."""
+    children = psutil.Process(parent).children(recursive=True)
     return [p for p in children if p.is_running() and "spawn_main" in " ".join(p.cmdline())]
 
 
@@ -122,7 +124,7 @@ def killed(words: tuple[str, ...], out: Path, pattern: str, victim: str, wanted:
         if words[0] in ("convert", "partition") and "--out" not in words[-1:] and (out / "manifest.json").exists():
             return "WRONG: half of it can be seen"
         process = started(words, out)
-    elif not (found := workers(process.pid)):
+    elif not (found := workers(os.getpid() if words[0] == "sample" else process.pid)):
         process.kill()
         process.communicate()
         return "no worker was there"
@@ -144,10 +146,11 @@ def main() -> int:
     parser.add_argument("--only", default="convert,into,parts,sample")
     parser.add_argument("--victims", default="driver,worker")
     args, wrong = parser.parse_args(), 0
-    with tempfile.TemporaryDirectory() as name:
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    with tempfile.TemporaryDirectory() as name, LocalCluster(**options) as there:
         folder = Path(name)
         tables(folder / "graph")
-        all_cases = cases(folder)
+        all_cases = cases(folder, there.scheduler_address)
         if why := finished(started(all_cases["convert"][0], folder / "store")):
             sys.exit(why)
         for case in args.only.split(","):

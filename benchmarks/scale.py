@@ -3,6 +3,7 @@
     python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --train 2e5 --out graph/
     python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1 --graph npy --feature-dtype float16
     python benchmarks/scale.py edges graph/ --out store/ --memory 1GiB
+    python benchmarks/scale.py peers graph/ --out peers/ --peers pyg,graphbolt
     python benchmarks/scale.py cut store/ --out parts/ --parts 2 --set partition.owners=owners.npy
     python benchmarks/scale.py relabel store/ --out by-part/ --parts 2 --method hash --memory 1GiB
     python benchmarks/scale.py sample store/ --out samples/ --epochs 1 --fanout 10,5
@@ -19,6 +20,9 @@
               and the bytes read and written, each summed over all processes that the command starts; and the peak in
               each stage that the command tells of. Further words of the command line are those of ``convert``.
 ``edges``     the same without features: what the edges alone take.
+``peers``     the same by PyTorch Geometric, into a file of a `Data`, and by GraphBolt's `OnDiskDataset`, which is given
+              arrays in place of Parquet, written beforehand. GraphBolt's environment (5.2 GB) is made on first use, in
+              the folder ``--cache``.
 ``cut``, ``relabel``, ``sample``, ``train``
               run ``millrace partition --out``, ``partition --into``, ``sample`` and ``run`` on a store, with the
               further words of the command line, and print the same; the driver is the command's own process.
@@ -263,6 +267,42 @@ def edges_alone(args: argparse.Namespace, more: list[str]) -> None:
         ingest(args, Path(folder), more)
 
 
+def peers(args: argparse.Namespace) -> None:
+    """Measure what others make of a folder of Parquet."""
+    from peers.environment import python
+
+    here, edges = Path(__file__).parent / "peers", sorted(args.source.glob("edges*.parquet"))
+    count = sum(pq.read_metadata(f).num_rows for f in edges)
+    args.out.mkdir(parents=True)
+    for peer in args.peers.split(","):
+        if peer == "pyg":
+            found = measured(
+                [sys.executable, str(here / "ingest_pyg.py"), str(args.source), str(args.out / "graph.pt")]
+            )
+        else:
+            as_arrays(args.source, args.out)
+            found = measured([str(python(args.cache)), str(here / "ingest_graphbolt.py"), str(args.out)])
+        shown(peer, found, count)
+
+
+def as_arrays(source: Path, out: Path) -> None:
+    """Write ``edges.npy`` [2, E] and ``features.npy`` [V, F] of a folder of Parquet, file by file."""
+    for stem, name in (("edges", "edges"), ("nodes", "features")):
+        files = sorted(source.glob(f"{stem}*.parquet"))
+        rows, array, at = sum(pq.read_metadata(f).num_rows for f in files), None, 0
+        for file in files:
+            table = pq.read_table(file, columns=["src", "dst"] if stem == "edges" else ["features"])
+            if stem == "edges":
+                piece = np.stack([table["src"].to_numpy(), table["dst"].to_numpy()])
+            else:
+                piece = table["features"].combine_chunks().flatten().to_numpy().reshape(len(table), -1).T
+            if array is None:
+                shape = (2, rows) if stem == "edges" else (rows, len(piece))
+                array = np.lib.format.open_memmap(out / f"{name}.npy", "w+", piece.dtype, shape)
+            (array if stem == "edges" else array.T)[:, at : at + len(table)] = piece
+            at += len(table)
+
+
 def stage(args: argparse.Namespace, words: list[str]) -> None:
     """Run a command of `STAGES` on a store, with further words of the command line."""
     command = [word.format(source=args.source, out=args.out) for word in STAGES[args.command]]
@@ -333,6 +373,11 @@ def main() -> None:
         run.add_argument("source", type=Path)
         run.add_argument("--out", type=Path, required=True)
         run.add_argument("--json", type=Path)
+    beside = commands.add_parser("peers")
+    beside.add_argument("source", type=Path)
+    beside.add_argument("--out", type=Path, required=True)
+    beside.add_argument("--peers", default="pyg,graphbolt")
+    beside.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks")
     score = commands.add_parser("evaluate")
     score.add_argument("source", type=Path)
     score.add_argument("--run", type=Path, required=True)
@@ -340,10 +385,12 @@ def main() -> None:
     score.add_argument("--fanout", default="15,10,5")
     score.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args, words = parser.parse_known_args()
-    if words and args.command in ("generate", "evaluate"):
+    if words and args.command in ("generate", "evaluate", "peers"):
         parser.error(f"unrecognized arguments: {' '.join(words)}")
     if args.command == "generate":
         generate(args)
+    elif args.command == "peers":
+        peers(args)
     elif args.command == "evaluate":
         (sampled_accuracy if args.here else evaluate)(args)
     elif args.command in STAGES:

@@ -101,7 +101,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
             fill = partial(sample_on_cluster, job, dataset, queue, out, bulks, emit)
         else:
             fill = _producer(job, dataset, system.sample.sampler, queue, str(out), store)
-        edges = _fill(job, minibatches, queue, fill, emit, stop)
+        edges = _fill(job, minibatches, queue, fill, emit, stop, sweep=not is_url(out))
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
     return {
@@ -126,7 +126,13 @@ def _producer(
 
 
 def _fill(
-    job: Job, minibatches: int, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
+    job: Job,
+    minibatches: int,
+    queue: ZarrQueue,
+    fill: Callable[..., None],
+    emit: Emit,
+    stop: Callable[[], bool],
+    sweep: bool,
 ) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
     total = job.epochs * -(-minibatches // job.queue.bulk_size)
@@ -151,7 +157,7 @@ def _fill(
             raise Interrupted(
                 f"interrupted with {done} of {total} bulks committed; the same command goes on from there"
             )
-        queue.finish()
+        queue.finish(sweep)
     finally:
         queue.close()
     return edges

@@ -229,8 +229,9 @@ class ZarrQueue(BoundedQueue):
             self._complete = bulks
         return self._complete is not None
 
-    def finish(self) -> None:
-        """Record durably that every bulk is there. Readers then stop waiting for missing ones."""
+    def finish(self, sweep: bool = False) -> None:
+        """Record durably that every bulk is there. Readers then stop waiting for missing ones. `sweep`: as in
+        `create`."""
         assert not self._read_only, "this queue was opened to read"
         counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
@@ -241,6 +242,8 @@ class ZarrQueue(BoundedQueue):
                 "is kept"
             ) from e
         self._complete = counts
+        if sweep:
+            self._place.sweep()
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""

@@ -77,6 +77,11 @@ def test_leftovers_of_a_killed_writer_are_swept_by_the_owner_only(filled):
     queue = make(filled)
     assert not left.exists()
     assert queue.committed(0) == {0, 1}
+    left.mkdir()
+    queue.finish()
+    assert left.exists()
+    queue.finish(sweep=True)
+    assert not left.exists()
 
 
 def test_bulks_of_an_earlier_life_are_dropped_once_passed(tmp_path):
