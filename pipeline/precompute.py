@@ -10,6 +10,8 @@ from typing import Any
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
 from ..stages.models import RGCN
+from ..stages.partition.contiguous import Contiguous
+from ..stages.placement.row_blocks import Blocks
 from ..stages.sample.base import check_kernel
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, Interrupted
@@ -25,7 +27,7 @@ from .setup.checks import check_links, check_times, check_types
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
 from .setup.open_queue import count_minibatches, seed_plan
-from .setup.prepare import keeping_edges
+from .setup.prepare import Prepared, keeping_edges, prepare_samples
 from .setup.run_folder import locked
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
@@ -71,6 +73,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     # The workers of a cluster open a store themselves.
     by_tasks = job.cluster.scheduler is not None and isinstance(dataset, LazyDataset)
+    by_owners = prepare_samples(job, dataset) if by_tasks and not is_url(out) and _holds_ranges(job) else None
     if by_tasks:
         from .cluster.dask_cluster import check_reachable
 
@@ -93,7 +96,9 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     # sampled again.
     with nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        if by_tasks:
+        if by_owners is not None:
+            fill = partial(_sample_by_owners, by_owners, queue, Path(out), store, emit)
+        elif by_tasks:
             assert isinstance(dataset, LazyDataset)
             from .cluster.sample_on_cluster import sample_on_cluster
 
@@ -114,6 +119,41 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     }
 
 
+def _holds_ranges(job: Job) -> bool:
+    """True if ranks would hold ranges of rows, under the ids that nodes have in the dataset."""
+    policy = make_system(job).partition
+    ranges = isinstance(policy.partitioner, Contiguous)
+    return isinstance(policy, Blocks) and ranges and job.ranks > 1 and job.device == "cpu"
+
+
+def _sample_by_owners(
+    prepared: Prepared,
+    queue: ZarrQueue,
+    out: Path,
+    store: dict[str, Any],
+    emit: Emit,
+    *,
+    stop: Callable[[], bool],
+    on_receipt: Callable[[Receipt], None],
+) -> int:
+    """Sample by ranks that hold a block of rows each, and tell how far they are; the number of edges. What they open is
+    cut into a folder beside the store."""
+    from ..storage.store.committed_folder import remove_tree
+    from .supervision.supervisor import run_on_cluster
+
+    job, folder = prepared.job, out.resolve().parent / f".sampling-{out.resolve().name}"
+    present = {(e, n) for e in range(job.epochs) for n in queue.committed(e)}
+    bulks = -(-store["meta"]["minibatches_per_epoch"] // job.queue.bulk_size)
+    edges = 0
+    if len(present) < job.epochs * bulks:
+        folder.mkdir(exist_ok=True)
+        given = {**store, "path": str(out.resolve())}
+        reports = run_on_cluster(prepared, folder, None, None, emit, stop, fill=given)
+        edges = sum(report.sampled_edges for report in reports)
+    remove_tree(folder)
+    return edges
+
+
 def _producer(
     job: Job, dataset: Dataset, sampler: Any, queue: ZarrQueue, out: str, store: dict[str, Any]
 ) -> Callable[..., None]:
@@ -129,7 +169,7 @@ def _fill(
     job: Job,
     minibatches: int,
     queue: ZarrQueue,
-    fill: Callable[..., None],
+    fill: Callable[..., int | None],
     emit: Emit,
     stop: Callable[[], bool],
     sweep: bool,
@@ -152,7 +192,7 @@ def _fill(
         emit(StageAdvanced("sample", done, total))
 
     try:
-        fill(stop=stop, on_receipt=advance)
+        edges += fill(stop=stop, on_receipt=advance) or 0
         if stop():
             raise Interrupted(
                 f"interrupted with {done} of {total} bulks committed; the same command goes on from there"

@@ -53,6 +53,8 @@ class RankSpec:
     """A shared queue, filled by sampling tasks; None: this process samples its own share."""
     samples: str | None
     """A store of samples to train from."""
+    fill: dict[str, Any] | None
+    """A store of samples that the ranks fill instead of training: arguments of `ZarrQueue.create`."""
     rank: int
     size: int
     generation: int
@@ -174,6 +176,12 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     meeting = PrefixStore(f"{spec.generation}/gloo", store)
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
+    if spec.fill is not None:
+        from .sample_by_owners import sample_by_owners
+
+        told = _Teller(tell, steps=False)
+        common = {"group": group, "ledger": ledger, "emit": told, "stop": stop.is_set, "clock": clock}
+        return asdict(sample_by_owners(prepared, out, spec.fill, **common))
     reporting, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = queue_for_rank(prepared, spec.queue, spec.samples)

@@ -36,6 +36,7 @@ class ClusterRun:
         emit: called with events.
         stop: true once the run is to end.
         save: true once a checkpoint is to be written.
+        fill: a store of samples that ranks fill instead of training: arguments of `ZarrQueue.create`.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class ClusterRun:
         emit: Emit,
         stop: Callable[[], bool],
         save: Callable[[], bool],
+        fill: dict[str, Any] | None = None,
     ) -> None:
+        self.fill = fill
         self.client, self.name, self.topic = client, name, topic_of(name)
         self.prepared, self.job, self.out, self.samples = prepared, prepared.job, out.resolve(), samples
         self.emit, self.stop, self.save = emit, stop, save

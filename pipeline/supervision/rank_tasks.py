@@ -70,6 +70,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill
         out=str(run.out),
         queue=location(run.prepared, run.out) if run.uses_queue else None,
         samples=str(run.samples) if run.samples is not None else None,
+        fill=run.fill,
         rank=rank,
         size=run.ranks,
         generation=generation,

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -32,6 +33,7 @@ def run_on_cluster(
     emit: Emit,
     stop: Callable[[], bool],
     save: Callable[[], bool] = lambda: False,
+    fill: dict[str, Any] | None = None,
 ) -> list[RankReport]:
     """Train on a Dask cluster.
 
@@ -43,6 +45,7 @@ def run_on_cluster(
         emit: called with the events of the first rank and the notes of all.
         stop: asked several times a second; true ends the run with a checkpoint.
         save: asked as often; true writes a checkpoint.
+        fill: a store of samples that ranks fill instead of training: arguments of `ZarrQueue.create`.
 
     Returns:
         A report for each rank.
@@ -61,7 +64,7 @@ def run_on_cluster(
         opened(job, emit, job.ranks + sampling) as client,
         show_run(client, prepared, out, topic_of(name), emit) as announced,
     ):
-        run = ClusterRun(client, name, prepared, out, samples, module, announced, stop, save)
+        run = ClusterRun(client, name, prepared, out, samples, module, announced, stop, save, fill)
         try:
             reports = _supervise(run)
         finally:

@@ -139,7 +139,7 @@ def train_and_evaluate(
     model = prepared.build_model()
     if device is not None:
         model = model.to(device)
-    rank_job = _rank_job(
+    rank_job = rank_job_of(
         prepared,
         out,
         queue,
@@ -179,7 +179,7 @@ def train_and_evaluate(
             callbacks.run.metrics |= {
                 f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
             }
-    return _report(progress, group.rank, ledger, clock, sha256, test)
+    return report_of(progress, group.rank, ledger, clock, sha256, test)
 
 
 @contextmanager
@@ -205,19 +205,19 @@ def callbacks_of(
         callbacks.call("end")
 
 
-def _rank_job(
+def rank_job_of(
     prepared: Prepared,
     out: Path,
     queue: MinibatchQueue | None,
     *,
     group: Group,
     ledger: Ledger,
-    produce: bool,
-    producer_alive: Callable[[], bool],
     emit: Emit,
-    generation: int,
     model: nn.Module,
-    device: torch.device | None,
+    produce: bool = True,
+    producer_alive: Callable[[], bool] = lambda: True,
+    generation: int = 0,
+    device: torch.device | None = None,
 ) -> RankJob:
     """Everything that policies may know of the run."""
     job = prepared.job
@@ -311,7 +311,7 @@ def _train(
     return progress
 
 
-def _report(
+def report_of(
     progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256: str, test: Scored | None
 ) -> RankReport:
     counts = test.counts if test is not None and rank == 0 else None

@@ -1,10 +1,13 @@
 """The driver of a run on a store works by the manifest: it reads no array of the store or of the parts."""
 
+import os
+import signal
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -20,7 +23,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.ready import ready_to_run
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.pipeline.supervision.cluster_run import ClusterRun
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.events import StageAdvanced, silent
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part
 from millrace.storage import lazy_dataset
@@ -213,3 +216,41 @@ def test_samples_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed,
     assert all(minibatch_digest(a) == minibatch_digest(b) for a, b in pairs)
     with pytest.raises(Interrupted, match="the same command goes on from there"):
         precompute(job, tmp_path / "stopped", emit=silent, stop=lambda: True)
+
+
+def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypatch):
+    """Two ranks with half of the rows each leave the files that one process does; one is killed on the way, and the
+    whole is stopped once."""
+    if store.name == "npy":
+        pytest.skip("one format is enough here")
+    table = {"dataset": str(store), "epochs": 3, "ranks": 2, "train": {"batch_size": 16}, "queue": {"bulk_size": 3}}
+    held = {"bulk": {"topology": "partitioned"}, "partition": {"method": "contiguous"}}
+    job, killed, told = resolve({**table, **held, "cluster": {"scheduler": scheduler}}), [], []
+
+    def kill(event):
+        told.append(event)
+        if isinstance(event, StageAdvanced) and event.stage == "sample" and not killed:
+            killed.append(rank_of(tmp_path))
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(Interrupted, match="the same command goes on from there"):
+        precompute(job, tmp_path / "there", emit=silent, stop=lambda: True)
+    found = precompute(job, tmp_path / "there", emit=kill, stop=lambda: False)
+    assert killed and any("restart 1 of" in getattr(event, "text", "") for event in told)
+    monkeypatch.undo()
+    precompute(resolve(table | {"ranks": 1}), tmp_path / "here", emit=silent, stop=lambda: False)
+    files = sorted(f.relative_to(tmp_path / "here") for f in (tmp_path / "here").rglob("*") if f.is_file())
+    assert files == sorted(f.relative_to(tmp_path / "there") for f in (tmp_path / "there").rglob("*") if f.is_file())
+    assert all((tmp_path / "there" / f).read_bytes() == (tmp_path / "here" / f).read_bytes() for f in files)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "there"]
+    assert found["minibatches"] == 36
+
+
+def rank_of(folder: Path) -> int:
+    """Process of a rank that works for a store in the folder."""
+    log = f"{folder}/.sampling-there/logs/rank-1.log"
+    for process in psutil.process_iter(["pid"]):
+        with suppress(psutil.Error, OSError):
+            if any(os.readlink(fd) == log for fd in Path(f"/proc/{process.pid}/fd").iterdir()):
+                return process.pid
+    raise AssertionError("no rank is there")
