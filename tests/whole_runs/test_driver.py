@@ -2,12 +2,13 @@
 
 import os
 import signal
+import threading
+import time
 import uuid
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.ready import ready_to_run
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.pipeline.supervision.cluster_run import ClusterRun
-from millrace.pipeline.telemetry.events import StageAdvanced, silent
+from millrace.pipeline.telemetry.events import silent
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part
 from millrace.storage import lazy_dataset
@@ -90,6 +91,8 @@ def table(name: str, store: Path, scheduler: str) -> dict:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed):
     """What a run does before its ranks: checks, fingerprints, the cut; and the same again, as a resumed run does."""
+    if store.name == "npy" and name in ("retexo", "grappa"):
+        pytest.skip("they are cut as sar is")
     job = resolve(table(name, store, scheduler))
     ready = ready_to_run(None, None, None, OwnCode(), tmp_path / "run", False, None, silent, job, {})
     seen = []
@@ -205,6 +208,8 @@ def test_a_store_is_renumbered_by_the_workers_of_a_cluster(store, scheduler, tmp
 
 def test_samples_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed, monkeypatch):
     """The same minibatches as in this process, and only the workers read the store."""
+    if store.name == "npy":
+        pytest.skip("one format is enough here")
     table = {"dataset": str(store), "epochs": 2, "train": {"batch_size": 16}, "queue": {"bulk_size": 3}}
     job = resolve({**table, "cluster": {"scheduler": scheduler}})
     found = precompute(job, tmp_path / "there", emit=silent, stop=lambda: False)
@@ -225,18 +230,14 @@ def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypa
         pytest.skip("one format is enough here")
     table = {"dataset": str(store), "epochs": 3, "ranks": 2, "train": {"batch_size": 16}, "queue": {"bulk_size": 3}}
     held = {"bulk": {"topology": "partitioned"}, "partition": {"method": "contiguous"}}
-    job, killed, told = resolve({**table, **held, "cluster": {"scheduler": scheduler}}), [], []
-
-    def kill(event):
-        told.append(event)
-        if isinstance(event, StageAdvanced) and event.stage == "sample" and not killed:
-            killed.append(rank_of(tmp_path))
-            os.kill(killed[0], signal.SIGKILL)
-
+    job, told = resolve({**table, **held, "cluster": {"scheduler": scheduler}}), []
     with pytest.raises(Interrupted, match="the same command goes on from there"):
         precompute(job, tmp_path / "there", emit=silent, stop=lambda: True)
-    found = precompute(job, tmp_path / "there", emit=kill, stop=lambda: False)
-    assert killed and any("restart 1 of" in getattr(event, "text", "") for event in told)
+    killer = threading.Thread(target=kill_rank, args=(tmp_path / ".sampling-there" / "logs" / "rank-1.log",))
+    killer.start()
+    found = precompute(job, tmp_path / "there", emit=told.append, stop=lambda: False)
+    killer.join()
+    assert any("restart 1 of" in getattr(event, "text", "") for event in told)
     monkeypatch.undo()
     precompute(resolve(table | {"ranks": 1}), tmp_path / "here", emit=silent, stop=lambda: False)
     files = sorted(f.relative_to(tmp_path / "here") for f in (tmp_path / "here").rglob("*") if f.is_file())
@@ -246,11 +247,13 @@ def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypa
     assert found["minibatches"] == 36
 
 
-def rank_of(folder: Path) -> int:
-    """Process of a rank that works for a store in the folder."""
-    log = f"{folder}/.sampling-there/logs/rank-1.log"
-    for process in psutil.process_iter(["pid"]):
-        with suppress(psutil.Error, OSError):
-            if any(os.readlink(fd) == log for fd in Path(f"/proc/{process.pid}/fd").iterdir()):
-                return process.pid
-    raise AssertionError("no rank is there")
+def kill_rank(log: Path) -> None:
+    """Kill the rank that has this log, as soon as it is there."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for standard_error in Path("/proc").glob("[0-9]*/fd/2"):
+            with suppress(OSError):
+                if os.readlink(standard_error) == str(log) and (pid := int(standard_error.parts[2])) != os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+                    return
+        time.sleep(0.02)
