@@ -14,6 +14,7 @@ from ..storage.dataset import Split, Task
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
+from ..storage.links.pairs import Pairs
 from ..storage.partition.edge_shards import EdgeShards
 from ..storage.typed.graph_types import GraphTypes
 from .assignment import Steps
@@ -96,6 +97,8 @@ class Part:
     """[e, D], row i is of the part's edge at position i; None: there are none, or the model reads none."""
     types: GraphTypes | None = None
     """Types of the whole graph; None: there is one type of nodes and edges."""
+    pairs: Pairs | None = None
+    """All pairs of a link task, by global ids; None: nodes are labelled."""
 
 
 class Peers(Protocol):

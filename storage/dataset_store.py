@@ -371,9 +371,10 @@ class StoredDataset:
     graph: StoredGraph
     features: FeatureStore
     edge_features: FeatureStore | None
-    labels: StoredRows
-    split: Mapping[str, StoredRows]
-    """Node ids of each set, by its name."""
+    labels: "StoredRows | npt.NDArray[np.int64]"
+    """Of the nodes; 0 where pairs are labelled."""
+    split: "Mapping[str, StoredRows | npt.NDArray[np.int64]]"
+    """Node ids of each set, by its name; none where sets are of pairs."""
 
 
 def open_stored(path: Path) -> StoredDataset:
@@ -383,12 +384,14 @@ def open_stored(path: Path) -> StoredDataset:
         StoreError: the store is absent, incomplete or damaged.
     """
     store, place = open_store(Path(path), KIND), features_place(path)
+    graph, links = StoredGraph(store), store.meta.get("task") == "link"
+    none = np.empty(0, np.int64)
     return StoredDataset(
-        StoredGraph(store),
+        graph,
         open_features(store, place),
         open_edge_features(store, place),
-        StoredRows(store, "labels"),
-        {name: StoredRows(store, name) for name in SPLITS},
+        np.broadcast_to(np.int64(0), graph.num_nodes) if links else StoredRows(store, "labels"),
+        {name: none if links else StoredRows(store, name) for name in SPLITS},
     )
 
 

@@ -218,12 +218,16 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     from ..setup.prepare import prepare, prepare_part, with_data_read
     from ..setup.shared_dataset import open_shared
 
+    def opened() -> Any:
+        return open_shared(Path(spec.dataset), spec.dataset_name, spec.features, job.graph)
+
     module, code = unpickled(spec.given) or (None, None)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
         outline, folder = Outline(**spec.outline), Path(spec.parts)
-        return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code)
-    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features, job.graph)
+        pairs = opened() if outline.task == "link" else None
+        return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code, dataset=pairs)
+    dataset = opened()
     prepared = prepare(job, dataset, model=module, code=code)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])

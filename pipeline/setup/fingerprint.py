@@ -95,10 +95,16 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
     return {
         "graph": digests["graph"],
         "sampler": json.dumps(system.sample.record() | _drawn_by(job, system), sort_keys=True),
-        "seeds": digests.of("train", *(["labels"] if dataset.task == "link" else [])),
+        "seeds": sets_digest(dataset, digests),
         "seed": str(job.seed_of("minibatches")),
         "batch_size": str(job.train.batch_size),
     }
+
+
+def sets_digest(dataset: Dataset, digests: DatasetDigests | None = None) -> str:
+    """Digest of the train set: of its nodes, or of its pairs."""
+    links = ["labels"] if dataset.task == "link" else []
+    return (digests or DatasetDigests(dataset)).of("train", *links)
 
 
 def _drawn_by(job: Job, system: System) -> dict[str, str]:

@@ -18,13 +18,14 @@ from ...stages.messages import Loss, Part, Placement
 from ...stages.models import MODELS, RGCN
 from ...stages.models.base import reads_edges
 from ...stages.sample.base import check_kernel, reads_times
-from ...storage.dataset import MATRIX_TASKS, Dataset
-from ...storage.errors import InputError
+from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
+from ...storage.errors import InputError, RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.links.pairs import Pairs
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
-from ..config.records import build, make_system, with_links, without_partitioner
+from ..config.records import build, make_system, negatives_of, with_links, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
@@ -41,7 +42,7 @@ from .checks import (
     check_types,
     check_update,
 )
-from .fingerprint import fingerprint_of
+from .fingerprint import fingerprint_of, sets_digest
 from .model import TORCH_DTYPES, Outline, loss_of, model_of, with_edges
 from .parts import Parts
 
@@ -219,6 +220,7 @@ def prepare_part(
     *,
     model: Any = None,
     code: OwnCode | None = None,
+    dataset: Dataset | None = None,
 ) -> Prepared:
     """`prepare` in a rank that opens only its own part of the data that the driver has cut.
 
@@ -230,17 +232,26 @@ def prepare_part(
         fingerprint: the run's fingerprint, from the driver.
         model: see `prepare`.
         code: see `prepare`.
+        dataset: the whole dataset of a link task, of which only the pairs are read.
 
     Raises:
         StoreError: the part is damaged.
+        RunError: the pairs are not those that the driver sees.
     """
     system = keeping_edges(make_system(without_partitioner(job)), outline.types)
+    pairs = None
+    if outline.task == "link":
+        assert dataset is not None
+        if sets_digest(dataset) != fingerprint["seeds"]:
+            raise RunError(f"rank {rank} sees other pairs than the driver; give all the same files")
+        pairs = Pairs(dataset.labels, {name: getattr(dataset.split, name) for name in SPLITS})
+        system = SYSTEMS.find(system.name).with_links(system, negatives_of(job))
     make, _, name = model_of(job, outline, system, model)
     edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
     classes = outline.num_classes
     matrix, types = outline.task in MATRIX_TASKS, None if outline.types is None else GraphTypes.of_record(outline.types)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], matrix, num_classes=classes, edges=edges, types=types)
-    part = parts.part(system.parts_before(rank))
+    part = replace(parts.part(system.parts_before(rank)), pairs=pairs)
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)
     return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss, edges)

@@ -113,6 +113,7 @@ class ClusterRun:
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
             assign=partial(cut.assign, partitioner, parts, seed),
             write_parts=cut.write_parts,
+            without_pairs=True,
         )
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
-from ...stages.feed.link_feed import SampledLinks
+from ...stages.feed.link_feed import LinksByOwners, SampledLinks
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
@@ -15,6 +15,7 @@ from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.links import LinkExchangeFetch, LinkFetch
 from ...stages.fetch.temporal import TemporalFetch
+from ...stages.links.exclude import WithoutOwnEdges
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.partition.contiguous import Contiguous
@@ -157,17 +158,33 @@ class _Bulk(Registered):
         return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
 
     def with_links(self, system: System, negatives: Negatives) -> System:
-        """See `Registered.with_links`. Every rank needs the whole graph."""
-        if not isinstance(system.sample, Sampled):
-            raise InputError(
-                'the task is link, for which every rank reads the whole graph, but bulk.topology is "partitioned"; use '
-                'features = "owned" in its place'
-            )
-        sample, fetch = SampledLinks.of(system.sample.sampler, negatives), system.fetch
+        """See `Registered.with_links`. In a partitioned topology every rank has all pairs."""
+        sample, fetch, partition = system.sample, system.fetch, system.partition
+        if isinstance(sample, SampledByOwners):
+            assert isinstance(partition, Blocks)
+            if negatives.law == "degree":
+                raise InputError(
+                    'link.negatives is "degree", but bulk.topology is "partitioned", where no rank has the degrees of '
+                    'all nodes; use "uniform" or "destinations"'
+                )
+            if sample.local_seeds:
+                raise InputError(
+                    "bulk.local_seeds is true, but the task is link, and the two ends of a pair have owners of their "
+                    "own; leave it out"
+                )
+            options = {f.name: getattr(sample, f.name) for f in fields(SampledByOwners)}
+            if not reads_times(sample.sampler):
+                options["sampler"] = WithoutOwnEdges(sample.sampler)
+            sample, partition = LinksByOwners(**options, negatives=negatives), replace(partition, links=True)
+        else:
+            sample = SampledLinks.of(sample.sampler, negatives)
         if isinstance(fetch, ExchangeFetch):
             owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}
-            return replace(system, sample=sample, fetch=LinkExchangeFetch(**owned, sample=sample))
-        return replace(system, sample=sample, fetch=LinkFetch(sample))
+            fetch = LinkExchangeFetch(**owned, sample=sample)
+        else:
+            assert isinstance(sample, SampledLinks)
+            fetch = LinkFetch(sample)
+        return replace(system, partition=partition, sample=sample, fetch=fetch)
 
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. A partitioned topology owns them anyway."""

@@ -5,17 +5,26 @@ any layer.
 """
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...stages.comm.base import Group
 from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.links import KnownPairs, link_metrics, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
 from ...stages.fetch.visit import Visits
+from ...stages.links.decoders import decoder_of
 from ...stages.memory.arena import Arena, give_back, reusing
+from ...stages.placement.row_blocks import BlockRows
 from ...stages.placement.sharded import Share
+from ...storage.links.pairs import POSITIVE, PairArray, contains, edge_keys, given_negatives, keys_of
+from ...storage.splitmix import node_words
 
 
 def evaluate_together(
@@ -45,15 +54,107 @@ def evaluate_together(
     measures, module = measures or Measures(), _on_host(module)
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
-        neighbourhoods, h = visits.everything(share.graph, module, num_layers)
-        for i, neighbourhood in enumerate(neighbourhoods):
-            # Layers differ in width: what one has used would lie idle beside what the next one takes.
-            with reusing(Arena()):
-                h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
-            give_back()
+        h = _rows_of(module, share, visits, num_layers)
         count = torch.tensor([len(rows)], dtype=torch.float64)
         group.all_reduce(count, "control")
         return measures.over_ranks(h[rows], share.labels[rows], group, by_class) if count[0] else None
+
+
+def evaluate_links_together(
+    module: nn.Module,
+    share: Share,
+    visits: Visits,
+    placed: BlockRows,
+    split: str,
+    num_layers: int,
+    group: Group,
+    names: Sequence[str],
+) -> Scored:
+    """Metrics of the pairs of a set, which is not empty: each rank computes its own rows, and the first one, which gets
+    all of them, scores. All ranks call this at the same time.
+
+    Args:
+        module: see `evaluate_together`; has a decoder.
+        share: of this rank.
+        visits: of the same.
+        placed: the block of the same nodes, and the pairs.
+        split: train, val or test.
+        num_layers: L.
+        group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
+        names: metrics.
+    """
+    assert placed.pairs is not None
+    module, pairs = _on_host(module), placed.pairs
+    with group.counting("evaluation"), evaluating(module):
+        h, own = _rows_of(module, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
+        rows = torch.cat(_at_first(h[own], group, "activations"))
+        known = KnownOfBlocks.of_blocks(placed, split, group)
+        numbers = torch.zeros(len(names), dtype=torch.float64)
+        if group.rank == 0:
+            found = link_metrics(decoder_of(module), rows, pairs.labels, pairs.sets[split], split, names, known)
+            numbers = torch.tensor([found[name] for name in names], dtype=torch.float64)
+        group.broadcast(numbers, 0, "control")
+    return Scored(None, dict(zip(names, numbers.tolist())))
+
+
+@dataclass(frozen=True, eq=False)
+class KnownOfBlocks(KnownPairs):
+    """Known pairs that a set needs, from blocks of rows."""
+
+    drawn: PairArray
+    """Pairs that are not linked."""
+
+    @classmethod
+    def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfBlocks":
+        """Collective: the first rank gets the known destinations of the set's sources, all get the same `drawn`."""
+        assert placed.pairs is not None
+        labels, numbers, n = placed.pairs.labels, placed.pairs.sets[split], placed.num_nodes
+        edges = np.unique(edge_keys(placed.graph, n, placed.first))
+        source, destination = np.divmod(edges, max(1, n))
+        positive = labels[labels[:, 2] == POSITIVE, :2]
+        if _symmetric(edges, keys_of(destination, source, n), group):
+            positive = np.concatenate([positive, positive[:, ::-1]])
+        linked = np.unique(keys_of(positive[:, 0], positive[:, 1], n))
+
+        def known(keys: PairArray) -> npt.NDArray[np.bool_]:
+            there = torch.from_numpy(contains(edges, keys).astype(np.int64))
+            group.all_reduce(there, "control")
+            return (there.numpy() > 0) | contains(linked, keys)
+
+        given = len(given_negatives(labels, split)) > 0
+        drawn = np.empty((0, 2), np.int64) if given else unknown_pairs(n, len(numbers), split, known)
+        wanted = np.isin(source, np.zeros(0, np.int64) if given else labels[numbers, 0])
+        keys = torch.cat(_at_first(torch.from_numpy(edges[wanted]), group, "graph")).numpy()
+        return cls(n, np.unique(np.concatenate([keys, linked])), drawn)
+
+    def unknown(self, count: int, name: str) -> PairArray:
+        """See `KnownPairs.unknown`."""
+        return self.drawn
+
+
+def _symmetric(edges: PairArray, reverses: PairArray, group: Group) -> bool:
+    """True if each edge's reverse is an edge too, by sums of 64-bit hashes of the distinct edges of all ranks."""
+    sums = [node_words(1, keys).sum(dtype=np.uint64) for keys in (edges, reverses)]
+    flat = torch.from_numpy(np.array(sums, np.uint64).view(np.int64))
+    group.all_reduce(flat, "control")
+    return bool(flat[0] == flat[1])
+
+
+def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:
+    """The rows of all ranks on the first, in order; nothing on the others."""
+    nothing = rows[:0]
+    return group.all_to_all([rows] + [nothing] * (group.size - 1), kind)
+
+
+def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -> Tensor:
+    """[N, C], outputs of this rank's nodes."""
+    neighbourhoods, h = visits.everything(share.graph, module, num_layers)
+    for i, neighbourhood in enumerate(neighbourhoods):
+        # Layers differ in width: what one has used would lie idle beside what the next one takes.
+        with reusing(Arena()):
+            h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
+        give_back()
+    return h
 
 
 def _on_host(module: nn.Module) -> nn.Module:

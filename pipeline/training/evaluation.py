@@ -24,14 +24,14 @@ from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
 from ...stages.placement.merged import merged
-from ...stages.placement.row_blocks import Grid
+from ...stages.placement.row_blocks import BlockRows, Grid
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.features import CountedFeatures
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
-from .evaluate_together import evaluate_together
+from .evaluate_together import evaluate_links_together, evaluate_together
 from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
@@ -55,13 +55,16 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     """
     data = prepared.data
     if isinstance(data, Part):
-        trains_on_it = system.partition.evaluates_on_shares
+        trains_on_it, all_ranks = system.partition.evaluates_on_shares, job
         if prepared.system.replication > 1:
             # Each grid column has all rows, and gets the same result.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
         return _together(
-            prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job
+            prepared,
+            lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job),
+            lambda: system.partition.place(data, system.schedule.phases(job.epochs, model)[0], all_ranks),
+            job,
         )
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
@@ -151,17 +154,21 @@ def _by_leaders(
     return score
 
 
-def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> Score:
-    """Each rank evaluates its own rows."""
+def _together(prepared: Prepared, shared: Callable[[], Share], placed: Callable[[], object], job: RankJob) -> Score:
+    """Each rank evaluates its own rows; of pairs, the first one all."""
 
     @cache
     def visits() -> tuple[Share, Visits]:
-        held = placed()
+        held = shared()
         return held, Visits(held, (), PREFETCH_BYTES, job.group)
 
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
             return None
+        if prepared.outline.task == "link":
+            block, names = placed(), job.measures.all_names
+            assert isinstance(block, BlockRows)
+            return evaluate_links_together(module, *visits(), block, split, job.num_layers, job.group, names)
         return evaluate_together(
             module, *visits(), split, job.num_layers, job.group, job.measures, by_class=split == "test"
         )

@@ -5,8 +5,9 @@ A positive pair (u, v) is ranked among the pairs (u, w) of all nodes w but u tha
 number of negatives with a larger score, plus half of those with the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,17 +69,24 @@ class KnownPairs:
     def unknown(self, count: int, name: str) -> PairArray:
         """int64 [n, 2], at most `count` uniform pairs of different nodes that are not known to be linked; fewer, if
         hardly any are there. The same in every call and run."""
-        found = np.empty((0, 2), np.int64)
-        for attempt in range(TRIES):
-            key = stream(attempt, Purpose.NEGATIVE, *name.encode())
-            words = branches(key, np.arange(count))
-            x = [(draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53 for i in (0, 1)]
-            pairs = np.stack([(part * self.num_nodes).astype(np.int64) for part in x], axis=1)
-            known = contains(self.keys, keys_of(pairs[:, 0], pairs[:, 1], self.num_nodes))
-            found = np.concatenate([found, pairs[~known & (pairs[:, 0] != pairs[:, 1])]])
-            if len(found) >= count:
-                break
-        return found[:count]
+        return unknown_pairs(self.num_nodes, count, name, partial(contains, self.keys))
+
+
+def unknown_pairs(
+    num_nodes: int, count: int, name: str, known: Callable[[PairArray], npt.NDArray[np.bool_]]
+) -> PairArray:
+    """See `KnownPairs.unknown`; `known` says which keys are those of linked pairs."""
+    found = np.empty((0, 2), np.int64)
+    for attempt in range(TRIES):
+        key = stream(attempt, Purpose.NEGATIVE, *name.encode())
+        words = branches(key, np.arange(count))
+        x = [(draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53 for i in (0, 1)]
+        pairs = np.stack([(part * num_nodes).astype(np.int64) for part in x], axis=1)
+        linked = known(keys_of(pairs[:, 0], pairs[:, 1], num_nodes))
+        found = np.concatenate([found, pairs[~linked & (pairs[:, 0] != pairs[:, 1])]])
+        if len(found) >= count:
+            break
+    return found[:count]
 
 
 def link_metrics(

@@ -7,7 +7,9 @@ from ..links.exclude import WithoutOwnEdges
 from ..links.plan import LinkPlan
 from ..links.train_pairs import Negatives, TrainPairs
 from ..messages import Placement, RankJob
+from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler, reads_times
+from .collective_feed import SampledByOwners
 from .queue_feed import Sampled
 
 
@@ -35,3 +37,23 @@ class SampledLinks(Sampled):
         """See `Sampled.plan`."""
         links = TrainPairs.of(placement.graph, placement.labels.numpy(), self.negatives, placement.pair_time)
         return LinkPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed, links=links)
+
+
+@dataclass(frozen=True)
+class LinksByOwners(SampledByOwners):
+    """`SampledLinks` over block rows: every rank has all pairs, and takes the own edges out of the samples that the
+    owners of the rows have drawn for it."""
+
+    negatives: Negatives = field(default_factory=Negatives)
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return {**super().record(), "negatives": self.negatives.record()}
+
+    def plan(self, placement: BlockRows, job: RankJob) -> LinkPlan:
+        """See `SampledByOwners.plan`."""
+        assert placement.pairs is not None
+        ranks = job.group.size
+        links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs.labels, self.negatives)
+        plan = LinkPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, links=links)
+        return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)

@@ -1,6 +1,6 @@
 """Fetches minibatches of pairs: rows of their ends' neighbourhoods, and the pairs to score."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from ...storage.errors import StoreError
 from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
-from ..feed.link_feed import SampledLinks
+from ..feed.link_feed import LinksByOwners, SampledLinks
 from ..links.decoders import decoder_of
 from ..links.plan import LinkPlan
+from ..links.train_pairs import own_weights
 from ..messages import Fetched, PairsToScore, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
+from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
 from .exchange import Exchange, ExchangeFetch
 from .gather import Gather, GatherFetch
@@ -38,9 +40,9 @@ class LinkFetch(GatherFetch):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkExchangeFetch(ExchangeFetch):
-    """`ExchangeFetch` of minibatches that `SampledLinks` makes, where every rank has the graph."""
+    """`ExchangeFetch` of minibatches that `SampledLinks` makes, where every rank has the graph, or `LinksByOwners`."""
 
-    sample: SampledLinks
+    sample: SampledLinks | LinksByOwners
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkExchange":
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
@@ -59,8 +61,16 @@ class _Pairs:
     """None: pairs come without scores."""
 
     @classmethod
-    def of(cls, sample: SampledLinks, placement: Placement, job: RankJob, module: nn.Module | None) -> "_Pairs":
-        return cls(sample.plan(placement, job), None if module is None else decoder_of(module))
+    def of(cls, sample: Any, placement: Placement, job: RankJob, module: nn.Module | None) -> "_Pairs":
+        plan: LinkPlan = sample.plan(placement, job)
+        if isinstance(placement, BlockRows):
+            links = plan.links
+            own = own_weights(links.graph, links.pairs, links.num_nodes, placement.first)
+            assert placement.column is not None
+            # Each entry comes from the owner of the edge's destination: nothing is rounded.
+            placement.column.all_reduce(torch.from_numpy(own).view(-1), "graph")
+            plan = replace(plan, links=replace(links, own=own))
+        return cls(plan, None if module is None else decoder_of(module))
 
 
 class _WithPairs(Gather):
@@ -77,7 +87,9 @@ class _WithPairs(Gather):
             raise StoreError(
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
             )
-        degree = cache(lambda: self._degrees(work) if ends.moments is None else self._until(work, ends.moments))
+        degree = cache(
+            lambda: self._of_others(work, degrees) if ends.moments is None else self._until(work, ends.moments)
+        )
         neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
         y = torch.zeros(len(pairs), dtype=torch.int64)
         links = PairsToScore(torch.from_numpy(ends.places), self.pairs.decoder)
@@ -87,8 +99,9 @@ class _WithPairs(Gather):
         data = self._placement
         return torch.from_numpy(degrees_until(data.graph, work, moments)).to(data.degree.dtype)
 
-    def _degrees(self, work: MiniBatch) -> Tensor:
-        degree = super()._degrees(work).clone()
+    def _of_others(self, work: MiniBatch, degrees: Tensor | None) -> Tensor:
+        """[n], degrees without the own edges; `degrees` has those with them, if they came with the rows."""
+        degree = (self._degrees(work) if degrees is None else degrees).clone()
         plan, seeds = self.pairs.plan, work.seeds
         lost = plan.links.lost_degree(plan.numbers(work.index, work.epoch), seeds)
         degree[: len(seeds)] -= torch.from_numpy(lost).to(degree)

@@ -36,6 +36,11 @@ class WithoutOwnEdges:
         return getattr(self.inner, "host_only", False)
 
     @property
+    def rows_travel(self) -> bool:
+        """See `sample.base.check_kernel`."""
+        return getattr(self.inner, "rows_travel", False)
+
+    @property
     def num_layers(self) -> int:
         """L."""
         return self.inner.num_layers

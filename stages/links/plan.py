@@ -76,7 +76,7 @@ class LinkPlan(SeedPlan):
     def ends(self, pairs: PairArray, index: int, epoch: int) -> Ends:
         """The seeds of a minibatch, by its `pairs`. A negative has the time of its pair."""
         time = self.links.time
-        return Ends.of(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.graph.num_nodes)
+        return Ends.of(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.num_nodes)
 
     def request(self, epoch: int, number: int) -> LinkRequest:
         """See `SeedPlan.request`: the distinct ends of all pairs, at their moments."""

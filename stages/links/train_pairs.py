@@ -1,7 +1,7 @@
 """Positive pairs to train on, with negatives drawn for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -71,7 +71,7 @@ class TrainPairs:
     """The pairs of a dataset by their numbers, and the law of their negatives."""
 
     graph: Graph
-    """The graph that is trained on."""
+    """The graph that is trained on, or rows of it."""
     pairs: PairArray
     """int64 [N, 2], of all sets."""
     negatives: Negatives
@@ -79,6 +79,10 @@ class TrainPairs:
     """int64 [M, 2], given negatives of the train set."""
     time: npt.NDArray[np.number] | None = None
     """[N], of the pairs; None: they have none."""
+    num_nodes: int = field(kw_only=True)
+    """V."""
+    own: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
+    """See `own_weights`; None: computed of `graph` when they are first read."""
 
     @classmethod
     def of(
@@ -100,7 +104,12 @@ class TrainPairs:
         """
         given = given_negatives(labels, "train")
         negatives.check(graph.num_edges, lambda: len(given))
-        return cls(graph, labels[:, :2], negatives, given, time)
+        return cls(graph, labels[:, :2], negatives, given, time, num_nodes=graph.num_nodes)
+
+    @classmethod
+    def of_rows(cls, rows: Graph, num_nodes: int, labels: npt.NDArray[Any], negatives: Negatives) -> "TrainPairs":
+        """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
+        return cls(rows, labels[:, :2], negatives, given_negatives(labels, "train"), num_nodes=num_nodes)
 
     def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
         """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives.
@@ -142,7 +151,7 @@ class TrainPairs:
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, column]
-        return (x * graph.num_nodes).astype(np.int64)
+        return (x * self.num_nodes).astype(np.int64)
 
     @cached_property
     def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -151,18 +160,7 @@ class TrainPairs:
 
     @cached_property
     def _own_weights(self) -> npt.NDArray[np.float64]:
-        """float64 [N, 2], the sum of the weights of each pair's edges u -> v, and of those v -> u."""
-        n = self.graph.num_nodes
-        keys = edge_keys(self.graph)
-        distinct, at = np.unique(keys, return_inverse=True)
-        sums = np.bincount(at.reshape(-1), self.graph.edge_weight, minlength=len(distinct)).astype(np.float64)
-        wanted = np.stack(
-            [keys_of(self.pairs[:, 0], self.pairs[:, 1], n), keys_of(self.pairs[:, 1], self.pairs[:, 0], n)], axis=1
-        )
-        if not len(distinct):
-            return np.zeros(wanted.shape)
-        place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-        return np.where(distinct[place] == wanted, sums[place], 0.0)
+        return own_weights(self.graph, self.pairs, self.num_nodes) if self.own is None else self.own
 
     def lost_degree(self, numbers: npt.NDArray[np.int64], nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """float64 [B], the weight of the in-edges that each of the ascending `nodes` loses with the edges of some pairs
@@ -173,12 +171,32 @@ class TrainPairs:
             nodes: [B], among them all ends of the pairs.
         """
         pairs, own = self.pairs[numbers], self._own_weights[numbers]
-        keys = [
-            keys_of(pairs[:, 0], pairs[:, 1], self.graph.num_nodes),
-            keys_of(pairs[:, 1], pairs[:, 0], self.graph.num_nodes),
-        ]
+        n = self.num_nodes
+        keys = [keys_of(pairs[:, 0], pairs[:, 1], n), keys_of(pairs[:, 1], pairs[:, 0], n)]
         distinct, first = np.unique(np.concatenate(keys), return_index=True)
-        destinations = distinct % self.graph.num_nodes
+        destinations = distinct % n
         lost = np.zeros(len(nodes))
         np.add.at(lost, np.searchsorted(nodes, destinations), np.concatenate([own[:, 0], own[:, 1]])[first])
         return lost
+
+
+def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) -> npt.NDArray[np.float64]:
+    """float64 [N, 2], the sum of the weights of each pair's edges u -> v, and of those v -> u; without weights, their
+    number.
+
+    Args:
+        graph: rows of a graph of V nodes, with global sources; edges of other rows count nothing.
+        pairs: int64 [N, 2].
+        num_nodes: V.
+        first: node of row 0.
+    """
+    keys = edge_keys(graph, num_nodes, first)
+    distinct, at = np.unique(keys, return_inverse=True)
+    sums = np.bincount(at.reshape(-1), graph.edge_weight, minlength=len(distinct)).astype(np.float64)
+    wanted = np.stack(
+        [keys_of(pairs[:, 0], pairs[:, 1], num_nodes), keys_of(pairs[:, 1], pairs[:, 0], num_nodes)], axis=1
+    )
+    if not len(distinct):
+        return np.zeros(wanted.shape)
+    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+    return np.where(distinct[place] == wanted, sums[place], 0.0)

@@ -94,6 +94,7 @@ def partition_dataset(
     on_progress: Callable[[int, int], None] | None = None,
     assign: Callable[[dict[str, str]], None] | None = None,
     write_parts: WriteParts | None = None,
+    without_pairs: bool = False,
 ) -> PartitionReport:
     """Divide a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
     otherwise.
@@ -112,15 +113,17 @@ def partition_dataset(
         assign: called with the fingerprint if there is no book; calls `assign_nodes` in any process.
         write_parts: called with the missing parts and the fingerprint, once the book is stored; calls `write_part` for
             each, in any process, and yields each part with its counts.
+        without_pairs: take a dataset of pairs too; its parts have rows and edges, and no pairs.
 
     Raises:
-        InputError: `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
+        InputError: pairs are labelled, `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
         StoreError: `out` holds something else, or parts that were made from something else; the message lists the
             differences.
     """
     start = time.perf_counter()
     require_dataset(dataset)
-    require_nodes(dataset, "parts hold")
+    if not without_pairs:
+        require_nodes(dataset, "parts hold")
     out, parts = Path(out), check_parts(parts, dataset.num_nodes)
     fingerprint = {
         **dataset_fingerprint(dataset),
@@ -181,7 +184,7 @@ def book_of(
     graph: Any = dataset.graph
     if isinstance(graph, LazyGraph) and reads_rows(partitioner):
         graph = graph.on_disk
-    train = dataset.split.train if isinstance(partitioner, InPasses) else None
+    train = dataset.split.train if isinstance(partitioner, InPasses) and dataset.task != "link" else None
     return make_book(partitioner, graph, parts, seed, train, on_progress)
 
 
@@ -236,17 +239,22 @@ def parts_of_store(dataset: Path, out: Path) -> WriteParts:
 
 def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
     """Rows of a dataset for the nodes that a part owns."""
+    # A link task labels pairs, which every rank reads from the dataset.
+    links, none = dataset.task == "link", np.empty(0, np.int64)
     split = Split(
         *(
-            np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64)
+            np.flatnonzero(np.isin(owned, none if links else getattr(dataset.split, name), assume_unique=True)).astype(
+                np.int64
+            )
             for name in SPLITS
         )
     )
+    labels = np.zeros(len(owned), np.int64) if links else dataset.labels[owned]
     features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
     taken, edges = graph.take(owned), None
     if graph.edge_features is not None:
         edges = _OwnedFeatures(graph.edge_features, edges_of_rows(taken.first_edge, np.diff(taken.indptr))[1])
-    return OwnRows(owned, taken, graph.num_edges, features, dataset.labels[owned], split, edges)
+    return OwnRows(owned, taken, graph.num_edges, features, labels, split, edges)
 
 
 def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:

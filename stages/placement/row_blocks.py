@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.dataset import Split
+from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
+from ...storage.links.pairs import Pairs
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.partition.reorder import ReorderedFeatures, ascending
@@ -101,6 +102,8 @@ class BlockRows(Placement):
     """Ranks that hold this block, in the order of their columns; only for 1.5D products."""
     edge_book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
     """Maps edges of the whole graph to blocks."""
+    pairs: Pairs | None = None
+    """All pairs of a link task, of which `split` has the numbers of those to train on; None: nodes are labelled."""
 
     @property
     def first(self) -> int:
@@ -136,6 +139,8 @@ class Blocks:
     partitioner: Partitioner = field(default_factory=Contiguous)
     rows_meet: bool = False
     """True if the ranks of a grid row are to talk to each other."""
+    links: bool = False
+    """True if pairs are labelled."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
         """See `PartitionPolicy.place`: the same in every phase. All ranks call this at the same time."""
@@ -162,6 +167,7 @@ class Blocks:
                 row=row,
                 edge_book=edge_book,
                 edge_features=data.edge_features,
+                pairs=Pairs(data.labels.numpy(), {k: getattr(data.split, k) for k in SPLITS}) if self.links else None,
             )
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))
@@ -181,6 +187,12 @@ class Blocks:
         graph, order = rows_of(shards, book, ranges, edges is not None, _types_of(data, column))
         if edges is not None and order is not None:
             edges = ReorderedFeatures(edges, order)
+        pairs = data.pairs
+        if pairs is not None and not ranges:
+            old = column.all_to_all([torch.from_numpy(data.owned)] * grid.blocks, "graph")
+            new = np.empty(book.num_nodes, np.int64)
+            new[torch.cat(old).numpy()] = np.arange(book.num_nodes)
+            pairs = pairs.renumbered(new)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
         message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
@@ -190,7 +202,7 @@ class Blocks:
             data.features,
             data.labels,
             torch.from_numpy(graph.degree).to(job.dtype),
-            _only_train(torch.cat(message).numpy()),
+            _only_train(torch.cat(message).numpy() if pairs is None else pairs.sets["train"]),
             book=book,
             block=shards.part,
             first_edge=int(sizes[1, : column.rank].sum()),
@@ -200,6 +212,7 @@ class Blocks:
             row=row,
             edge_book=RangeBook(np.concatenate([[0], np.cumsum(sizes[1])]).astype(np.int64)),
             edge_features=edges,
+            pairs=pairs,
         )
 
 

@@ -4,6 +4,8 @@ The columns are source, destination and kind. A pair of kind 0 is positive, and 
 of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,20 @@ PairArray = npt.NDArray[np.int64]
 POSITIVE = 0
 KIND_OF = {"train": 1, "val": 2, "test": 3}
 """Kind of the given negatives of each set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs of a link task beside a part of its graph."""
+
+    labels: PairArray
+    """See the module."""
+    sets: Mapping[str, PairArray]
+    """int64 [n], numbers of the positive pairs of train, val and test."""
+
+    def renumbered(self, new: npt.NDArray[np.integer]) -> "Pairs":
+        """The same pairs where node v has the number ``new[v]``."""
+        return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets)
 
 
 def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
@@ -41,10 +57,10 @@ def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: 
     return source.astype(np.int64) * num_nodes + destination
 
 
-def edge_keys(graph: Graph) -> PairArray:
-    """int64 [E], `keys_of` the edges, in the graph's order."""
-    nodes = np.arange(graph.num_nodes, dtype=np.int64)
-    return keys_of(graph.indices, np.repeat(nodes, graph.in_degree), graph.num_nodes)
+def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> PairArray:
+    """int64 [E], `keys_of` the edges, in the graph's order; of rows of a graph of `num_nodes` nodes, from `first` on."""
+    rows = np.arange(first, first + graph.num_nodes, dtype=np.int64)
+    return keys_of(graph.indices, np.repeat(rows, graph.in_degree), num_nodes or graph.num_nodes)
 
 
 def is_symmetric(graph: Graph) -> bool:

@@ -275,18 +275,21 @@ def test_the_command_line_from_start_to_end(tmp_path):
 def test_a_cluster_samples_and_trains_the_same(store, scheduler, tmp_path):
     options = {**JOB, "epochs": 1, "dtype": "float64", "minibatches_per_step": 2, "verbose": False}
     alone = mr.run(store, out=tmp_path / "alone", **options)
-    queue = {"queue": {"kind": "zarr"}, "ranks": 2, "scheduler": scheduler}
-    both = mr.run(store, out=tmp_path / "both", **options, **queue)
-    assert both.test_metrics == pytest.approx(alone.test_metrics, abs=1e-9)
-    for key, value in last_parameters(tmp_path / "both").items():
-        torch.testing.assert_close(value, last_parameters(tmp_path / "alone")[key], rtol=1e-8, atol=1e-9)
+    both = {"ranks": 2, "scheduler": scheduler}
+    for name, more in {"queue": {"queue": {"kind": "zarr"}}, "blocks": {"bulk": {"topology": "partitioned"}}}.items():
+        found = mr.run(store, out=tmp_path / name, **options, **both, **more)
+        assert found.test_metrics == pytest.approx(alone.test_metrics, abs=1e-9)
+        for key, value in last_parameters(tmp_path / name).items():
+            torch.testing.assert_close(value, last_parameters(tmp_path / "alone")[key], rtol=1e-8, atol=1e-9)
 
 
+CUT = {"topology": "partitioned"}
 REFUSED = [
     ({"system": "sar"}, "system 'sar' trains on labelled nodes"),
     ({"system": "retexo"}, "system 'retexo' trains on labelled nodes"),
     ({"system": "grappa"}, "system 'grappa' trains on labelled nodes"),
-    ({"bulk": {"topology": "partitioned"}}, 'bulk.topology is "partitioned"'),
+    ({"bulk": CUT, "link": {"negatives": "degree"}}, "no rank has the degrees of all nodes"),
+    ({"bulk": {**CUT, "local_seeds": True}}, "the two ends of a pair have owners of their own"),
     ({"learned": 4}, "links train no learnt features"),
     ({"model": "gine"}, "gine reads features of edges, which links do not read"),
     ({"metrics": ["macro_f1"]}, "the task is link"),

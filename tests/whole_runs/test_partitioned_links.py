@@ -1,0 +1,124 @@
+"""Links over blocks of rows: the parameters and metrics of runs whose ranks have the whole graph."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage.errors import RunError
+from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.process_ranks import run_ranks
+
+TABLE = {
+    "epochs": 2, "seed": 3, "threads": 1, "system": "bulk", "dtype": "float64", "train": {"batch_size": 48, "lr": 0.02,
+    "minibatches_per_step": 4}, "link": {"width": 8, "num_negatives": 2}, "sampler": {"fanout": [4, 3]},
+    "model": {"name": "gcn", "hidden": 8, "layers": 2, "dropout": 0.1}, "queue": {"bulk_size": 2},
+}  # fmt: skip
+WAYS = {
+    2: {"owners": {}},
+    4: {
+        "ranges": {},
+        "grid": {"bulk": {"topology": "partitioned", "replication": 2, "algorithm": "1.5d", "cache_fraction": 0.2}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def links():
+    """A graph with multi-edges and weights, some of whose pairs are there twice."""
+    graph = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6").graph
+    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    src, twice = graph.indices.astype(np.int64), np.arange(0, graph.num_edges, 5)
+    weight = np.random.default_rng(0).random(len(src) + len(twice)) + 0.5
+    whole = mr.from_edges(np.r_[src, src[twice]], np.r_[dst, dst[twice]], graph.num_nodes, edge_weight=weight)
+    data = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6")
+    return mr.link_dataset(replace(data, graph=whole), seed=3)
+
+
+@pytest.fixture(scope="module")
+def owners(links):
+    """Owner of each node: no ranges."""
+    return np.random.default_rng(1).integers(2, size=links.num_nodes)
+
+
+def renumbered(links, owners):
+    """The dataset with the nodes of each part as a range of ids."""
+    old = np.argsort(owners, kind="stable")
+    new = np.argsort(old)
+    none = np.empty(0, np.int64)
+    nodes = replace(
+        links, labels=np.zeros(links.num_nodes, np.int64), task="multiclass", split=mr.Split(none, none, none)
+    )
+    labels = np.concatenate([new[links.labels[:, :2]], links.labels[:, 2:]], axis=1)
+    return replace(mr.reorder(nodes, old), labels=labels, task="link", num_classes=1, split=links.split)
+
+
+def train(group, links, runs):
+    found = []
+    for number, (job, out, fingerprint) in enumerate(runs):
+        own = group.sub(f"{number}", range(group.size))
+        prepared = prepare_part(job, Outline.of(links, job), out / "parts", own.rank, fingerprint, dataset=links)
+        report = train_and_evaluate(
+            prepared, out, None, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True, emit=silent,
+            stop=lambda: False, clock=Clock(),
+        )  # fmt: skip
+        found.append(asdict(report))
+        own.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def wholes(links, owners, tmp_path_factory):
+    """Runs of one rank with the whole graph: as it is, and with each part's nodes as a range of ids."""
+    folder = tmp_path_factory.mktemp("wholes")
+    found = {}
+    for name, data in {"ranges": links, "owners": renumbered(links, owners)}.items():
+        found[name] = mr.run(data, config=TABLE, out=folder / name, verbose=False), last_parameters(folder / name)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_blocks_train_what_whole_graphs_train(links, owners, wholes, tmp_path, ranks):
+    np.save(tmp_path / "owners.npy", owners)
+    runs = []
+    for name, more in WAYS[ranks].items():
+        table = {**TABLE, "bulk": {"topology": "partitioned"}, "ranks": ranks, **more}
+        if name == "owners":
+            table["partition"] = {"owners": str(tmp_path / "owners.npy")}
+        job, out = resolve(table), tmp_path / name
+        prepared = prepare(job, links)
+        out.mkdir()
+        partitioner, parts = prepared.system.partition.partitioner, prepared.system.parts_before(ranks)
+        partition_dataset(links, partitioner, parts, out / "parts", job.seed, without_pairs=True)
+        runs.append((job, out, prepared.fingerprint))
+    reports = run_ranks(train, ranks, links, runs)
+    for number, name in enumerate(WAYS[ranks]):
+        whole, parameters = wholes["owners" if name == "owners" else "ranges"]
+        for report in (r[number] for r in reports):
+            assert report["test_metrics"] == pytest.approx(whole.test_metrics, abs=1e-9)
+        for key, value in last_parameters(tmp_path / name).items():
+            torch.testing.assert_close(value, parameters[key], rtol=1e-8, atol=1e-9)
+        assert sum(r[number]["sampled_edges"] for r in reports) == whole.sampled_edges
+
+
+def test_one_rank_has_the_only_block(links, wholes, tmp_path):
+    found = mr.run(links, config={**TABLE, "bulk": {"topology": "partitioned"}}, out=tmp_path / "one", verbose=False)
+    whole = wholes["ranges"][0]
+    assert (found.parameters_sha256, found.test_metrics) == (whole.parameters_sha256, whole.test_metrics)
+
+
+def test_a_rank_that_sees_other_pairs_stops(links, tmp_path):
+    job = resolve({**TABLE, "bulk": {"topology": "partitioned"}, "ranks": 2})
+    fingerprint = prepare(job, links).fingerprint
+    other = replace(links, labels=links.labels[:, [1, 0, 2]])
+    with pytest.raises(RunError, match="rank 1 sees other pairs than the driver"):
+        prepare_part(job, Outline.of(links, job), tmp_path, 1, fingerprint, dataset=other)
