@@ -177,6 +177,7 @@ class _Bulk(Registered):
                 options["sampler"] = WithoutOwnEdges(sample.sampler)
             sample, partition = LinksByOwners(**options, negatives=negatives), replace(partition, links=True)
         else:
+            assert isinstance(sample, Sampled)
             sample = SampledLinks.of(sample.sampler, negatives)
         if isinstance(fetch, ExchangeFetch):
             owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}

@@ -1,8 +1,9 @@
 """Minibatches of positive pairs with their negatives."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..assignment import Steps
 from ..links.exclude import WithoutOwnEdges
 from ..links.plan import LinkPlan
 from ..links.train_pairs import Negatives, TrainPairs
@@ -56,4 +57,4 @@ class LinksByOwners(SampledByOwners):
         ranks = job.group.size
         links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs.labels, self.negatives)
         plan = LinkPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, links=links)
-        return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)
+        return replace(plan, steps=Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank))

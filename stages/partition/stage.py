@@ -116,7 +116,8 @@ def partition_dataset(
         without_pairs: take a dataset of pairs too; its parts have rows and edges, and no pairs.
 
     Raises:
-        InputError: pairs are labelled, `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
+        InputError: pairs are labelled, `parts` is not a positive integer, there are fewer nodes, or `out` cannot be
+            written.
         StoreError: `out` holds something else, or parts that were made from something else; the message lists the
             differences.
     """

@@ -29,7 +29,7 @@ class Pairs:
     sets: Mapping[str, PairArray]
     """int64 [n], numbers of the positive pairs of train, val and test."""
 
-    def renumbered(self, new: npt.NDArray[np.integer]) -> "Pairs":
+    def renumbered(self, new: PairArray) -> "Pairs":
         """The same pairs where node v has the number ``new[v]``."""
         return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets)
 
@@ -58,7 +58,13 @@ def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: 
 
 
 def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> PairArray:
-    """int64 [E], `keys_of` the edges, in the graph's order; of rows of a graph of `num_nodes` nodes, from `first` on."""
+    """int64 [E], `keys_of` the edges, in the graph's order.
+
+    Args:
+        graph: a graph, or some rows of one.
+        num_nodes: V, if `graph` has rows of another.
+        first: node of row 0.
+    """
     rows = np.arange(first, first + graph.num_nodes, dtype=np.int64)
     return keys_of(graph.indices, np.repeat(rows, graph.in_degree), num_nodes or graph.num_nodes)
 
