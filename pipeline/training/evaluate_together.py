@@ -108,7 +108,7 @@ class KnownOfBlocks(KnownPairs):
     def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfBlocks":
         """Collective: the first rank gets the known destinations of the set's sources, all get the same `drawn`."""
         assert placed.pairs is not None
-        labels, numbers, n = placed.pairs.labels, placed.pairs.sets[split], placed.num_nodes
+        labels, numbers, new, n = placed.pairs.labels, placed.pairs.sets[split], placed.pairs.new, placed.num_nodes
         edges = np.unique(edge_keys(placed.graph, n, placed.first))
         source, destination = np.divmod(edges, max(1, n))
         positive = labels[labels[:, 2] == POSITIVE, :2]
@@ -116,13 +116,18 @@ class KnownOfBlocks(KnownPairs):
             positive = np.concatenate([positive, positive[:, ::-1]])
         linked = np.unique(keys_of(positive[:, 0], positive[:, 1], n))
 
-        def known(keys: PairArray) -> npt.NDArray[np.bool_]:
+        def here(pairs: PairArray) -> PairArray:
+            return pairs if new is None else new[pairs]
+
+        def known(drawn: PairArray) -> npt.NDArray[np.bool_]:
+            keys = keys_of(*here(np.stack(np.divmod(drawn, max(1, n)))), n)
             there = torch.from_numpy(contains(edges, keys).astype(np.int64))
             group.all_reduce(there, "control")
             return (there.numpy() > 0) | contains(linked, keys)
 
         given = len(given_negatives(labels, split)) > 0
-        drawn = np.empty((0, 2), np.int64) if given else unknown_pairs(n, len(numbers), split, known)
+        # Drawn by the nodes' own numbers, as everywhere.
+        drawn = np.empty((0, 2), np.int64) if given else here(unknown_pairs(n, len(numbers), split, known))
         wanted = np.isin(source, np.zeros(0, np.int64) if given else labels[numbers, 0])
         keys = torch.cat(_at_first(torch.from_numpy(edges[wanted]), group, "graph")).numpy()
         return cls(n, np.unique(np.concatenate([keys, linked])), drawn)

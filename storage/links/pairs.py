@@ -28,10 +28,12 @@ class Pairs:
     """See the module."""
     sets: Mapping[str, PairArray]
     """int64 [n], numbers of the positive pairs of train, val and test."""
+    new: PairArray | None = None
+    """int64 [V], the number of each node here, if the parts have renumbered them."""
 
     def renumbered(self, new: PairArray) -> "Pairs":
         """The same pairs where node v has the number ``new[v]``."""
-        return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets)
+        return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets, new)
 
 
 def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
