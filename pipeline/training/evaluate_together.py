@@ -23,7 +23,7 @@ from ...stages.links.decoders import decoder_of
 from ...stages.memory.arena import Arena, give_back, reusing
 from ...stages.placement.row_blocks import BlockRows
 from ...stages.placement.sharded import Share
-from ...storage.links.pairs import POSITIVE, PairArray, contains, edge_keys, given_negatives, keys_of
+from ...storage.links.pairs import POSITIVE, PairArray, Pairs, contains, edge_keys, given_negatives, keys_of
 from ...storage.splitmix import node_words
 
 
@@ -64,7 +64,8 @@ def evaluate_links_together(
     module: nn.Module,
     share: Share,
     visits: Visits,
-    placed: BlockRows,
+    pairs: Pairs,
+    known: KnownPairs,
     split: str,
     num_layers: int,
     group: Group,
@@ -77,18 +78,17 @@ def evaluate_links_together(
         module: see `evaluate_together`; has a decoder.
         share: of this rank.
         visits: of the same.
-        placed: the block of the same nodes, and the pairs.
+        pairs: by the numbers of the nodes in the order of the ranks.
+        known: of the set: `KnownOfBlocks`.
         split: train, val or test.
         num_layers: L.
         group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
         names: metrics.
     """
-    assert placed.pairs is not None
-    module, pairs = _on_host(module), placed.pairs
+    module = _on_host(module)
     with group.counting("evaluation"), evaluating(module):
         h, own = _rows_of(module, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
         rows = torch.cat(_at_first(h[own], group, "activations"))
-        known = KnownOfBlocks.of_blocks(placed, split, group)
         numbers = torch.zeros(len(names), dtype=torch.float64)
         if group.rank == 0:
             found = link_metrics(decoder_of(module), rows, pairs.labels, pairs.sets[split], split, names, known)
@@ -120,7 +120,8 @@ class KnownOfBlocks(KnownPairs):
             return pairs if new is None else new[pairs]
 
         def known(drawn: PairArray) -> npt.NDArray[np.bool_]:
-            keys = keys_of(*here(np.stack(np.divmod(drawn, max(1, n)))), n)
+            source, destination = here(np.stack(np.divmod(drawn, max(1, n))))
+            keys = keys_of(source, destination, n)
             there = torch.from_numpy(contains(edges, keys).astype(np.int64))
             group.all_reduce(there, "control")
             return (there.numpy() > 0) | contains(linked, keys)

@@ -28,10 +28,11 @@ from ...stages.placement.row_blocks import BlockRows, Grid
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.features import CountedFeatures
+from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
-from .evaluate_together import evaluate_links_together, evaluate_together
+from .evaluate_together import KnownOfBlocks, evaluate_links_together, evaluate_together
 from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
@@ -162,13 +163,19 @@ def _together(prepared: Prepared, shared: Callable[[], Share], placed: Callable[
         held = shared()
         return held, Visits(held, (), PREFETCH_BYTES, job.group)
 
+    @cache
+    def pairs(split: str) -> tuple[Pairs, KnownOfBlocks]:
+        block = placed()
+        assert isinstance(block, BlockRows) and block.pairs is not None
+        with job.group.counting("evaluation"):
+            return block.pairs, KnownOfBlocks.of_blocks(block, split, job.group)
+
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
             return None
         if prepared.outline.task == "link":
-            block, names = placed(), job.measures.all_names
-            assert isinstance(block, BlockRows)
-            return evaluate_links_together(module, *visits(), block, split, job.num_layers, job.group, names)
+            order = split, job.num_layers, job.group, job.measures.all_names
+            return evaluate_links_together(module, *visits(), *pairs(split), *order)
         return evaluate_together(
             module, *visits(), split, job.num_layers, job.group, job.measures, by_class=split == "test"
         )
