@@ -7,7 +7,6 @@ from torch import nn
 
 from ...stages.models import MODELS
 from ...stages.partition.cut_counts import CutCounts
-from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
 from ...storage.dataset import Dataset
 from ..config.load import Job, build
@@ -37,6 +36,10 @@ class Setting:
     def growth(self) -> float:
         """Nodes of the run over those of the trials."""
         return self.numbers.nodes / self.dataset.num_nodes
+
+    def load(self, ranks: int) -> float:
+        """Threads for each core of a machine with so many ranks, if they share cores; else 1."""
+        return max(1.0, ranks * self.threads / self.cores)
 
     @property
     def train(self) -> int:
@@ -112,14 +115,10 @@ class Candidate:
         # The rank with most train nodes has most minibatches.
         share, policy = 1 / self.ranks, self.system.partition
         if self.cut is not None and isinstance(policy, Chunks):
-            chunks = [list(self.chunks(policy).base(rank, 0)) for rank in range(self.ranks)]
-            share = max(self.cut.train[c].sum() for c in chunks) / max(1, self.cut.train.sum())
+            schedule = policy.schedule(self.job.seed_of("minibatches"), self.ranks)
+            train = [self.cut.train[[*schedule.base(rank, 0)]].sum() for rank in range(self.ranks)]
+            share = max(train) / max(1, self.cut.train.sum())
         return max(1.0, float(share) * self.minibatches)
-
-    def chunks(self, policy: Chunks) -> ChunkSchedule:
-        """Assignment of chunks to isolated ranks."""
-        seed = self.job.seed_of("minibatches")
-        return ChunkSchedule(seed, self.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
 
     @property
     def steps(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from ...stages.feed.local_feed import Local
 from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
-from .traffic import Moved, by_channel, moves, rows_asked
+from .traffic import Moved, moves, rows_asked
 from .trial import TrialResult
 
 Parts = dict[str, int]
@@ -63,11 +63,12 @@ def foresee(s: Candidate, base: int, room: int, seen: TrialResult | None = None)
         return replace(found, arithmetic=f"at least {words}")
     # Only full batches grow with the graph; minibatches of a step that each rank trains on come one after the other.
     work = s.in_turn(s.ranks) / s.in_turn(seen.ranks) if s.is_sampled else share_of_work(s)
-    crowd, network = crowding(s, seen.ranks), 0.0 if s.at.link is None else moved.seconds(s.at.link)
+    # As more threads than in the trial share each core, each is slower.
+    crowd, network = s.at.load(s.at.per_host) / s.at.load(seen.ranks), moved.seconds(s.at.link) if s.at.link else 0.0
     return replace(
         found,
-        bytes=moved.total(s.epochs),
-        bytes_per_epoch=by_channel(moved.per_epoch),
+        bytes=moved.bytes(1, s.epochs),
+        bytes_per_epoch=moved.bytes(0, 1),
         seconds_per_epoch=s.fractional_steps * seen.step_s * work * crowd + network,
         network_seconds=network,
         evaluate_seconds=seen.evaluate_s * share_of_work(s) * crowd,
@@ -142,12 +143,6 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     sampled = max(0.0, ready(seen.sample_s, count, train_s) - fetched - s.job.queue.bulk_size)
     return {**parts, "bulks": round(min(most, sampled * size))}
-
-
-def crowding(s: Candidate, ranks: int) -> float:
-    """Slow-down of a rank compared with a trial of so many ranks, as more threads share each core."""
-    load, trial_load = (max(1.0, n * s.at.threads / s.at.cores) for n in (s.at.per_host, ranks))
-    return load / trial_load
 
 
 def share_of_work(s: Candidate) -> float:

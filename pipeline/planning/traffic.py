@@ -7,7 +7,7 @@ trial.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,14 +39,6 @@ Counts = defaultdict[tuple[str, str], Any]
 """Bytes by (channel, kind): of all ranks, or [P] of each."""
 
 
-def by_channel(counts: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, int]]:
-    """Counts of all ranks as nested tables of whole numbers."""
-    found: dict[str, dict[str, int]] = {"network": {}, "store": {}}
-    for (channel, kind), count in sorted(counts.items()):
-        found[channel][kind] = round(float(np.sum(count)))
-    return found
-
-
 @dataclass
 class Moved:
     """Bytes that ranks move, and the messages that they wait for."""
@@ -60,10 +52,13 @@ class Moved:
     most_seen: int = 0
     """Most nodes that a rank of isolated training sees at once."""
 
-    def total(self, epochs: int) -> dict[str, dict[str, int]]:
-        """Bytes of a run, by channel and kind."""
-        keys = {*self.once, *self.per_epoch}
-        return by_channel({k: self.once.get(k, 0.0) + epochs * np.sum(self.per_epoch.get(k, 0.0)) for k in keys})
+    def bytes(self, starts: int, epochs: int) -> dict[str, dict[str, int]]:
+        """Bytes of all ranks, by channel and kind, of so many starts of runs and so many epochs."""
+        found: dict[str, dict[str, int]] = {"network": {}, "store": {}}
+        for channel, kind in sorted({*self.once, *self.per_epoch}):
+            once, each = (counts.get((channel, kind), 0.0) for counts in (self.once, self.per_epoch))
+            found[channel][kind] = round(float(starts * once + epochs * np.sum(each)))
+        return found
 
     def seconds(self, link: Link) -> float:
         """Time of an epoch's messages on a link, kinds one after the other. The rank that sends most sets the pace."""
@@ -153,7 +148,7 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     """Reads of isolated ranks from stores, chunk by chunk and super-epoch by super-epoch. The mean of the first few
     super-epochs stands for those that follow."""
     graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model))
-    schedule, before = s.chunks(policy), [set[int]() for _ in range(s.ranks)]
+    schedule, before = policy.schedule(s.job.seed_of("minibatches"), s.ranks), [set[int]() for _ in range(s.ranks)]
     read = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
     for t, rank in np.ndindex(len(read), s.ranks):
         chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}

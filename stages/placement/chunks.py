@@ -91,6 +91,10 @@ class Chunks:
     """Read and join the next super-epoch's view while the current one trains, in memory beside it. Left out of repr (a
     run's fingerprint), since it changes no result."""
 
+    def schedule(self, seed: int, ranks: int) -> ChunkSchedule:
+        """Assignment of chunks to so many ranks."""
+        return ChunkSchedule(seed, ranks, self.per_rank, self.reshuffle_fraction, self.rotation)
+
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
         """See `PartitionPolicy.place`. Reads count in the channel ``store``: nothing comes over the network."""
         if isinstance(data, Placement):
@@ -104,7 +108,7 @@ class Chunks:
                 edge_features=data.edge_features,
             )
         rank, t = job.group.rank, phase.number
-        deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.reshuffle_fraction, self.rotation)
+        deal = self.schedule(job.seed, job.group.size)
         held = before if isinstance(before, Isolated) else None
         seen = held.following.result() if held is not None and held.following is not None else None
         if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
