@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges
+from ...stages.neighbourhood.checks import no_edge_features
 from ...storage.dataset import Dataset, IdArray, check_one_type
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
@@ -73,17 +74,15 @@ def outputs_by_tasks(
         on_progress: called with (rows done, rows in all), over all layers.
 
     Raises:
-        InputError: workers of another machine and no folder; the model has lazy parameters; or the graph has several
-            types of nodes or edges.
+        InputError: workers of another machine and no folder; the model has lazy parameters, or reads features of edges
+            that are not there; or the graph has several types of nodes or edges.
         RunError: the disk is full, or workers were lost again and again.
     """
     check_initialised(model)
     check_one_type(data, "prediction by several processes")
-    if reads_edges(model):
-        raise InputError(
-            "the model reads features of edges, which workers of a prediction do not get in this version; leave "
-            "workers and scheduler out"
-        )
+    edges = data.graph.edge_features if reads_edges(model) else None
+    if reads_edges(model) and edges is None:
+        raise no_edge_features()
     if scratch is None and workers.scheduler is not None:
         raise InputError(
             "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "
@@ -103,7 +102,7 @@ def outputs_by_tasks(
         _folder(scratch) as folder,
         executing(job, workers.count, False, emit) as (execute, slots),
     ):
-        layout = lay_out(folder, data.graph, data.features, wanted, int(layered(model).num_layers), dtype)
+        layout = lay_out(folder, data.graph, data.features, wanted, int(layered(model).num_layers), dtype, edges)
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
         for k in layers.stages:

@@ -43,12 +43,20 @@ class Layout:
     counts: tuple[LayerCounts, ...]
     """Sizes of the layers."""
     weighted: bool
+    edges: Path | None = None
+    """``.npy`` [E, D], features of edges, if the model reads them."""
     max_bytes: int = MAX_BYTES
     """Bytes of blocks under way in one process."""
 
 
 def lay_out(
-    folder: Path, graph: Graph, features: FeatureStore, wanted: IdArray, layers: int, dtype: torch.dtype
+    folder: Path,
+    graph: Graph,
+    features: FeatureStore,
+    wanted: IdArray,
+    layers: int,
+    dtype: torch.dtype,
+    edges: FeatureStore | None = None,
 ) -> Layout:
     """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
 
@@ -59,6 +67,7 @@ def lay_out(
         wanted: ascending nodes whose outputs are asked for.
         layers: L.
         dtype: of the model.
+        edges: features of edges, [E, D], if the model reads them.
 
     Raises:
         RunError: the disk is full.
@@ -76,12 +85,8 @@ def lay_out(
         _write(folder / f"{name}.npy", (length,), kind, pieces)
     mapped = _graph(folder, weighted)
     _write(folder / "degree.npy", (num_nodes,), torch.empty(0, dtype=dtype).numpy().dtype, _degrees(mapped))
-    if not isinstance(features, MappedFeatures):
-        shape = (num_nodes, features.num_features)
-        step = max(1, PIECE_BYTES // max(1, shape[1] * features.dtype.itemsize))
-        starts = range(0, num_nodes, step)
-        rows = (features.gather(np.arange(a, min(a + step, num_nodes))) for a in starts)
-        _write(folder / "features.npy", shape, features.dtype, rows)
+    of_nodes = _file_of(features, folder / "features.npy")
+    of_edges = None if edges is None else _file_of(edges, folder / "edge_features.npy")
     needed = needed_rows(mapped, wanted, layers + 1)
     for k, mask in enumerate(needed):
         if not mask.all():
@@ -89,8 +94,19 @@ def lay_out(
             place = np.zeros(len(mask), np.int32)
             place[nodes] = np.arange(len(nodes), dtype=np.int32)
             np.save(folder / f"place-{k}.npy", place)
-    path = features.path if isinstance(features, MappedFeatures) else folder / "features.npy"
-    return Layout(folder, path.resolve(), tuple(layer_counts(mapped, needed)), weighted)
+    return Layout(folder, of_nodes, tuple(layer_counts(mapped, needed)), weighted, of_edges)
+
+
+def _file_of(features: FeatureStore, path: Path) -> Path:
+    """The file that the rows lie in; written to `path` if they are in none."""
+    if isinstance(features, MappedFeatures):
+        return features.path.resolve()
+    shape = (features.num_rows, features.num_features)
+    step = max(1, PIECE_BYTES // max(1, shape[1] * features.dtype.itemsize))
+    starts = range(0, shape[0], step)
+    rows = (features.gather(np.arange(a, min(a + step, shape[0]))) for a in starts)
+    _write(path, shape, features.dtype, rows)
+    return path.resolve()
 
 
 class FileLayers:
@@ -108,6 +124,7 @@ class FileLayers:
         self.graph = _graph(layout.folder, layout.weighted)
         self.degree = torch.from_numpy(_mapped(layout.folder / "degree.npy"))
         self.features = MemoryFeatures(_mapped(layout.features))
+        self.edges = None if layout.edges is None else MemoryFeatures(_mapped(layout.edges))
         self.num_layers: int = layered(model).num_layers
         self.in_parts = isinstance(model, Stack) and model.has_parts
         """True if rows are computed in parts."""
@@ -222,7 +239,8 @@ class FileLayers:
             rows = MemoryFeatures(_mapped(self._file("rows", k - 1)))
             source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
         widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
-        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device, keeps_edges=keeps_edges(self.model))
+        keeps = keeps_edges(self.model)
+        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device, edges=self.edges, keeps_edges=keeps)
         for dst in chunks.cut(nodes, source, widest):
             neighbourhood = chunks.neighbourhood(dst)
             yield apply_layer(self.model, k - 1, neighbourhood, source.gather(neighbourhood.block.src))

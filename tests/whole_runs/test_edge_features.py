@@ -117,6 +117,11 @@ def test_ranks_share_the_work(pairs: Dataset, store: Path, tmp_path: Path, sched
         assert_alike(found, want)
         moved = result.bytes["network"]["features"]
         assert (moved > 0) == (name != "two"), "rows of edges lie with their owners"
+    # The workers predict, with the features where they lie, and written to a file.
+    alone = mr.predict(tmp_path / "one")
+    for data in (store, pairs):
+        shared = mr.predict(tmp_path / "one", data, scheduler=scheduler)
+        assert np.abs(shared.logits - alone.logits).max() <= 1e-12
     # Another cut trains what the graph that is renumbered by it trains.
     order = book_of(pairs, mr.partitioner("hash"), 2, JOB["seed"])
     _, want = trained(mr.reorder(pairs, order), tmp_path / "renumbered", **{**many, "executor": "inline"})
@@ -206,6 +211,8 @@ def test_convolutions_of_pyg_learn_and_predict(pairs: Dataset, tmp_path: Path) -
 def test_convolutions_of_pyg_over_ranks(store: Path, tmp_path: Path, scheduler: str) -> None:
     many = {**PYG, **SAMPLED, "train": {"lr": 0.02, "minibatches_per_step": 2}, "cluster": {"scheduler": scheduler}}
     _, want = trained(store, tmp_path / "one", **{**many, "executor": "inline"}, model=convolutions())
+    alone, shared = (mr.predict(tmp_path / "one", model=convolutions(), scheduler=s) for s in (None, scheduler))
+    assert np.abs(shared.logits - alone.logits).max() <= 1e-12
     blocks = {"ranks": 2, "bulk": {"topology": "partitioned"}}
     _, found = trained(store, tmp_path / "two", **many, **blocks, model=convolutions())
     assert_alike(found, want)

@@ -1,5 +1,7 @@
 """Layers over files: the bits of evaluation in one process, whoever computes which range in which order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from millrace.stages.evaluate import in_files
 from millrace.stages.evaluate.in_files import FileLayers, lay_out
 from millrace.stages.evaluate.layerwise import evaluating, infer
+from millrace.stages.models import GINE
 from millrace.stages.models.base import as_model
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import write_dataset
@@ -25,7 +28,7 @@ def computed(folder, model, graph, features, nodes, ranges=3, seed=0):
     """Outputs for ascending `nodes`, of ranges in any order, each with an object of its own; one is done twice."""
     with evaluating(model):
         dtype = next(p.dtype for p in model.parameters())
-        layout = lay_out(folder, graph, features, nodes, model.num_layers, dtype)
+        layout = lay_out(folder, graph, features, nodes, model.num_layers, dtype, graph.edge_features)
         driver = FileLayers(layout, model)
         for k in driver.stages:
             spans = driver.begin(k, ranges)
@@ -69,6 +72,21 @@ def test_a_module_that_has_no_parts_goes_by_chunks(weighted, tmp_path):
             (folder := tmp_path / f"{number}-{len(nodes)}").mkdir()
             got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes)
             assert not driver.in_parts
+            torch.testing.assert_close(got, infer(model, graph, x, nodes=nodes), rtol=1e-12, atol=1e-12)
+
+
+def test_features_of_edges_come_from_a_store_and_from_a_file(tmp_path):
+    plain, x = hub_graph(True), rows_of(40, 5)
+    rows = np.random.default_rng(1).standard_normal((plain.num_edges, 3))
+    np.save(tmp_path / "rows.npy", rows)
+    torch.manual_seed(0)
+    model = GINE(hidden=8, layers=2, dropout=0.0, edge_width=3).build(5, 2).double()
+    for number, edges in enumerate((MemoryFeatures(rows), MappedFeatures(tmp_path / "rows.npy"))):
+        graph = replace(plain, edge_features=edges)
+        for nodes in (np.arange(40), np.array([0, 7, 39])):
+            (folder := tmp_path / f"{number}-{len(nodes)}").mkdir()
+            got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes)
+            assert not driver.in_parts and (folder / "edge_features.npy").exists() == (number == 0)
             torch.testing.assert_close(got, infer(model, graph, x, nodes=nodes), rtol=1e-12, atol=1e-12)
 
 
