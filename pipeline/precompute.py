@@ -192,7 +192,8 @@ def _fill(
         emit(StageAdvanced("sample", done, total))
 
     try:
-        edges += fill(stop=stop, on_receipt=advance) or 0
+        of_ranks = fill(stop=stop, on_receipt=advance)
+        edges += of_ranks or 0
         if stop():
             raise Interrupted(
                 f"interrupted with {done} of {total} bulks committed; the same command goes on from there"

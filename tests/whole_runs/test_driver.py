@@ -216,7 +216,7 @@ def test_samples_by_the_workers_of_a_cluster(store, scheduler, tmp_path, sealed,
     again = precompute(job, tmp_path / "there", emit=silent, stop=lambda: False)
     monkeypatch.undo()
     wanted = precompute(resolve(table), tmp_path / "here", emit=silent, stop=lambda: False)
-    assert found["edges"] == wanted["edges"] and again["edges"] == 0
+    assert found["edges"] == wanted["edges"] > 0 and again["edges"] == 0
     pairs = zip(mr.open_queue(tmp_path / "there"), mr.open_queue(tmp_path / "here"), strict=True)
     assert all(minibatch_digest(a) == minibatch_digest(b) for a, b in pairs)
     with pytest.raises(Interrupted, match="the same command goes on from there"):
@@ -239,12 +239,12 @@ def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypa
     killer.join()
     assert any("restart 1 of" in getattr(event, "text", "") for event in told)
     monkeypatch.undo()
-    precompute(resolve(table | {"ranks": 1}), tmp_path / "here", emit=silent, stop=lambda: False)
+    whole = precompute(resolve(table | {"ranks": 1}), tmp_path / "here", emit=silent, stop=lambda: False)
     files = sorted(f.relative_to(tmp_path / "here") for f in (tmp_path / "here").rglob("*") if f.is_file())
     assert files == sorted(f.relative_to(tmp_path / "there") for f in (tmp_path / "there").rglob("*") if f.is_file())
     assert all((tmp_path / "there" / f).read_bytes() == (tmp_path / "here" / f).read_bytes() for f in files)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "there"]
-    assert found["minibatches"] == 36
+    assert found["minibatches"] == 36 and 0 < found["edges"] < whole["edges"]
 
 
 def kill_rank(log: Path) -> None:
