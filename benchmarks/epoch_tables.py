@@ -10,10 +10,7 @@ ROW = "{:28} {:>2} {:>8} {:>8} {:>17} {:>9} {:>9} {:>8} {:>8} {:>6}  {}"
 
 def show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """One table."""
-    print(
-        f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory "
-        f"in MiB; thousands of edges a minibatch"
-    )
+    print(f"\n{title}: ms a minibatch, median of the rounds; memory in MiB; thousands of edges a minibatch")
     print(
         ROW.format(
             "engine", "T", "malloc", "ms", "min - max", "peak RSS", "loaded", "drawn", "read", "loss", "parts, ms"
