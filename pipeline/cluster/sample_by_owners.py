@@ -52,8 +52,9 @@ def sample_by_owners(
     """
     policy, queue = prepared.system.sample, ZarrQueue.create(**store, sweep=False)
     assert isinstance(policy, SampledByOwners)
-    job = rank_job_of(prepared, out, None, group=group, ledger=ledger, emit=emit, model=prepared.build_model())
-    phase = prepared.system.schedule.phases(job.epochs, prepared.build_model())[0]
+    model = prepared.build_model()
+    job = rank_job_of(prepared, out, None, group=group, ledger=ledger, emit=emit, model=model)
+    phase = prepared.system.schedule.phases(job.epochs, model)[0]
     placement = prepared.system.partition.place(prepared.data, phase, job)
     assert isinstance(placement, BlockRows) and placement.column is not None
     owners = policy.meet(placement, job, placement.column, placement.row)
