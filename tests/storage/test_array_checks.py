@@ -14,7 +14,7 @@ from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
-from millrace.storage.store.store import open_store, write_store
+from millrace.storage.store.store import Store, open_store, write_store
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 
 V, E = 12, 40
@@ -68,7 +68,9 @@ OF_DATASETS = [
 
 
 @pytest.mark.parametrize(("change", "told"), OF_DATASETS)
-def test_a_forged_dataset(tmp_path, dataset, change, told):
+def test_a_forged_dataset(tmp_path, dataset, change, told, monkeypatch):
+    # Whoever forges values can forge their digests, too.
+    monkeypatch.setattr(Store, "require_digest", lambda *given: None)
     write_dataset(tmp_path / "d", dataset)
     open_dataset_store(tmp_path / "d").check()
     forge(tmp_path / "d", change)
