@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--limit-mib", type=int, default=780)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--systems", default="bulk,sar")
+    parser.add_argument("--systems", default="bulk", help="sar, retexo and grappa need more memory or more ranks")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     graph, store, owners = args.folder / "graph", args.folder / "store", args.folder / "owners.npy"
