@@ -1,11 +1,7 @@
 """The driver of a run on a store works by the manifest: it reads no array of the store or of the parts."""
 
-import os
-import signal
-import threading
-import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -229,14 +225,14 @@ def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypa
     if store.name == "npy":
         pytest.skip("one format is enough here")
     table = {"dataset": str(store), "epochs": 3, "ranks": 2, "train": {"batch_size": 16}, "queue": {"bulk_size": 3}}
+    dying = tmp_path / "dying"
+    table["sampler"] = {"name": "millrace.tests.contracts.dying_sampler:DyingSampler", "file": str(dying)}
     held = {"bulk": {"topology": "partitioned"}, "partition": {"method": "contiguous"}}
     job, told = resolve({**table, **held, "cluster": {"scheduler": scheduler}}), []
     with pytest.raises(Interrupted, match="the same command goes on from there"):
         precompute(job, tmp_path / "there", emit=silent, stop=lambda: True)
-    killer = threading.Thread(target=kill_rank, args=(tmp_path / ".sampling-there" / "logs" / "rank-1.log",))
-    killer.start()
+    dying.touch()
     found = precompute(job, tmp_path / "there", emit=told.append, stop=lambda: False)
-    killer.join()
     assert any("restart 1 of" in getattr(event, "text", "") for event in told)
     monkeypatch.undo()
     whole = precompute(resolve(table | {"ranks": 1}), tmp_path / "here", emit=silent, stop=lambda: False)
@@ -245,15 +241,3 @@ def test_samples_by_owners_of_parts(store, scheduler, tmp_path, sealed, monkeypa
     assert all((tmp_path / "there" / f).read_bytes() == (tmp_path / "here" / f).read_bytes() for f in files)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "there"]
     assert found["minibatches"] == 36 and 0 < found["edges"] < whole["edges"]
-
-
-def kill_rank(log: Path) -> None:
-    """Kill the rank that has this log, as soon as it is there."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        for standard_error in Path("/proc").glob("[0-9]*/fd/2"):
-            with suppress(OSError):
-                if os.readlink(standard_error) == str(log) and (pid := int(standard_error.parts[2])) != os.getpid():
-                    os.kill(pid, signal.SIGKILL)
-                    return
-        time.sleep(0.02)
