@@ -3,9 +3,10 @@
     python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
     python benchmarks/epoch.py --model links --graph products-quarter --threads 1,2
 
-The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47 classes, minibatches of
-1024 seeds, fanout 15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random features on a random graph
-of ogbn-products' size. An epoch is N minibatches, from shuffled seeds to the optimiser's step.
+The task of `sage` and `gat`: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47
+classes, minibatches of 1024 seeds, fanout 15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random
+features on a random graph of ogbn-products' size. An epoch is N minibatches, from shuffled seeds to the optimiser's
+step.
 
 The model `links` predicts links as DGL's example does: 512 edges a minibatch as positive pairs, one uniform negative
 each, own edges and their reverses left out of the samples, three layers of width 256, two dense layers on products of
@@ -94,7 +95,7 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
                 Engine(name, f"train_millrace{kind}.py", model, t, tuned, options)
                 for tuned in ([False, True] if args.ours_tuned else [False])
             ]
-        for peer in ["dgl"] if kind else args.peers:
+        for peer in (p for p in args.peers if not kind or p == "dgl"):
             script = f"train_{peer}{kind}.py"
             found += [Engine(peer, script, model, t, allocator == "tuned") for allocator in args.allocators]
     return found

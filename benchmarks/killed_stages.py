@@ -28,21 +28,8 @@ TIMES_S = 300.0
 DASK = ("--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0")
 CONVERTED = ("scan", "number", "name", "labels", "spill", "sort", "features", "gather", "seams", "arrays")
 RENUMBERED = (
-    *(
-        "assign",
-        "spill",
-        "groups",
-        "sort",
-        "labels",
-        "unpack",
-        "name",
-        "features",
-        "gather",
-        "seams",
-        "arrays",
-        "count",
-    ),
-)
+    "assign", "spill", "groups", "sort", "labels", "unpack", "name", "features", "gather", "seams", "arrays", "count"
+)  # fmt: skip
 
 
 def tables(folder: Path) -> None:
@@ -121,7 +108,7 @@ def killed(words: tuple[str, ...], out: Path, pattern: str, victim: str, wanted:
     if victim == "driver":
         process.kill()
         process.communicate()
-        if words[0] in ("convert", "partition") and "--out" not in words[-1:] and (out / "manifest.json").exists():
+        if (words[0] == "convert" or words[-1] == "--into") and (out / "manifest.json").exists():
             return "WRONG: half of it can be seen"
         process = started(words, out)
     elif not (found := workers(os.getpid() if words[0] == "sample" else process.pid)):

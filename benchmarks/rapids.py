@@ -140,7 +140,7 @@ def stored(folder: Path, nodes: int) -> str:
 
 
 def fed(folder: Path, nodes: int) -> str:
-    """Parts by Leiden feed every system, on two ranks; each learns more than chance."""
+    """Train every system on parts by Leiden, on two ranks; each learns more than chance."""
     data, found = f"sbm:nodes={nodes},classes=4,features=8,degree=12,seed=1", []
     for name, options in SYSTEMS.items():
         config = {**options, "system": name, "dataset": data, "ranks": 2, "partition": {"method": "leiden"}}

@@ -1,6 +1,6 @@
 """A dataset that no process can hold: ingest, a given cut, training with parts, and going on, on two small hosts.
 
-    python benchmarks/small_hosts.py --folder /tmp/hosts        as root; some 1.2 GB of disk
+    python benchmarks/small_hosts.py --folder hosts/        as root; some 1.2 GB of disk
 
 Two workers and their ranks are in two network namespaces with a cable between them; each of their processes may have
 less private memory (``RLIMIT_DATA``) than the store has bytes, and the driver 1 GiB. Files are shared. A process with

@@ -372,7 +372,7 @@ class StoredDataset:
     features: FeatureStore
     edge_features: FeatureStore | None
     labels: "StoredRows | npt.NDArray[np.int64]"
-    """Of the nodes; 0 where pairs are labelled."""
+    """Labels of the nodes; 0 where pairs are labelled."""
     split: "Mapping[str, StoredRows | npt.NDArray[np.int64]]"
     """Node ids of each set, by its name; none where sets are of pairs."""
 

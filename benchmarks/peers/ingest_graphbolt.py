@@ -1,4 +1,4 @@
-"""A folder as an on-disk dataset of GraphBolt (dgl 2.1.0), in whose environment this runs.
+"""Makes an on-disk dataset of GraphBolt (dgl 2.1.0) of a folder of arrays; runs in DGL's environment.
 
     python ingest_graphbolt.py FOLDER
 

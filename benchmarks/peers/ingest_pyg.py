@@ -1,4 +1,4 @@
-"""A folder of Parquet as a PyTorch Geometric `Data` in a file: edges merged and sorted by destination.
+"""Makes a PyTorch Geometric `Data` of a folder of Parquet, edges merged and sorted by destination, and saves it.
 
     python ingest_pyg.py GRAPH OUT
 

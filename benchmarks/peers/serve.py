@@ -59,7 +59,7 @@ class Job:
     """Options of a single engine."""
 
     def types(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Of a graph with types: node types, their offsets and relations; uint8 [E], the relation of each edge."""
+        """Node types, their offsets and relations, and uint8 [E], the relation of each edge; None without types."""
         return json.loads((self.folder / "types.json").read_text()), np.load(self.folder / "edge_type.npy")
 
     def weights(self) -> np.ndarray:

@@ -158,7 +158,7 @@ class Meter:
 
     steps: int = 0
     bulks: list[tuple[int, int, float]] = field(default_factory=list)
-    """Of each bulk its minibatches, their bytes, and the seconds of drawing them."""
+    """Minibatches, bytes and seconds of drawing of each bulk."""
     distinct: list[int] = field(default_factory=list)
     """Distinct nodes of the first minibatch, of the first two, and so on."""
 

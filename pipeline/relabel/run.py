@@ -47,7 +47,7 @@ class Cut:
     parts: int
     seed: int
     order: str = "ids"
-    """Of the nodes within a part; see `storage.partition.node_order`."""
+    """Order of the nodes within a part; see `storage.partition.node_order`."""
 
 
 def relabel(

@@ -35,7 +35,7 @@ def run_on_cluster(
     save: Callable[[], bool] = lambda: False,
     fill: dict[str, Any] | None = None,
 ) -> list[RankReport]:
-    """Train on a Dask cluster.
+    """Train on a Dask cluster, or with `fill` sample there.
 
     Args:
         prepared: the job with its data.

@@ -158,7 +158,7 @@ class MatrixSampler(ABC):
     def _each(
         self, graph: Graph, request: BulkRequest, kernel: Any, make: Callable[[int, NeighborSample], Any]
     ) -> list[Any]:
-        """What `make` makes of each minibatch's number and sample."""
+        """Draw all minibatches, and `make` something of the number and the sample of each."""
         A, k = kernel.matrix.adjacency(graph), len(request.seeds)
         keys = request.keys(len(self.draws) + 1)
         seeds = [s.astype(graph.indices.dtype) for s in request.seeds]

@@ -8,7 +8,7 @@ from millrace.tests.contracts import rapids
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_every_thing_is_tried_and_found_right(monkeypatch, capsys, gpus):
+def test_all_but_training_is_tried_and_found_right(monkeypatch, capsys, gpus):
     rapids.install(monkeypatch, gpus)
     # Parts feed ranks in tests/whole_runs/test_driver.py.
     monkeypatch.setattr(check, "THINGS", [thing for thing in check.THINGS if thing is not check.fed])

@@ -23,7 +23,7 @@ def check_dense(
         graph: of V nodes.
         x: [V, F].
         dense: the model's dense form, ``dense(model, graph, x)``.
-        relative: gradients may be large, and so their differences.
+        relative: bound differences of gradients by the largest gradient, where that exceeds 1.
     """
     rows = torch.from_numpy(x).requires_grad_()
     inputs = [rows, *model.parameters()]

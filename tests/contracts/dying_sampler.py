@@ -13,14 +13,15 @@ from millrace.storage.minibatch import Bulk
 
 @dataclass(frozen=True)
 class DyingSampler(NeighborSampler):
-    """`NeighborSampler`. While there is the file, the first process to draw removes it and is killed."""
+    """`NeighborSampler`. While there is the file, the first process to draw for epoch 1 removes it and is killed."""
 
     file: str = ""
     name: ClassVar[str] = "dying"
 
     def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.file)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if request.epoch == 1:
+            with suppress(FileNotFoundError):
+                os.unlink(self.file)
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().sample_by_owners(owners, request)

@@ -244,7 +244,7 @@ class Model:
         """Counts of a sampler that draws for each row."""
         more = 4 * (self.weighted or getattr(sampler, "poisson", False)) + NUMBER * sampler.edge_ids
         for hop, s in enumerate(sampler.fanout):
-            count = 4 if s < 0 else np.min_scalar_type(s).itemsize
+            count = 4 if s < 0 or s > 65535 else 2 if s > 255 else 1
             asked, told = {}, {}
             wanted: list[set[int]] = [set() for _ in bulks]
             for a, bulk in enumerate(bulks):

@@ -37,12 +37,12 @@ WAYS = {
 @pytest.fixture(scope="module")
 def links():
     """A graph with multi-edges and weights, some of whose pairs are there twice."""
-    graph = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6").graph
+    data = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6")
+    graph = data.graph
     dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
     src, twice = graph.indices.astype(np.int64), np.arange(0, graph.num_edges, 5)
     weight = np.random.default_rng(0).random(len(src) + len(twice)) + 0.5
     whole = mr.from_edges(np.r_[src, src[twice]], np.r_[dst, dst[twice]], graph.num_nodes, edge_weight=weight)
-    data = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6")
     return mr.link_dataset(replace(data, graph=whole), seed=3)
 
 

@@ -157,6 +157,13 @@ def test_ranks_that_share_cores_take_longer(played: Played) -> None:
         return replace(played.candidates["sar"].at, threads=threads, cores=cores).load(ranks)
 
     assert (load(8, 2, 4), load(2, 2, 4), load(2, 1, 4), load(3, 1, 2)) == (4, 1, 1, 1.5)
+    s, seen = played.candidates["sar"], played.seen["sar"]
+    few, many = (
+        forecasting.foresee(replace(s, at=replace(s.at, per_host=n, threads=4, cores=4, link=None)), 0, 1, seen)
+        for n in (seen.ranks, 4 * seen.ranks)
+    )
+    assert many.seconds_per_epoch == pytest.approx(4 * few.seconds_per_epoch)
+    assert many.evaluate_seconds == pytest.approx(4 * few.evaluate_seconds)
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:

@@ -131,21 +131,8 @@ def draw_relations(
             walk = (of[None], begin, end, fanout, poisson, key, ends, edges, positions, room, edge_end, weights)
             sample_labor_relations(0, 1, *lists, *walk)
         else:
-            walk = (
-                of[None],
-                begin,
-                end,
-                fanout,
-                replace,
-                key,
-                ends,
-                edges,
-                positions,
-                edge_end,
-                weights,
-                first,
-                *NO_SEGMENTS,
-            )
+            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, weights, first)
+            walk += NO_SEGMENTS
             sample_relations(0, 1, *lists, *walk)
         e = int(edge_end[0])
         parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e], weights[0, :e]

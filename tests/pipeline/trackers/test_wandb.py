@@ -7,8 +7,10 @@ import pytest
 import millrace as mr
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'millrace-gnn[wandb]'")
-BLOCK, HEADER = 1 << 15, 7
-"""Bytes of a block of LevelDB's log, and in front of a record and of the file: checksum, length, kind."""
+BLOCK = 1 << 15
+"""Bytes of a block of LevelDB's log."""
+HEADER = 7
+"""Bytes in front of each record (checksum, length, kind), and in front of the file."""
 JOB = {"fanout": [3, 2], "hidden": 8, "epochs": 3, "batch_size": 32, "threads": 1, "verbose": False}
 
 

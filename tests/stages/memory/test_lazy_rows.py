@@ -124,5 +124,7 @@ def test_rows_of_several_types_are_those_that_the_store_gathers() -> None:
     assert torch.equal(x.of_type(0, torch.tensor([0, 3])), wanted[[0, 3]])
     assert torch.equal(x.of_type(1, torch.tensor([2, 4])), wanted[[2, 4], :2])
     assert torch.equal(head(x, 3), wanted[:3])
-    assert x._rows is None and base_and_ids(x)[0] is not None
+    assert x._rows is None
+    base, none = base_and_ids(x)
+    assert none is None and np.array_equal(base, wanted.numpy())
     assert torch.equal(x * 2, wanted * 2) and torch.equal(head(x, 2), wanted[:2])

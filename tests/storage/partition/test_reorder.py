@@ -93,8 +93,8 @@ def test_an_order_that_does_not_name_every_node_once_is_refused(order: list[floa
 
 
 def test_an_order_by_name_is_checked() -> None:
-    data = made(4, [0, 0], [1, 2])
-    assert list(reorder(data, "degree").node_names or ()) == ["0", "1", "2", "3"]
+    data = made(4, [3, 3], [1, 2])
+    assert list(reorder(data, "degree").node_names or ()) == ["3", "0", "1", "2"]
     with pytest.raises(InputError, match="order is 'degre'; expected ids, degree, rcm; did you mean 'degree'"):
         reorder(data, "degre")
     with pytest.raises(InputError, match="within is 'rcm', and order is no partition book; leave within out"):

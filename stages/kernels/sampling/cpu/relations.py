@@ -20,8 +20,6 @@ from .rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
-
-
 AHEAD = 8
 """Rows from the one that is drawn from to the one whose edges are fetched; to that whose place is, twice as many."""
 AHEAD_EDGES = 24
@@ -43,8 +41,8 @@ class Segments(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph) -> "Segments":
-        """Of a graph with types, each of which is one range of ids. Takes 4 bytes for each node and relation into its
-        type."""
+        """Measure the segments of a graph with types, each of which is one range of ids. They take 4 bytes for each
+        node and relation into its type."""
         types = graph.types
         assert types is not None
         into, offsets = types.ends[:, 1], np.asarray(types.offsets)

@@ -145,7 +145,7 @@ def _there(M: Sparse) -> DeviceSparse:
 
 
 def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor, Tensor]:
-    """Of rows of entries, each entry's row, row by row, and its place."""
+    """Row and place of each entry of some rows, row by row."""
     row = torch.repeat_interleave(
         torch.arange(len(start), device=to), to_device(lengths, to), output_size=int(lengths.sum())
     )
