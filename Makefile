@@ -20,15 +20,16 @@ unexport PYTHONDONTWRITEBYTECODE
 
 venv: $(STAMP)
 
-# The stamp is written last, so an interrupted installation is taken up again. torch first and alone: it is what the rest must fit. Its modules
-# are compiled meanwhile, by one process and not by each that starts.
+# The stamp is written last, so an interrupted installation is taken up again. torch and both halves of the lock are unpacked side by side, without
+# looking at what they need; the last call adds what is not there: all of it where the lock names what this platform does not have.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "This is Python %d.%d; Millrace needs 3.11 to 3.13. Name one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" % v)'
 	@echo "Installing into $(VENV) (about 3.5 GB with the CPU build of torch; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade "pip>=25.1" "setuptools>=77"
-	@$(PIP) $(LOCK) $(TORCH)
-	@$(BIN)/python -c 'import torch._dynamo' 2> /dev/null & $(PIP) $(LOCK) --editable . --group dev && wait
+	@grep -Ev '^(#|(pip|setuptools|torch)=)' constraints.txt | awk '{ print > ("$(VENV)/half" NR % 2) }'
+	@printf -- '--no-deps %s\n' $(TORCH) $(if $(LOCK),--requirement=$(VENV)/half0 --requirement=$(VENV)/half1) | xargs -L 1 -P 3 $(PIP) 2> /dev/null || true
+	@$(PIP) $(LOCK) $(TORCH) --editable . --group dev
 	@touch $@
 
 demo: venv
