@@ -10,13 +10,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Modules are compiled when they are imported: compiling all that is installed takes half a minute.
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check
-# Files in the order of tests/conftest.py, the longest first.
-PYTEST := $(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=25
 
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check test lint types tests units runs notebooks docs newest lock
+.PHONY: venv demo check test lint types tests notebooks docs newest lock
 
 venv: $(STAMP)
 
@@ -38,8 +36,7 @@ demo: venv
 
 # What starts no processes is done beside the tests, which wait for each other at times.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=2 units types
-	@$(MAKE) --no-print-directory --jobs=2 runs docs
+	@$(MAKE) --no-print-directory --jobs=2 tests types docs
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -52,16 +49,11 @@ lint: venv
 types: venv
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-tests: units runs
-
-# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once.
-units: venv
+# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once. Three on two
+# cores: they wait at times.
+tests: venv
 	@$(BIN)/python -c 'import millrace.tests.contracts.preloaded'
-	$(PYTEST) --numprocesses=3 --nbmake --ignore=tests/whole_runs tests notebooks
-
-# After the other tests, whose compiled kernels their processes find. Three on two cores: they mostly wait.
-runs: venv
-	$(PYTEST) --numprocesses=3 tests/whole_runs
+	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --nbmake tests notebooks
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

@@ -35,6 +35,7 @@ gc.set_threshold(20_000, 50, 100)
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
 
+WHOLE_RUNS = Path(__file__).with_name("whole_runs")
 LONG = (
     "test_signals.py", "test_frozen_scheduler.py", "test_rank_faults.py", "test_own_code.py", "test_sar_faults.py",
     "test_retexo_faults.py", "test_grappa_faults.py", "test_other_users.py", "test_compilers.py", "test_readme.py",
@@ -46,10 +47,11 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files, begin with the longest, so that none is left alone with one."""
+    """Where several processes share the files, begin with the longest, so that none is left alone with one; whole runs
+    come last, when kernels are compiled."""
     if hasattr(config, "workerinput"):
         tests = Counter(item.path for item in items)
-        items.sort(key=lambda item: (not _is_long(item.path), -tests[item.path]))
+        items.sort(key=lambda item: (WHOLE_RUNS in item.path.parents, not _is_long(item.path), -tests[item.path]))
 
 
 def _is_long(file: Path) -> bool:

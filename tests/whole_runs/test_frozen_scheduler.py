@@ -47,7 +47,6 @@ class Cell:
 
 FEW = [
     Cell("bulk", False, None),
-    Cell("grappa", False, "INT"),
     Cell("bulk", True, "TERM"),
     Cell("grappa", True, None),
 ]

@@ -319,7 +319,7 @@ def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
     return learn(model, lambda neighbourhoods, h: model(neighbourhoods, h)[train], fetched, Solo(), seed % 2 == 0)
 
 
-@pytest.mark.parametrize(("size", "seeds"), [(1, (8, 9)), (2, (8, 12)), (3, (14, 2)), (4, (11,)), (8, (5,))])
+@pytest.mark.parametrize(("size", "seeds"), [(1, (8,)), (2, (12,)), (3, (14, 2)), (4, (11,)), (8, (5,))])
 def test_models_learn_what_they_learn_from_the_whole_graph(size: int, seeds: tuple[int, ...]) -> None:
     """With dropout and attention dropout, for any number of ranks, in every mode, pruned or not."""
     check(size, [train(Solo(), seeds, 1)] if size == 1 else run_ranks(train, size, seeds, size, timeout_s=240))
