@@ -1,17 +1,22 @@
 """Training on isolated ranks that send each other only gradients."""
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
+from ...stages.feed.link_feed import LocalLinks
 from ...stages.feed.local_feed import Local
 from ...stages.fetch.isolated import Correction, CoverageFetch
+from ...stages.fetch.links import LinkCoverageFetch
+from ...stages.links.exclude import WithoutOwnEdges
+from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.partition.metis import MetisWork
 from ...stages.placement.chunk_schedule import Rotation
 from ...stages.placement.chunks import Chunks
 from ...stages.reduce.corrected import CoverageCorrected, Shrink
-from ...stages.sample.base import Sampler
+from ...stages.sample.base import Sampler, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import SuperEpochs
 from ...storage.errors import InputError
@@ -116,6 +121,17 @@ class _Grappa(Registered):
                 f"'grappa' each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
             )
         return job
+
+    def with_links(self, system: System, negatives: Negatives) -> System:
+        """See `Registered.with_links`. Every rank has all pairs, and trains on those of its own chunks."""
+        assert isinstance(system.partition, Chunks)
+        assert isinstance(system.sample, Local)
+        assert isinstance(system.fetch, CoverageFetch)
+        sampler = system.sample.sampler
+        drawn = sampler if reads_times(sampler) else WithoutOwnEdges(sampler)
+        sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
+        fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
+        return replace(system, partition=replace(system.partition, links=True), sample=sample, fetch=fetch)
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""

@@ -24,7 +24,7 @@ from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
 from ...stages.placement.merged import merged
-from ...stages.placement.row_blocks import BlockRows, Grid
+from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.features import CountedFeatures
@@ -61,10 +61,17 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             # Each grid column has all rows, and gets the same result.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
+        part = cache(lambda: _whole_of(data, system, job))
+
+        def placed() -> object:
+            if not isinstance(system.partition, Blocks):
+                return numbered(part(), job.group)
+            return system.partition.place(data, system.schedule.phases(job.epochs, model)[0], all_ranks)
+
         return _together(
             prepared,
-            lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job),
-            lambda: system.partition.place(data, system.schedule.phases(job.epochs, model)[0], all_ranks),
+            lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(part(), job),
+            placed,
             job,
         )
     # A user's module may work on blocks only, and ranks exchange rows on the host.
@@ -165,9 +172,9 @@ def _together(prepared: Prepared, shared: Callable[[], Share], placed: Callable[
 
     @cache
     def pairs(split: str) -> tuple[Pairs, KnownOfBlocks]:
-        block = placed()
-        assert isinstance(block, BlockRows) and block.pairs is not None
         with job.group.counting("evaluation"):
+            block = placed()
+            assert isinstance(block, BlockRows) and block.pairs is not None
             return block.pairs, KnownOfBlocks.of_blocks(block, split, job.group)
 
     def score(module: nn.Module, split: str) -> Scored | None:
@@ -190,8 +197,8 @@ def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Sha
     return placed
 
 
-def _all_of(part: Part, system: System, job: RankJob) -> Share:
-    """The rank's own part, or all parts made for it, where it trains on something else."""
+def _whole_of(part: Part, system: System, job: RankJob) -> Part:
+    """The rank's own part, or all parts made for it as one. All ranks call this at the same time."""
     with job.group.counting("evaluation"):
         first, last = (system.parts_before(r) for r in (job.group.rank, job.group.rank + 1))
         if last - first > 1:
@@ -201,4 +208,10 @@ def _all_of(part: Part, system: System, job: RankJob) -> Share:
             sizes[first:last] = torch.tensor([len(p.owned) for p in parts])
             job.group.all_reduce(sizes, "control")
             part = merged(parts, sizes.numpy().astype(np.int64))
+    return part
+
+
+def _all_of(part: Part, job: RankJob) -> Share:
+    """The rows of a rank, where it trains on something else."""
+    with job.group.counting("evaluation"):
         return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))

@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
+from ...storage.errors import InputError
+from ...storage.plural import counted
 from ..assignment import Steps
 from ..links.exclude import WithoutOwnEdges
 from ..links.plan import LinkPlan
@@ -11,6 +15,7 @@ from ..messages import Placement, RankJob
 from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler, reads_times
 from .collective_feed import SampledByOwners
+from .local_feed import Local
 from .queue_feed import Sampled
 
 
@@ -58,3 +63,46 @@ class LinksByOwners(SampledByOwners):
         links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs.labels, self.negatives)
         plan = LinkPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, links=links)
         return replace(plan, steps=Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank))
+
+
+@dataclass(frozen=True)
+class LocalLinks(Local):
+    """`Local` minibatches of pairs: a rank trains on the pairs between nodes of the chunks that it sees, whose
+    destination is in its own. Negatives are drawn of the nodes of these chunks."""
+
+    negatives: Negatives = field(default_factory=Negatives)
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return {**super().record(), "negatives": self.negatives.record()}
+
+    def num_minibatches(self, placement: Any, job: RankJob) -> int:
+        """See `Local.num_minibatches`; of a placement `Isolated`.
+
+        Raises:
+            InputError: see `Local.num_minibatches`; or no rank has a pair to train on, or one has no negatives for its
+                pairs.
+        """
+        found, seen, law = super().num_minibatches(placement, job), placement.pairs, self.negatives.law
+        lacking = (law == "given" and not len(seen.given)) or (law == "degree" and not placement.graph.num_edges)
+        numbers = torch.tensor([len(placement.seeds), len(placement.seeds) > 0 and lacking], dtype=torch.float64)
+        job.group.all_reduce(numbers, "control")
+        pairs, ranks = map(int, numbers)
+        if ranks:
+            raise InputError(
+                f"link.negatives is '{law}', but there is none for {counted(ranks, 'rank')}, which see "
+                'only the nodes of their chunks; use "uniform"'
+            )
+        if not pairs and seen.num_train:
+            raise InputError(
+                'no rank sees both ends of a train pair; use grappa.rotation = "sweep", fewer ranks, or another cut'
+            )
+        if pairs < seen.num_train and job.group.rank == 0:
+            job.tell(f"{pairs:,} of {seen.num_train:,} train pairs have both ends on one rank, and train now")
+        return found
+
+    def plan(self, placement: Any, job: RankJob) -> LinkPlan:
+        """See `Local.plan`."""
+        plan = super().plan(placement, job)
+        links = TrainPairs.of_seen(placement.graph, placement.num_visible, placement.pairs, self.negatives)
+        return LinkPlan(plan.seeds, plan.batch_size, plan.bulk_size, plan.seed, links=links)

@@ -9,7 +9,7 @@ import torch
 from ...storage.errors import InputError
 from ...storage.minibatch import Block, MiniBatch
 from ...storage.queue.base import MemoryQueue
-from ..assignment import isolated_plan
+from ..assignment import SeedPlan, isolated_plan
 from ..comm.survivors import Survivors
 from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler
@@ -62,10 +62,14 @@ class Local:
         job.group.all_reduce(table, "control")
         return int(table.max())
 
+    def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
+        """Plan of this rank's seeds. All ranks call this at the same time."""
+        steps = self._steps(placement, job)
+        return isolated_plan(placement.seeds, job.batch_size, job.bulk_size, job.seed, steps, job.group.rank)
+
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "LocalFeed":
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
-        steps = self._steps(placement, job)
-        plan = isolated_plan(placement.seeds, job.batch_size, job.bulk_size, job.seed, steps, job.group.rank)
+        plan = self.plan(placement, job)
         queue = MemoryQueue(
             bulk_size=job.bulk_size,
             max_bytes=self.max_bytes,
@@ -73,7 +77,7 @@ class Local:
             minibatches_per_epoch=max(1, plan.num_minibatches),
         )
         producer = None
-        step = job.steps(steps * job.group.size).step_of(first[1])
+        step = first[1] // job.group.size
         if plan.num_minibatches:
             # This rank's epoch may be over while others go on.
             late = step >= plan.num_minibatches

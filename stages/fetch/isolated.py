@@ -48,4 +48,8 @@ class CoverageFetcher(Gather):
         fetched = super().fetch(work)
         if self._weight is None:
             return fetched
-        return replace(fetched, weight=self._weight[torch.from_numpy(work.seeds)])
+        weight = self._weight[torch.from_numpy(work.seeds)]
+        if fetched.links is not None:
+            # A pair has the mean coverage of the ends that its loss is of.
+            weight = weight[fetched.links.pairs].flatten(1).mean(1)
+        return replace(fetched, weight=weight)

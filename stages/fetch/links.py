@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from ...storage.errors import StoreError
 from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
-from ..feed.link_feed import LinksByOwners, SampledLinks
+from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
 from ..links.decoders import decoder_of
 from ..links.plan import LinkPlan
 from ..links.train_pairs import own_weights
 from ..messages import Fetched, PairsToScore, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
+from ..placement.chunks import Isolated
 from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
 from .exchange import Exchange, ExchangeFetch
 from .gather import Gather, GatherFetch
+from .isolated import CoverageFetch, CoverageFetcher
 from .owned_rows import OwnedRows
 
 
@@ -52,6 +54,19 @@ class LinkExchangeFetch(ExchangeFetch):
         return fetcher
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinkCoverageFetch(CoverageFetch):
+    """`CoverageFetch` of minibatches that `LocalLinks` makes."""
+
+    sample: LocalLinks
+
+    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module | None = None) -> "LinkCoverage":
+        """See `LinkFetch.fetcher`. All ranks call this at the same time."""
+        fetcher = LinkCoverage(placement, self)
+        fetcher.pairs, fetcher.ranks = _Pairs.of(self.sample, placement, job, module), job.group.size
+        return fetcher
+
+
 @dataclass(frozen=True)
 class _Pairs:
     """The plan of a run's pairs, and the decoder that scores them."""
@@ -77,12 +92,14 @@ class _WithPairs(Gather):
     """`Gather` with pairs. Degrees are those in the graph without the minibatch's own edges, or before the pairs."""
 
     pairs: _Pairs
+    ranks = 1
+    """Ranks with plans of their own: every so many minibatches are of one plan."""
 
     def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
         """See `Gather._fetched`."""
-        plan = self.pairs.plan
-        pairs = plan.pairs(work.index, work.epoch)
-        ends = plan.ends(pairs, work.index, work.epoch)
+        plan, index = self.pairs.plan, work.index // self.ranks
+        pairs = plan.pairs(index, work.epoch)
+        ends = plan.ends(pairs, index, work.epoch)
         if not np.array_equal(ends.nodes, work.seeds):
             raise StoreError(
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
@@ -103,7 +120,7 @@ class _WithPairs(Gather):
         """[n], degrees without the own edges; `degrees` has those with them, if they came with the rows."""
         degree = (self._degrees(work) if degrees is None else degrees).clone()
         plan, seeds = self.pairs.plan, work.seeds
-        lost = plan.links.lost_degree(plan.numbers(work.index, work.epoch), seeds)
+        lost = plan.links.lost_degree(plan.numbers(work.index // self.ranks, work.epoch), seeds)
         degree[: len(seeds)] -= torch.from_numpy(lost).to(degree)
         return degree.clamp_(min=0)
 
@@ -114,3 +131,7 @@ class LinkGather(_WithPairs):
 
 class LinkExchange(_WithPairs, Exchange):
     """Rows that ranks own between them."""
+
+
+class LinkCoverage(_WithPairs, CoverageFetcher):
+    """Rows of a rank that sees a part of the graph."""

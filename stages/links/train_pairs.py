@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, edge_keys, given_negatives, keys_of
+from ...storage.links.pairs import PairArray, SeenPairs, edge_keys, given_negatives, keys_of
 from ..random import branches, draw_word
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
@@ -80,7 +80,9 @@ class TrainPairs:
     time: npt.NDArray[np.number] | None = None
     """[N], of the pairs; None: they have none."""
     num_nodes: int = field(kw_only=True)
-    """V."""
+    """V; of a rank that sees a part of the graph, the number of nodes that may be ends, the first ones."""
+    ends: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
+    """Distinct sources and destinations of pairs of any set, ascending; None: those of `pairs`."""
     own: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
     """See `own_weights`; None: computed of `graph` when they are first read."""
 
@@ -111,6 +113,11 @@ class TrainPairs:
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
         return cls(rows, labels[:, :2], negatives, given_negatives(labels, "train"), num_nodes=num_nodes)
 
+    @classmethod
+    def of_seen(cls, graph: Graph, num_nodes: int, seen: SeenPairs, negatives: Negatives) -> "TrainPairs":
+        """`of`, for a rank that sees a part of the graph, of whose nodes the first `num_nodes` may be ends."""
+        return cls(graph, seen.pairs, negatives, seen.given, num_nodes=num_nodes, ends=seen.ends)
+
     def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
         """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives.
 
@@ -139,12 +146,11 @@ class TrainPairs:
         law, graph, size = self.negatives.law, self.graph, len(positive)
         if law == "degree":
             # The end of a uniform edge.
+            if not column:
+                sources = self._edge_sources
+                return sources[(x * len(sources)).astype(np.int64)].astype(np.int64)
             edge = (x * graph.num_edges).astype(np.int64)
-            return (
-                np.searchsorted(graph.indptr, edge, side="right") - 1
-                if column
-                else graph.indices[edge].astype(np.int64)
-            )
+            return np.searchsorted(graph.indptr, edge, side="right") - 1
         if law == "destinations":
             ends = self._ends[column]
             return ends[(x * len(ends)).astype(np.int64)]
@@ -156,7 +162,13 @@ class TrainPairs:
     @cached_property
     def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Distinct sources and destinations of all pairs, given negatives too."""
-        return np.unique(self.pairs[:, 0]), np.unique(self.pairs[:, 1])
+        return self.ends or (np.unique(self.pairs[:, 0]), np.unique(self.pairs[:, 1]))
+
+    @cached_property
+    def _edge_sources(self) -> npt.NDArray[np.integer]:
+        """Sources of the edges between nodes that may be ends."""
+        sources = self.graph.indices
+        return sources if self.num_nodes >= self.graph.num_nodes else sources[sources < self.num_nodes]
 
     @cached_property
     def _own_weights(self) -> npt.NDArray[np.float64]:

@@ -20,6 +20,7 @@ from ...storage.dataset import SPLITS, Split
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
+from ...storage.links.pairs import SeenPairs
 from ...storage.partition.edge_shards import EdgeShards
 from ..kernels.partition import join
 from ..messages import Part, Phase, Placement, RankJob
@@ -46,6 +47,8 @@ class Chunk:
     split: Split
     edge_features: FeatureStore | None = None
     """See `Part.edge_features`."""
+    owned: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [N], global ids."""
 
     @property
     def num_nodes(self) -> int:
@@ -72,6 +75,9 @@ class Isolated(Placement):
     are views of these."""
     following: "Future[Isolated] | None" = None
     """View of the next super-epoch, in preparation."""
+    pairs: SeenPairs | None = None
+    """Pairs between nodes of the chunks, of which `split` has the positions of those to train on; None: nodes are
+    labelled."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class Chunks:
     ahead: bool = field(default=True, repr=False)
     """Read and join the next super-epoch's view while the current one trains, in memory beside it. Left out of repr (a
     run's fingerprint), since it changes no result."""
+    links: bool = field(default=False, repr=False)
+    """True if pairs are labelled."""
 
     def schedule(self, seed: int, ranks: int) -> ChunkSchedule:
         """Assignment of chunks to so many ranks."""
@@ -106,6 +114,7 @@ class Chunks:
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
                 edge_features=data.edge_features,
+                pairs=SeenPairs.all(data.labels.numpy(), len(data.split.train)) if self.links else None,
             )
         rank, t = job.group.rank, phase.number
         deal = self.schedule(job.seed, job.group.size)
@@ -167,13 +176,18 @@ class Chunks:
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
+        num_base, pairs = sum(c.num_nodes for c in of_base), None
+        sets = [np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS]
+        if data.pairs is not None:
+            pairs = SeenPairs.of(data.pairs, np.concatenate([c.owned for c in chunks.values()]), num_base)
+            sets[0] = np.arange(len(pairs.pairs))
         return Isolated(
             graph,
             MemoryFeatures(features),
             labels,
             torch.from_numpy(degree).to(job.dtype),
-            Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS)),
-            num_base=sum(c.num_nodes for c in of_base),
+            Split(*sets),
+            num_base=num_base,
             num_visible=visible,
             coverage=torch.from_numpy(coverage),
             base=base,
@@ -183,6 +197,7 @@ class Chunks:
                 c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
                 for c, chunk in chunks.items()
             },
+            pairs=pairs,
         )
 
     def _around(self, shards: EdgeShards, here: list[int], halo_key: int) -> dict[int, IdArray]:
@@ -224,7 +239,7 @@ def load(part: Part, job: RankJob) -> Chunk:
             np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n
         ).astype(np.float64)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
-    return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features)
+    return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features, part.owned)
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:

@@ -189,10 +189,7 @@ class Blocks:
             edges = ReorderedFeatures(edges, order)
         pairs = data.pairs
         if pairs is not None and not ranges:
-            old = column.all_to_all([torch.from_numpy(data.owned)] * grid.blocks, "graph")
-            new = np.empty(book.num_nodes, np.int64)
-            new[torch.cat(old).numpy()] = np.arange(book.num_nodes)
-            pairs = pairs.renumbered(new)
+            pairs = _renumbered(pairs, data, book, column)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
         message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
@@ -214,6 +211,27 @@ class Blocks:
             edge_features=edges,
             pairs=pairs,
         )
+
+
+def numbered(part: Part, group: Group) -> BlockRows:
+    """The in-edges of a part of a link task and all pairs, by numbers that go through the parts of all ranks one after
+    the other. All ranks call this at the same time."""
+    sizes = np.zeros(group.size)
+    sizes[group.rank] = len(part.owned)
+    group.all_reduce(torch.from_numpy(sizes), "control")
+    book = RangeBook(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+    graph, _ = rows_of(part.shards, book)
+    assert part.pairs is not None
+    pairs, degree = _renumbered(part.pairs, part, book, group), torch.from_numpy(graph.degree)
+    split = _only_train(pairs.sets["train"])
+    return BlockRows(graph, part.features, part.labels, degree, split, book=book, block=group.rank, pairs=pairs)
+
+
+def _renumbered(pairs: Pairs, part: Part, book: RangeBook, group: Group) -> Pairs:
+    old = group.all_to_all([torch.from_numpy(part.owned)] * group.size, "graph")
+    new = np.empty(book.num_nodes, np.int64)
+    new[torch.cat(old).numpy()] = np.arange(book.num_nodes)
+    return pairs.renumbered(new)
 
 
 def _only_train(ids: Any) -> Split:

@@ -36,6 +36,50 @@ class Pairs:
         return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets, new)
 
 
+@dataclass(frozen=True, eq=False)
+class SeenPairs:
+    """The pairs of a link task as a rank sees them that has some nodes of the graph, by its own numbers of these."""
+
+    pairs: PairArray
+    """int64 [n, 2], among them those that the rank trains on; the split has their positions."""
+    given: PairArray
+    """int64 [m, 2], given negatives of the train set, of seen nodes."""
+    ends: tuple[PairArray, PairArray]
+    """Seen nodes that are the source, and those that are the destination, of a pair of any set; ascending."""
+    num_train: int
+    """Train pairs of the whole graph."""
+
+    @classmethod
+    def all(cls, labels: PairArray, num_train: int) -> "SeenPairs":
+        """All pairs, where all nodes are seen. `labels` is described at the head of this module."""
+        ends = np.unique(labels[:, 0]), np.unique(labels[:, 1])
+        return cls(labels[:, :2], given_negatives(labels, "train"), ends, num_train)
+
+    @classmethod
+    def of(cls, pairs: Pairs, nodes: PairArray, num_own: int) -> "SeenPairs":
+        """The train pairs whose destination is among the rank's own nodes, and whose source is seen.
+
+        Args:
+            pairs: by global ids.
+            nodes: int64 [N], global ids of the seen nodes, in the order of their numbers.
+            num_own: how many of them, the first ones, are the rank's own.
+        """
+        order = np.argsort(nodes)
+        ids = nodes[order]
+
+        def here(ends: PairArray) -> PairArray:
+            at = np.searchsorted(ids, ends)
+            there = np.append(ids, -1)[at] == ends
+            return np.where(there, np.append(order, -1)[at], -1)
+
+        ends = here(pairs.labels[:, :2])
+        train = ends[pairs.sets["train"]]
+        given = ends[pairs.labels[:, 2] == KIND_OF["train"]]
+        seen = [np.unique(column[column >= 0]) for column in ends.T]
+        mine = (train[:, 0] >= 0) & (train[:, 1] >= 0) & (train[:, 1] < num_own)
+        return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train))
+
+
 def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
     """Raise InputError unless `labels` are pairs of nodes with their kinds."""
     if labels.dtype != np.int64 or labels.ndim != 2 or labels.shape[1] != 3:

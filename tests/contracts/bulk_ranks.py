@@ -43,7 +43,7 @@ def train_bulk(
 
 def last_parameters(out: Path) -> dict[str, Any]:
     """Parameters of the last checkpoint."""
-    newest = max((out / "checkpoints").glob("step-*"), key=lambda p: int(p.name.rpartition("-")[2]))
+    newest = max((out / "checkpoints").glob("step-*"), key=lambda p: [int(n) for n in p.name.split("-")[1:]])
     return torch.load(newest / "state.pt", weights_only=True)["model"]
 
 

@@ -1,8 +1,11 @@
-"""Graphs to be cut into parts: small ones with all defects, and one with blocks."""
+"""Graphs to be cut into parts: small ones with all defects, one with blocks, and one with pairs."""
+
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
+import millrace as mr
 from millrace.storage.graph import Graph, from_edges
 
 
@@ -21,3 +24,14 @@ def sbm(nodes: int = 600, blocks: int = 4, degree: int = 16, seed: int = 1) -> G
     src, dst = rng.integers(nodes, size=(2, nodes * degree * 4))
     keep = rng.random(len(src)) < np.where(block[src] == block[dst], 0.9, 0.02)
     return from_edges(np.r_[src[keep], dst[keep]], np.r_[dst[keep], src[keep]], nodes)
+
+
+def links_of_multi_edges(nodes: int) -> mr.Dataset:
+    """Pairs of a graph with multi-edges and weights, some of which are there twice."""
+    data = mr.open_dataset(f"sbm:nodes={nodes},classes=4,degree=8,features=6")
+    graph = data.graph
+    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    src, twice = graph.indices.astype(np.int64), np.arange(0, graph.num_edges, 5)
+    weight = np.random.default_rng(0).random(len(src) + len(twice)) + 0.5
+    whole = from_edges(np.r_[src, src[twice]], np.r_[dst, dst[twice]], graph.num_nodes, edge_weight=weight)
+    return mr.link_dataset(replace(data, graph=whole), seed=3)

@@ -287,7 +287,6 @@ CUT = {"topology": "partitioned"}
 REFUSED = [
     ({"system": "sar"}, "system 'sar' trains on labelled nodes"),
     ({"system": "retexo"}, "system 'retexo' trains on labelled nodes"),
-    ({"system": "grappa"}, "system 'grappa' trains on labelled nodes"),
     ({"bulk": CUT, "link": {"negatives": "degree"}}, "no rank has the degrees of all nodes"),
     ({"bulk": {**CUT, "local_seeds": True}}, "the two ends of a pair have owners of their own"),
     ({"learned": 4}, "links train no learnt features"),

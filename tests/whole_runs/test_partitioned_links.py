@@ -18,6 +18,7 @@ from millrace.stages.evaluate.links import KnownPairs, link_metrics
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.errors import Interrupted, RunError
 from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.graphs import links_of_multi_edges
 from millrace.tests.contracts.process_ranks import run_ranks
 
 TABLE = {
@@ -36,14 +37,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def links():
-    """A graph with multi-edges and weights, some of whose pairs are there twice."""
-    data = mr.open_dataset("sbm:nodes=120,classes=4,degree=8,features=6")
-    graph = data.graph
-    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
-    src, twice = graph.indices.astype(np.int64), np.arange(0, graph.num_edges, 5)
-    weight = np.random.default_rng(0).random(len(src) + len(twice)) + 0.5
-    whole = mr.from_edges(np.r_[src, src[twice]], np.r_[dst, dst[twice]], graph.num_nodes, edge_weight=weight)
-    return mr.link_dataset(replace(data, graph=whole), seed=3)
+    return links_of_multi_edges(120)
 
 
 @pytest.fixture(scope="module")

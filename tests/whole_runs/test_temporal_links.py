@@ -189,7 +189,7 @@ def test_what_does_not_go_together_is_refused(links, tmp_path):
     for data, options, sentence in (
         (links, {"sampler": {"name": "neighbor", "fanout": [2]}}, "use the sampler temporal under system"),
         (plain, {}, "the pairs of .* have none"),
-        (links, {"system": "grappa"}, "system 'grappa' trains on labelled nodes"),
+        (links, {"system": "grappa"}, "system 'grappa' trains on a rank's own part without times"),
         (links, {"features": "owned"}, "owned"),
         (mr.link_dataset(mr.open_dataset(SPEC), pairs=swapped), {}, "the future trains the past"),
     ):

@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 import millrace as mr
 from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
 from millrace.storage.errors import InputError
+from millrace.storage.links.pairs import Pairs, SeenPairs
 from millrace.tests.contracts.graphs import graphs
 
 KEY = 12345
@@ -43,6 +44,29 @@ def test_destinations_have_their_law(law):
     assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
     # Sources are those of the positive pairs.
     assert (made[:, :, 0] == made[:, :1, 0]).all()
+
+
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations"])
+def test_negatives_of_a_part_are_nodes_that_may_be_ends(law):
+    """Nodes 7 to 10 are there as sources of edges only."""
+    graph, seen = skewed(), [[0, 3], [4, 5], [6, 2], [9, 1]]
+    pairs = SeenPairs.of(Pairs(labels_of(seen), {"train": np.arange(4)}), np.arange(7), 7)
+    made = TrainPairs.of_seen(graph, 7, pairs, Negatives(law, 3000, "both")).with_negatives(np.arange(3), KEY)
+    keep = graph.in_degree.copy()
+    keep[7:] = 0
+    rows = mr.from_edges(graph.indices[: keep.sum()], np.repeat(np.arange(11), keep), 11)
+    if law == "degree":  # rows of other nodes are not there
+        made = TrainPairs.of_seen(rows, 7, pairs, Negatives(law, 3000, "both")).with_negatives(np.arange(3), KEY)
+    laws = {
+        "uniform": [np.arange(11) < 7] * 2,
+        "degree": [np.bincount(rows.indices, minlength=11) * (np.arange(11) < 7), keep],
+        "destinations": [np.isin(np.arange(11), [0, 4, 6]), np.isin(np.arange(11), [3, 5, 2, 1])],
+    }
+    for column in (0, 1):
+        found = np.bincount(made[:, 1:, column].reshape(-1), minlength=11)
+        share = laws[law][column] / laws[law][column].sum()
+        assert not found[share == 0].any()
+        assert chisquare(found[share > 0], share[share > 0] * found.sum()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("law", ["uniform", "degree", "destinations", "batch"])

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 
 from millrace.storage.errors import InputError
-from millrace.storage.links.pairs import check_pairs, contains, edge_keys, given_negatives, is_symmetric, keys_of
+from millrace.storage.links.pairs import (
+    Pairs,
+    SeenPairs,
+    check_pairs,
+    contains,
+    edge_keys,
+    given_negatives,
+    is_symmetric,
+    keys_of,
+)
 from millrace.tests.contracts.graphs import graphs
 
 
@@ -28,6 +37,25 @@ def test_negatives_are_found_by_their_set():
     assert given_negatives(labels, "train").tolist() == [[4, 5]]
     assert given_negatives(labels, "val").tolist() == [[2, 3], [8, 9]]
     assert keys_of(np.array([1]), np.array([2]), 10).tolist() == [12]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 12])
+def test_a_rank_sees_pairs_between_its_nodes_and_trains_those_into_its_own(count):
+    rng = np.random.default_rng(count)
+    labels = np.insert(rng.integers(12, size=(60, 2)), 2, rng.integers(4, size=60), axis=1)
+    train = rng.permutation(np.flatnonzero(labels[:, 2] == 0))[:9]
+    nodes, own = rng.permutation(12)[:count], count // 2
+    seen = SeenPairs.of(Pairs(labels, {"train": train}), nodes, own)
+    at = {v: i for i, v in enumerate(nodes.tolist())}
+    ends = [(at.get(u, -1), at.get(v, -1)) for u, v in labels[:, :2].tolist()]
+    assert seen.pairs.tolist() == [[*ends[i]] for i in train if ends[i][0] >= 0 and 0 <= ends[i][1] < own]
+    kinds = labels[:, 2].tolist()
+    assert seen.given.tolist() == [[*e] for e, kind in zip(ends, kinds) if kind == 1 and min(e) >= 0]
+    assert [column.tolist() for column in seen.ends] == [sorted({e[i] for e in ends} - {-1}) for i in (0, 1)]
+    assert seen.num_train == 9
+    whole, same = SeenPairs.all(labels, 9), SeenPairs.of(Pairs(labels, {"train": train}), np.arange(12), 12)
+    assert np.array_equal(whole.pairs[train], same.pairs) and np.array_equal(whole.given, same.given)
+    assert all(np.array_equal(a, b) for a, b in zip(whole.ends, same.ends))
 
 
 @pytest.mark.parametrize(

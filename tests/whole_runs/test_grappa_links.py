@@ -1,0 +1,248 @@
+"""Links on isolated ranks: against dense autograd in float64 of what each rank sees, what crosses the network, and that
+going on does not show."""
+
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.assignment import isolated_plan
+from millrace.stages.comm.gloo import ring_bytes, sum_waits
+from millrace.stages.evaluate.links import KnownPairs, link_metrics
+from millrace.stages.feed.link_feed import LocalLinks
+from millrace.stages.feed.local_feed import QUIET
+from millrace.stages.links.plan import LinkPlan
+from millrace.stages.links.train_pairs import Negatives, TrainPairs
+from millrace.stages.losses import NamedLoss
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
+from millrace.stages.partition.stage import open_part, partition_dataset
+from millrace.stages.placement.chunk_schedule import ChunkSchedule
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.errors import Interrupted
+from millrace.storage.links.pairs import Pairs, SeenPairs
+from millrace.storage.minibatch import Block
+from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.graphs import links_of_multi_edges
+from millrace.tests.contracts.isolated import as_job
+from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.thread_ranks import run_threads
+
+EPOCHS, EVERY = 4, 2
+TABLE = {
+    "epochs": EPOCHS, "seed": 3, "threads": 1, "system": "grappa", "dtype": "float64", "check": True,
+    "train": {"batch_size": 24, "lr": 0.02}, "link": {"width": 8, "num_negatives": 2}, "sampler": {"fanout": [-1, -1]},
+    "model": {"name": "gcn", "hidden": 8, "layers": 2, "dropout": 0.0},
+    "partition": {"method": "hash"}, "queue": {"bulk_size": 2},
+}  # fmt: skip
+WAYS = {
+    "dealt": (2, {"chunks": 2, "reshuffle_fraction": 0.5}, "destinations"),
+    "halo": (4, {}, "uniform"),
+    "none": (4, {"halo": 0, "correction": "node"}, "degree"),
+}
+"""Ranks, options and negatives."""
+
+
+@pytest.fixture(scope="module")
+def links():
+    return links_of_multi_edges(80)
+
+
+def job_of(way):
+    ranks, options, law = WAYS[way]
+    link = {**TABLE["link"], "negatives": law, **({"negative_ends": "both"} if law == "destinations" else {})}
+    return resolve({**TABLE, "ranks": ranks, "link": link, "grappa": {"repartition_every": EVERY, **options}})
+
+
+def train(group, links, runs):
+    """By way: what the rank had sent before, and the reports of the whole run and of one that was stopped in the second
+    super-epoch and went on."""
+    found = {}
+    for number, (job, out, parts, fingerprint, stop_after) in enumerate(runs):
+        if group.rank >= job.ranks:
+            continue
+        own, way = group.sub(f"{number}", range(job.ranks)), out.name.removesuffix("-parted")
+        ledger = own._ledger
+        counted = {"bytes": ledger.get("network", "gradients"), "waits": ledger.waits()["network"]["gradients"]}
+        prepared = prepare_part(job, Outline.of(links, job), parts, own.rank, fingerprint, dataset=links)
+        asked = iter(range(1, 1 << 30))
+        with suppress(Interrupted) if stop_after else nullcontext():
+            report = train_and_evaluate(
+                prepared, out, None, group=own, ledger=ledger, produce=True, producer_alive=lambda: True,
+                emit=silent, stop=lambda asked=asked, last=stop_after: next(asked) == last, clock=Clock(),
+            )  # fmt: skip
+            assert not stop_after
+            found.setdefault(way, [counted]).append(asdict(report))
+        own.close()
+    return found
+
+
+class Seen:
+    """What a rank sees in a super-epoch, found edge by edge."""
+
+    def __init__(self, links, job, folder, rank, phase):
+        m = job.grappa.chunks
+        deal = ChunkSchedule(job.seed, job.ranks, m, job.grappa.reshuffle_fraction)
+        owned = [open_part(folder, c)[0].owned for c in range(m * job.ranks)]
+        chunks = [*deal.base(rank, phase), *deal.variable(rank, phase)]
+        ids = np.concatenate([owned[c] for c in chunks]).tolist()
+        own = set(ids[: sum(len(owned[c]) for c in chunks[:m])])
+        graph = links.graph
+        dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+        edges = [(u, v, w) for u, v, w in zip(graph.indices.tolist(), dst.tolist(), graph.edge_weight) if v in set(ids)]
+        edges = [e for e in edges if job.grappa.halo or e[0] in set(ids)]
+        self.ids, around = ids, sorted({u for u, _, _ in edges} - set(ids))
+        self.nodes = ids + around
+        at = {v: i for i, v in enumerate(self.nodes)}
+        u, v, w = (np.array(column) for column in zip(*((at[a], at[b], c) for a, b, c in edges)))
+        self.graph = mr.from_edges(u, v, len(self.nodes), edge_weight=w)
+        train = [
+            pair for pair in links.labels[links.split.train, :2].tolist() if {*pair} <= set(ids) and pair[1] in own
+        ]
+        pairs = np.array([[at[a], at[b]] for a, b in train])
+        ends = tuple(np.unique([at[a] for a in links.labels[:, i].tolist() if a in set(ids)]) for i in (0, 1))
+        law = prepare(job, links).system.sample.negatives
+        none = np.empty((0, 2), np.int64)
+        self.pairs = TrainPairs(self.graph, pairs, law, none, num_nodes=len(ids), ends=ends)
+        present, whole = np.bincount(dst_of(self.graph), minlength=len(ids))[: len(ids)], graph.in_degree[ids]
+        self.coverage = np.where(whole > 0, present / np.maximum(whole, 1), 1.0)
+        self.degree = graph.degree[self.nodes]
+        self.x = torch.from_numpy(links.features.gather(np.array(self.nodes))).double()
+
+    def scores(self, model, pairs):
+        """Scores of pairs in the graph without their own edges."""
+        own = {p for u, v in pairs[:, 0].tolist() for p in ((u, v), (v, u))}
+        edges = zip(self.graph.indices.tolist(), dst_of(self.graph).tolist(), self.graph.edge_weight)
+        lost, n = np.zeros(len(self.nodes)), len(self.nodes)
+        kept = []
+        for u, v, w in edges:
+            if (u, v) in own:
+                lost[v] += w
+            else:
+                kept.append((u, v, w))
+        u, v, w = (np.array(column) for column in zip(*kept))
+        left = mr.from_edges(u, v, n, edge_weight=w)
+        block = Block(n, np.arange(n), left.indptr, left.indices.astype(np.int32), left.edge_weight)
+        h = self.x
+        for i in range(2):
+            h = model.layer(i, BlockNeighbourhood(block, torch.from_numpy(self.degree - lost)), h)
+        return model.decoder(h[pairs[..., 0]], h[pairs[..., 1]])
+
+
+def dst_of(graph):
+    return np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+
+
+def by_autograd(links, job, folder, model):
+    """Train the model on what ranks see, step by step. Returns the number of steps."""
+    adam, loss, taken = torch.optim.Adam(model.parameters(), lr=0.02), NamedLoss("link", "bce"), 0
+    for epoch in range(EPOCHS):
+        if epoch % EVERY == 0:
+            seen = [Seen(links, job, folder, r, epoch // EVERY) for r in range(job.ranks)]
+            steps = max(-(-len(s.pairs.pairs) // 24) for s in seen)
+        plans = []
+        for r, s in enumerate(seen):
+            p = isolated_plan(np.arange(len(s.pairs.pairs)), 24, 2, 3, steps, r)
+            plans.append(LinkPlan(p.seeds, p.batch_size, p.bulk_size, p.seed, links=s.pairs))
+        for index in range(steps):
+            total, count = 0.0, 0.0
+            for s, plan in zip(seen, plans):
+                pairs = plan.pairs(index, epoch)
+                if len(pairs):
+                    assert pairs.max() < len(s.ids)
+                    weight = s.coverage[pairs].mean((1, 2))
+                    if job.grappa.correction == "batch":
+                        weight = np.full(len(pairs), weight.mean())
+                    losses = loss(s.scores(model, pairs), torch.zeros(len(pairs), dtype=torch.int64))
+                    total, count = total + losses @ torch.from_numpy(weight), count + weight.sum()
+            adam.zero_grad()
+            (total / count).backward()
+            adam.step()
+        taken += steps
+    return taken
+
+
+def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_path):
+    runs = []
+    for way in WAYS:
+        job, parts = job_of(way), tmp_path / f"{way}-parts"
+        prepared = prepare(job, links)
+        cut, count = prepared.system.partition.partitioner, prepared.system.parts_before(job.ranks)
+        partition_dataset(links, cut, count, parts, job.seed, without_pairs=True)
+        for name, stop_after in ((way, 0), *([(f"{way}-parted", 9), (f"{way}-parted", 0)] if way != "none" else [])):
+            (tmp_path / name).mkdir(exist_ok=True)
+            runs.append((job, tmp_path / name, parts, prepared.fingerprint, stop_after))
+    reports = run_ranks(train, 4, links, runs)
+    for way in WAYS:
+        job, parameters = job_of(way), last_parameters(tmp_path / way)
+        model = prepare(job, links).build_model()
+        steps = by_autograd(links, job, tmp_path / f"{way}-parts", model)
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(parameters[key], value, rtol=1e-8, atol=1e-9)
+        known, metrics = KnownPairs.of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
+        best = prepare(job, links).build_model()
+        best.load_state_dict(torch.load(tmp_path / way / "model.pt", weights_only=True))
+        order = links.labels, links.split.test, "test", metrics, known
+        expected = link_metrics(best.decoder, mr.infer(best, links), *order)
+        numbers = sum(p.numel() for p in model.parameters()) + 2
+        for r in range(job.ranks):
+            before, whole, *again = reports[r][way]
+            assert whole["test_metrics"] == pytest.approx(expected, abs=1e-9)
+            for other in again:
+                assert other["parameters_sha256"] == whole["parameters_sha256"]
+                assert other["test_metrics"] == whole["test_metrics"]
+            sent, waits = (whole[k]["network"]["gradients"] - before[k] for k in ("bytes", "waits"))
+            assert sent == steps * ring_bytes(numbers, 8, r, job.ranks)
+            assert waits == steps * sum_waits(numbers, job.ranks, "gradients")
+            assert [whole["bytes"]["network"][kind] for kind in QUIET] == [0, 0, 0]
+
+
+def test_one_rank_trains_as_bulk_does(links, tmp_path):
+    """Bit for bit, with each law of negatives that there is."""
+    more = {"sampler": {"fanout": [3, 2]}, "link": {"width": 8, "negatives": "degree", "negative_ends": "both"}}
+    found = [
+        mr.run(links, config={**TABLE, **more, **system}, out=tmp_path / system["system"], verbose=False)
+        for system in (
+            {"system": "grappa", "grappa": {"repartition_every": EVERY}},
+            {"system": "bulk", "partition": {}},
+        )
+    ]
+    assert found[0].parameters_sha256 == found[1].parameters_sha256
+    assert found[0].test_metrics == found[1].test_metrics
+    assert not sum(found[0].bytes["network"].values())
+
+
+def test_ranks_without_pairs_or_negatives_say_so():
+    ring = mr.from_edges(np.arange(6), (np.arange(6) + 1) % 6, 6)
+    labels = np.array([[0, 1, 0], [2, 3, 0], [4, 5, 1]])
+    pairs = Pairs(labels, {"train": np.arange(2)})
+
+    def told(law, ids, own, count=2):
+        """What the ranks are told, of which the first sees `ids`, and the others nothing."""
+        said = []
+
+        def rank(group):
+            seen = SeenPairs.of(pairs, np.array([] if group.rank else ids, np.int64), own)
+            place = SimpleNamespace(graph=ring, seeds=np.arange(len(seen.pairs)), pairs=seen)
+            of = as_job(group, batch_size=2, minibatches_per_step=count, tell=said.append)
+            LocalLinks(NeighborSampler((2,)), negatives=Negatives(law)).num_minibatches(place, of)
+
+        run_threads(rank, count)
+        return said
+
+    assert told("uniform", [0, 1, 2, 3], 4) == []
+    assert told("uniform", [0, 1, 2], 3) == ["1 of 2 train pairs have both ends on one rank, and train now"]
+    with pytest.raises(mr.InputError, match="no rank sees both ends of a train pair"):
+        told("uniform", [0, 1, 2], 1)
+    assert told("given", [1, 0, 4, 5], 1) == told("uniform", [0, 1, 2], 3)
+    with pytest.raises(mr.InputError, match="'given', but there is none for 1 rank, which see"):
+        told("given", [1, 0, 4], 1)
