@@ -2,15 +2,20 @@
 
     python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB \
         --queue normal --walltime 02:00:00 --dataset store/ --ranks 4 --out runs/slurm
+    python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB \
+        --queue normal --walltime 08:00:00 --tables tables/ --work /scratch/graph --parts 4 --ranks 4
+
+The first trains. The second does the whole chain of examples/chain.py: tables become a store, its nodes are renumbered
+part by part, a run trains on that, and its model is evaluated and predicts, all by the same jobs.
 
 Runs on a login node, or in a small job of its own; `--host` is its address that the jobs reach. Every worker is a Slurm
-job of `--cores` cores, and holds a rank or a sampling task. The home of this Python, `tls` (see docs/cluster.md),
-the dataset and the run's folder are on a file system that all nodes share. All other arguments go to `millrace run`.
-With `--render` the job script is printed, and nothing is submitted.
+job of `--cores` cores, and holds a rank or runs tasks. The home of this Python, `tls` (see docs/cluster.md), the
+dataset, `--work` and the run's folder are on a file system that all nodes share. All other arguments go to
+`millrace run`. With `--render` the job script is printed, and nothing is submitted.
 
-What to expect: nothing until Slurm has started all jobs, then what `millrace run` prints, and its exit code; the jobs
-end with it. A job that ends early is a lost rank (see docs/cluster.md); a job that meets its time limit is not
-replaced, so ask for enough, and go on with `--resume`.
+What to expect: nothing until Slurm has started all jobs, then what `millrace` prints, and its exit code; the jobs end
+with it. A job that ends early is a lost rank (see docs/cluster.md); a job that meets its time limit is not replaced, so
+ask for enough. The same command goes on after a stop, without `--tables` if `--resume` is added.
 
 Rendered only: `make test` has no Slurm. It checks the directives, that Dask and Millrace take the arguments, and that
 what is rendered trains where a shell stands in for Slurm. Needs the extra `launch`.
@@ -22,6 +27,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chain
 from dask_jobqueue import SLURMCluster
 from distributed import Client, Security
 
@@ -43,6 +49,7 @@ def main() -> int:
     parser.add_argument("--account")
     parser.add_argument("--interface", help="network interface of the nodes, such as ib0")
     parser.add_argument("--render", action="store_true", help="print the job script and stop")
+    chain.add_arguments(parser)
     here, run = parser.parse_known_args()
     ca, cert, key = (str(here.tls.resolve() / name) for name in ("ca.pem", "cert.pem", "key.pem"))
     roles = {
@@ -71,11 +78,11 @@ def main() -> int:
         cluster.scale(jobs=here.workers)
         with Client(cluster) as client:
             client.wait_for_workers(here.workers)
-        # An interrupt is for the run, which writes a checkpoint before it ends.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        where = ["--scheduler", cluster.scheduler_address, "--host", here.host, "--set", f"threads={here.cores}"]
-        tls = ["--set", f"cluster.tls_ca={ca}", "--set", f"cluster.tls_cert={cert}", "--set", f"cluster.tls_key={key}"]
-        return subprocess.call([sys.executable, "-m", "millrace.pipeline", "run", *where, *tls, *run])
+        # An interrupt is for the command that runs.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        files = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+        settings = {"scheduler": cluster.scheduler_address, "host": here.host, **files}
+        return subprocess.call(["sh", "-c", chain.script(here, settings, ["--set", f"threads={here.cores}", *run])])
 
 
 if __name__ == "__main__":

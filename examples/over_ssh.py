@@ -2,15 +2,20 @@
 
     python examples/over_ssh.py --hosts 10.0.0.1,10.0.0.2 --tls tls --host 10.0.0.1 \
         --dataset sbm:nodes=20000 --ranks 2 --out runs/ssh
+    python examples/over_ssh.py --hosts 10.0.0.1,10.0.0.2 --tls tls --host 10.0.0.1 \
+        --tables tables/ --work /data/graph --parts 2 --ranks 2
+
+The first trains. The second does the whole chain of examples/chain.py: tables become a store, its nodes are renumbered
+part by part, a run trains on that, and its model is evaluated and predicts, all by the same workers.
 
 The first host gets the scheduler, and every host its workers. All other arguments go to `millrace run`; `--host` is the
-address of *this* machine that the hosts reach. Every host has this Python, this folder and the run's folder under the
-same paths, and lets you in by a key (`~/.ssh/config` is read: user, port, key). `tls` holds `ca.pem`, `cert.pem` and
-`key.pem`, made as docs/cluster.md says.
+address of *this* machine that the hosts reach. Every host has this Python, this folder, the run's folder, the tables
+and `--work` under the same paths, and lets you in by a key (`~/.ssh/config` is read: user, port, key). `tls` holds
+`ca.pem`, `cert.pem` and `key.pem`, made as docs/cluster.md says.
 
-What to expect: what schedulers and workers say until all are there, then what `millrace run` prints, and its exit code.
-Ctrl-C writes a checkpoint, stops the workers and leaves 130; the same command with `--resume` goes on. `make test` runs
-this script against an SSH server of its own. Needs the extra `launch`.
+What to expect: what schedulers and workers say until all are there, then what `millrace` prints, and its exit code.
+Ctrl-C in a run writes a checkpoint, stops the workers and leaves 130; the same command goes on, without `--tables` if
+`--resume` is added. `make test` runs this script against an SSH server of its own. Needs the extra `launch`.
 """
 
 import argparse
@@ -19,6 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chain
 import dask.config
 from distributed import Security, SSHCluster
 
@@ -36,6 +42,8 @@ def main() -> int:
         "--each", type=int, default=1, help="workers on each host; each holds a rank or a sampling task (1)"
     )
     parser.add_argument("--interface", help="network interface of the hosts for Dask and the ranks, such as ib0")
+    parser.add_argument("--host", default="127.0.0.1", help="an address of this machine that the hosts reach")
+    chain.add_arguments(parser)
     here, run = parser.parse_known_args()
     hosts = here.hosts.split(",")
     ca, cert, key = (str(here.tls.resolve() / name) for name in ("ca.pem", "cert.pem", "key.pem"))
@@ -58,12 +66,11 @@ def main() -> int:
         security=Security(require_encryption=True),
     )
     with cluster:
-        # An interrupt is for the run, which writes a checkpoint before it ends.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        tls = ["--set", f"cluster.tls_ca={ca}", "--set", f"cluster.tls_cert={cert}", "--set", f"cluster.tls_key={key}"]
-        return subprocess.call(
-            [sys.executable, "-m", "millrace.pipeline", "run", "--scheduler", cluster.scheduler_address, *tls, *run]
-        )
+        # An interrupt is for the command that runs.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        files = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+        settings = {"scheduler": cluster.scheduler_address, "host": here.host, **files}
+        return subprocess.call(["sh", "-c", chain.script(here, settings, run)])
 
 
 if __name__ == "__main__":

@@ -85,6 +85,10 @@ class Minibatches:
         """F."""
         self.num_classes: int = prepared.outline.num_classes
         """C."""
+        layers = prepared.system.sample.num_layers
+        assert layers is not None, "it has minibatches"
+        self.num_layers: int = layers
+        """L, layers that a model has."""
         self.epochs: int = job.epochs
         """Number of epochs."""
         self._job = RankJob(

@@ -115,6 +115,9 @@ def _become(
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, target)
         os.close(file)
+    if not os.path.isfile(files[0]):
+        # The server's own streams are files, and believe that they can seek.
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False, buffering=1) for number in (1, 2))  # noqa: SIM115
     if namespace is not None:
         enter_network(namespace)
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.

@@ -1,6 +1,12 @@
 """Minibatches for loops of one's own: those of a run, on any number of ranks, from a store, and under torchrun."""
 
+import os
+import re
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,6 +18,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.forked_command import run_forked
+from millrace.tests.contracts.forked_path import forked_path
 from millrace.tests.contracts.fresh_python import run_python
 
 SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
@@ -130,64 +137,62 @@ def test_what_cannot_be_is_refused(sbm, options, sentence):
         mr.minibatches(sbm, **JOB).epoch(2)
 
 
-DDP = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
-import millrace as mr
+CONVERT = "--convert=--set read.missing_ids=compact --set read.direction=directed"
+DYING = """
+import os, torch
+join = torch.nn.parallel.DistributedDataParallel.join
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-loader = mr.minibatches("sbm:nodes=300,classes=3,degree=8,features=5,train=0.3", fanout=[4, 3], batch_size=16, epochs=2)
+def dying(self, *words, **options):
+    # At the beginning of the second epoch, once.
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.path.exists(os.environ["DIES_AT"]):
+            os._exit(1)
+    return join(self, *words, **options)
 
-
-class Net(torch.nn.Module):
-    num_layers = 2
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.ModuleList([torch.nn.Linear(10, 8), torch.nn.Linear(16, 3)])
-
-    def forward(self, neighbourhoods, h):
-        for linear, n in zip(self.linear, neighbourhoods):
-            h = linear(torch.cat([mr.destinations(n, h), n.mean(h)], 1)).relu()
-        return h
-
-
-model = DistributedDataParallel(Net())
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-with model.join():
-    for batch in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(batch.neighbourhoods, batch.h), batch.y).backward()
-        optimizer.step()
-flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-both = [torch.empty_like(flat) for _ in range(2)]
-dist.all_gather(both, flat)
-assert torch.equal(*both)
-assert len(loader) == 6
-print(f"rank {dist.get_rank()} ended", file=sys.stderr)
-dist.destroy_process_group()
+torch.nn.parallel.DistributedDataParallel.join = dying
 """
-
-
+"""A rank dies."""
 TORCHRUN = """
-import runpy, sys
+import os, runpy, sys
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
-elastic_launch(config, lambda: bool(runpy.run_path(sys.argv[1], run_name="__main__")))()
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+config = LaunchConfig(
+    1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork", max_restarts=1, monitor_interval=0.1
+)
+elastic_launch(config, lambda: bool(runpy.run_path(sys.argv[0], run_name="__main__")))()
 """
-"""What ``torchrun --standalone --nproc-per-node 2`` does, but for ranks that are forked."""
+"""What ``torchrun --standalone --nproc-per-node 2 --max-restarts 1`` does, but for ranks that are forked."""
 
 
 @pytest.mark.slow
 def test_torchs_own_data_parallelism_trains_on_them(tmp_path):
-    """Six minibatches an epoch over two ranks."""
-    (tmp_path / "ddp.py").write_text(DDP)
-    code, _, err = run_python("-c", TORCHRUN, tmp_path / "ddp.py", variables={"OMP_NUM_THREADS": "1"})
+    """examples/on_torchrun.py from tables to predictions, on two ranks, of which one dies after the first epoch. Seven
+    minibatches an epoch over two ranks."""
+    tables, work = tmp_path / "tables", tmp_path / "work"
+    tables.mkdir()
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 200)
+    ends = rng.integers(0, 200, (2, 900)) * 2 + 1
+    pq.write_table(pa.table({"src": ends[0], "dst": ends[1]}), tables / "edges.parquet")
+    x = (np.eye(3)[labels] + rng.normal(0, 0.1, (200, 3))).astype("f4")
+    split = np.where(np.arange(200) < 100, "train", "test")
+    nodes = {"id": np.arange(200) * 2 + 1, "label": labels, "split": split, "features": x.tolist()}
+    pq.write_table(pa.table(nodes), tables / "nodes.parquet")
+    (tmp_path / "job.toml").write_text("epochs = 4\nbatch_size = 16\nfanout = [4, 3]\n")
+    script = Path(__file__).resolve().parents[2] / "examples" / "on_torchrun.py"
+    with forked_path() as folder:
+        path = f"{folder}:{os.environ['PATH']}"
+        words = ("--tables", tables, "--work", work, "--job", tmp_path / "job.toml", "--sample", "--lr", 0.02, CONVERT)
+        given = {"OMP_NUM_THREADS": "1", "PATH": path, "DIES_AT": str(work / "run" / "model.pt")}
+        code, out, err = run_python("-c", DYING + TORCHRUN, script, *words, variables=given)
     assert code == 0, err
-    # Two processes write to one pipe, so their lines may mix.
-    assert all(f"rank {rank} ended" in err for rank in range(2))
+    epochs = re.findall(r"epoch (\d)/4: loss ([\d.]+)", out)
+    numbers = [number for number, _ in epochs]
+    assert set(numbers) == set("1234") and numbers.count("1") == 1, "the restarted ranks have gone on"
+    assert float(epochs[-1][1]) < float(epochs[0][1])
+    accuracy = re.search(r"test accuracy ([\d.]+) of 100 nodes", out)
+    assert accuracy and float(accuracy[1]) > 0.8
+    predictions = pq.read_table(work / "run" / "predictions.parquet")
+    assert sorted(map(int, predictions["node"].to_pylist())) == nodes["id"].tolist()

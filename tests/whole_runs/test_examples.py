@@ -1,5 +1,6 @@
 """Launch scripts: those for one machine and for SSH are run, those for Slurm and Kubernetes rendered, and what they
-render is checked."""
+render is checked, and does the whole chain where processes of this machine stand in for jobs and pods. Commands of
+Millrace are forked (`contracts.forked_path`)."""
 
 import asyncio
 import json
@@ -7,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,9 @@ from typing import Any
 
 import asyncssh
 import jsonschema
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
@@ -26,23 +31,22 @@ from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 
 from millrace.pipeline import cli
+from millrace.tests.contracts.forked_command import ForkedCommand
+from millrace.tests.contracts.forked_path import forked_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 SMALL = (
-    "--dataset",
-    "digits",
-    "--epochs",
-    "2",
-    "--fanout",
-    "5,5",
-    "--hidden",
-    "16",
-    "--batch-size",
-    "32",
-    "--set",
-    "threads=1",
-)
+    "--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32",
+    "--set", "threads=1",
+)  # fmt: skip
+CONVERT = "--convert=--set read.missing_ids=compact --set read.direction=directed"
+CHAIN = (
+    CONVERT, "--epochs", "8", "--fanout", "5,5", "--hidden", "16", "--batch-size", "16", "--ranks", "2",
+    "--set", "threads=1", "--lr", "0.05", "--dropout", "0",
+)  # fmt: skip
+"""Training on `tables`."""
+NODES = 120
 SBATCH = {
     "-J": r"[\w-]+", "-e": r"\S+", "-o": r"\S+", "-p": r"\w+", "-A": r"\w+", "-n": r"\d+",
     "-t": r"(\d+-)?\d+(:\d+){0,2}",
@@ -51,9 +55,48 @@ SBATCH = {
 """Options that `sbatch` documents, and the form of their values."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Commands of Millrace that scripts call are forked."""
+    with forked_path() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    """Folder of Parquet: nodes whose features say their class, under ids with gaps."""
+    folder = tmp_path_factory.mktemp("tables") / "graph"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    ids, labels = np.sort(rng.permutation(1000)[:NODES]), rng.integers(0, 3, NODES)
+    ends = ids[rng.integers(0, NODES, (2, 800))]
+    pq.write_table(pa.table({"src": ends[0], "dst": ends[1]}), folder / "edges.parquet")
+    x = (np.eye(3)[labels] + rng.normal(0, 0.1, (NODES, 3))).astype("f4")
+    split = np.array(["train", "val", "test"])[np.arange(NODES) % 3]
+    nodes = {"id": ids, "label": labels, "split": split, "features": x.tolist()}
+    pq.write_table(pa.table(nodes), folder / "nodes.parquet")
+    return folder
+
+
 def environment(**more: str) -> dict[str, str]:
-    """That of this process, in which `millrace` is the one of this interpreter."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
+    """That of this process, and more."""
+    return {**os.environ, **more}
+
+
+def assert_chain_is_done(work: Path, tables: Path, said: str) -> None:
+    """Stores, a run on two ranks, its evaluation, and a class for each id of the tables."""
+    found = result(work / "run")
+    assert (found["ranks"], found["num_nodes"]) == (2, NODES)
+    assert found["test_accuracy"] > 0.8
+    # What `millrace evaluate` says after the run.
+    assert f"  test   {found['test_accuracy']:.4f}" in said
+    predictions = pq.read_table(work / "run" / "predictions.parquet")
+    nodes = pq.read_table(tables / "nodes.parquet")
+    classes = dict(zip(map(str, predictions["node"].to_pylist()), predictions["class"].to_pylist()))
+    right = [classes[str(i)] == label for i, label in zip(nodes["id"].to_pylist(), nodes["label"].to_pylist())]
+    assert len(classes) == NODES and np.mean(right) > 0.8
+    assert {p.name for p in work.iterdir()} - {"samples"} == {"store", "parts", "run"}
 
 
 def run(*words: str | Path, seconds: float = 540, **more: str) -> subprocess.CompletedProcess[str]:
@@ -169,26 +212,16 @@ def assert_nothing_is_left(tls: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_over_ssh_two_ranks_train_and_nothing_is_left(tmp_path, tls, ssh_home):
-    words = (
-        "--hosts",
-        "127.0.0.1",
-        "--each",
-        "2",
-        "--tls",
-        tls,
-        "--interface",
-        "lo",
-        *SMALL,
-        "--ranks",
-        "2",
-        "--out",
-        tmp_path / "run",
-    )
-    done = python("over_ssh.py", *words, HOME=str(ssh_home))
+def test_over_ssh_two_hosts_do_the_chain_and_nothing_is_left(tmp_path, tls, ssh_home, tables):
+    job = tmp_path / "job.toml"
+    job.write_text("epochs = 8\nbatch_size = 16\nfanout = [5, 5]\nhidden = 16\nlr = 0.05\ndropout = 0\n")
+    hosts = ("--hosts", "127.0.0.1", "--each", "2", "--tls", tls, "--interface", "lo")
+    work = ("--tables", tables, "--work", tmp_path / "work", "--job", job, "--sample", CONVERT)
+    done = python("over_ssh.py", *hosts, *work, "--ranks", "2", "--set", "threads=1", HOME=str(ssh_home))
     assert done.returncode == 0, done.stderr
-    assert result(tmp_path / "run")["ranks"] == 2
-    job = (tmp_path / "run" / "job.toml").read_text()
+    assert_chain_is_done(tmp_path / "work", tables, done.stdout)
+    assert "24 minibatches of 8 epochs" in done.stdout
+    job = (tmp_path / "work" / "run" / "job.toml").read_text()
     assert 'scheduler = "tls://127.0.0.1:' in job and str(tls / "key.pem") in job
     assert_nothing_is_left(tls)
 
@@ -230,10 +263,10 @@ def test_on_slurm_renders_a_job_that_slurm_and_dask_take(tmp_path, tls):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_job_of_on_slurm_holds_ranks(tmp_path, tls):
+def test_a_job_of_on_slurm_does_the_chain(tmp_path, tls, tables):
     """Slurm is not here: `sbatch` is a script that runs the job at once, on this machine. All that it is given is
     real."""
-    bin_, out = tmp_path / "bin", tmp_path / "run"
+    bin_, work = tmp_path / "bin", tmp_path / "work"
     bin_.mkdir()
     for name, body in {
         # dask-jobqueue removes its script as soon as it is submitted.
@@ -243,10 +276,10 @@ def test_the_job_of_on_slurm_holds_ranks(tmp_path, tls):
         (bin_ / name).write_text(f"#!/bin/sh\n{body}\n")
         (bin_ / name).chmod(0o755)
     path = f"{bin_}:{environment()['PATH']}"
-    done = slurm(tls, "--workers", "2", *SMALL, "--ranks", "2", "--out", out, PATH=path)
+    done = slurm(tls, "--workers", "1", "--tables", tables, "--work", work, *CHAIN, PATH=path)
     assert done.returncode == 0, done.stderr
-    assert result(out)["ranks"] == 2
-    assert "threads = 1" in (out / "job.toml").read_text(), "what the user says comes after what the script says"
+    assert_chain_is_done(work, tables, done.stdout)
+    assert "threads = 1" in (work / "run" / "job.toml").read_text(), "what the user says comes last"
     assert_nothing_is_left(tls)
 
 
@@ -358,27 +391,58 @@ def test_on_kubernetes_gives_dask_what_dask_takes(manifest, tls):
 
 
 def test_on_kubernetes_gives_millrace_what_millrace_takes(manifest):
-    (sh, c, line), command = containers(manifest)["driver"]["command"], typer.main.get_command(cli.app)
+    (sh, c, script), command = containers(manifest)["driver"]["command"], typer.main.get_command(cli.app)
     assert (sh, c) == ("sh", "-c")
-    wait, train = line.split(" && exec ")
+    wait, _, train = script.partition(" || exit\n")
     compile(shlex.split(wait)[-1], "wait", "exec")
-    words = shlex.split(train.replace('"$POD_IP"', "10.1.2.3"))
-    assert words[:2] == ["millrace", "run"]
+    exec_, *words = shlex.split(train.replace("$(POD_IP)", "10.1.2.3"))
+    assert (exec_, *words[:2]) == ("exec", "millrace", "run")
     taken = command.commands["run"].make_context("run", words[2:]).params  # pyright: ignore[reportAttributeAccessIssue]
-    assert (taken["host"], taken["scheduler"], taken["ranks"], taken["resume"]) == (
-        "10.1.2.3",
-        "tls://millrace-scheduler:8786",
-        2,
-        True,
-    )
+    assert (taken["ranks"], taken["resume"]) == (2, True)
+    assert taken["overrides"][:2] == ["cluster.scheduler=tls://millrace-scheduler:8786", "cluster.host=10.1.2.3"]
     assert taken["overrides"][-1] == "threads=1", "what the user says comes after what the script says"
     (host,) = containers(manifest)["driver"]["env"]
-    assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    assert (host["name"], host["valueFrom"]["fieldRef"]["fieldPath"]) == ("POD_IP", "status.podIP")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pods_of_on_kubernetes_do_the_chain(tmp_path, tls, tables):
+    """Kubernetes is not here: each pod's command is a process of this machine, forked, with places and addresses of
+    this machine in it. The driver's goes on when it is given again."""
+    words = ("--image", "millrace", "--volume", "data", "--workers", "1", "--cores", "1", "--tables", tables)
+    done = python("on_kubernetes.py", *words, "--work", "/data/work", *CHAIN)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = done.stdout.replace("millrace-scheduler:8786", f"127.0.0.1:{port}").replace("$(POD_IP)", "127.0.0.1")
+    manifest = yaml.safe_load(text.replace("/data/", f"{tmp_path}/").replace("/tls/", f"{tls}/"))
+    assert complaints(yaml.safe_load(done.stdout)) == []
+    pods, running = containers(manifest), []
+    try:
+        for name, more in (("scheduler", ("--port", port, "--no-dashboard")), ("worker", ("--no-dashboard",))):
+            _, kind, *args = pods[name]["args"]
+            running.append(ForkedCommand(*args, *more, program=f"distributed.cli.dask_{kind}"))
+        done = run(*pods["driver"]["command"])
+        assert done.returncode == 0, done.stderr
+        assert_chain_is_done(tmp_path / "work", tables, done.stdout)
+        made = (tmp_path / "work" / "parts" / "manifest.json").stat().st_mtime_ns
+        again = run(*pods["driver"]["command"])
+        assert again.returncode == 0, again.stderr
+        assert_chain_is_done(tmp_path / "work", tables, again.stdout)
+        assert (tmp_path / "work" / "parts" / "manifest.json").stat().st_mtime_ns == made
+    finally:
+        for pod in reversed(running):
+            pod.send_signal(signal.SIGTERM)
+            pod.wait(30)
 
 
 def test_every_script_is_tested_and_says_what_to_expect():
     scripts = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".sh")}
-    assert scripts == {"on_a_laptop.sh", "on_a_gpu_box.py", "over_ssh.py", "on_slurm.py", "on_kubernetes.py"}
+    assert scripts == {
+        "chain.py", "on_a_laptop.sh", "on_a_gpu_box.py", "over_ssh.py", "on_slurm.py", "on_kubernetes.py",
+        "on_torchrun.py",
+    }  # fmt: skip
     for name in scripts:
         head = (EXAMPLES / name).read_text()[:2000]
         assert f"examples/{name}" in head and "What to expect" in head, name
