@@ -121,7 +121,7 @@ def draw_relations(
     def segment(q: int) -> None:
         of = rows[splits[q] : splits[q + 1]]
         begin, end, total = np.zeros(1, np.int64), np.array([len(of)]), np.zeros(1, np.int64)
-        count_relations(0, 1, graph.indptr, graph.edge_type, of[None], begin, end, fanout, replace, total)
+        count_relations(0, 1, graph.indptr, graph.edge_type, of[None], begin, end, fanout, replace, total, *NO_SEGMENTS)
         # Poisson draws have no bound but a row's length.
         room = int(graph.in_degree[of].sum() if poisson else total[0])
         ends, edge_end = np.zeros((1, len(of) + 1), np.int64), np.zeros(1, np.int64)
@@ -131,7 +131,7 @@ def draw_relations(
             walk = (of[None], begin, end, fanout, poisson, key, ends, edges, positions, room, edge_end, weights)
             sample_labor_relations(0, 1, *lists, *walk)
         else:
-            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, weights, first)
+            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, False, weights, first)
             walk += NO_SEGMENTS
             sample_relations(0, 1, *lists, *walk)
         e = int(edge_end[0])

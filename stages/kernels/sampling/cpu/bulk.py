@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .....storage.errors import RunError
 from .....storage.graph import Graph
-from ...runtime.intrinsics import prefetch, trailing_zeros
+from ...runtime.intrinsics import ones, trailing_zeros
 from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..samples import LIMIT, EdgeList, NeighborSample
@@ -22,8 +22,6 @@ from .workspace import ALIGN, Cutter, Workspace, padded
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 IdArray = npt.NDArray[np.int64]
 _U = np.uint64
-AHEAD = 16
-"""Edges between the one that is translated and the one whose node is prefetched."""
 
 
 @njit(**JIT)
@@ -42,49 +40,56 @@ def _find(row, begin, end, found, words):
     found[:words] = _U(0)
     for e in range(begin, end):
         u = np.int64(row[e])
-        found[u >> 6] |= _U(1) << _U(u & 63)
+        found[_U(u >> 6)] |= _U(1) << _U(u & 63)
 
 
 @njit(inline="always")
-def _append(found, seen, words, ids, n):
-    """Append the nodes that are found but not yet seen, in ascending order, and mark them as seen."""
+def _append(found, seen, words, rank, ids, n):
+    """Append the nodes that are found but not yet seen, in ascending order, and mark them as seen; `found` keeps these
+    only, and `rank` has the position of each word's first."""
     for w in range(words):
         new = found[w] & ~seen[w]
         seen[w] |= new
+        found[w] = new
+        rank[w] = n
         while new != _U(0):
-            ids[n] = w * 64 + trailing_zeros(new)
+            ids[_U(n)] = w * 64 + trailing_zeros(new)
             new &= new - _U(1)
             n += 1
     return n
 
 
 @njit(inline="always")
-def _locate(ids, n, local):
-    for i in range(n):
-        local[ids[i]] = i
-
-
-@njit(inline="always")
-def _translate(row, end, local, target, base):
-    """target[base:base+end]: the positions of the nodes in row[:end]."""
+def _translate(row, end, found, rank, local, target):
+    """target[:end]: the positions of the nodes in row[:end], by their ranks among those just found, else by `local`.
+    `target` may be `row`."""
     for e in range(end):
-        prefetch(local, np.int64(row[min(e + AHEAD, end - 1)]))
-        target[base + e] = local[row[e]]
+        # Words of `found` are far fewer than entries of `local`, which is read for other nodes alone. Without a branch.
+        u = _U(row[e])
+        word = u >> _U(6)
+        upto = found[word] << (_U(63) - (u & _U(63)))
+        other = local[u * (_U(1) - (upto >> _U(63)))]
+        new = np.int64(rank[word]) + np.int64(ones(upto)) - 1
+        target[_U(e)] = new if upto >> _U(63) else other
 
 
 @njit(**JIT)
-def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words, target, offset):
-    """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of
-    all hops.
+def _number(
+    first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, rank, local, words, target
+):  # fmt: skip
+    """Append the hop's new nodes in ascending order; after the last hop, which has a `target` [k, edges], translate the
+    edges of all hops.
 
     A position never changes once given, so edges are translated after all are found.
     """
     for q in range(first, last):
         _find(edges[q], edge_begin[q], edge_end[q], found, words)
-        node_end[q] = _append(found, known[q], words, nodes[q], node_end[q])
-        if len(target) > 0:
-            _locate(nodes[q], node_end[q], local)
-            _translate(edges[q], edge_end[q], local, target, offset[q])
+        before = node_end[q]
+        node_end[q] = _append(found, known[q], words, rank, nodes[q], before)
+        if target.shape[1] > 0:
+            for i in range(before):
+                local[nodes[q, i]] = i
+            _translate(edges[q], edge_end[q], found, rank, local, target[q])
 
 
 @njit(**JIT)
@@ -129,12 +134,15 @@ class Bulk:
         words = self.words = (graph.num_nodes + 63) // 64
         self.known = space.rows("known", (max(self.k, 1), words), np.uint64)
         self.found = space.rows("found", (threads, words), np.uint64)
+        self.rank = space.rows("rank", (threads, words), np.int32)
         self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
-        self.target, self.offset = np.empty(0, np.int32), np.zeros(self.k, np.int64)
+        self.target = np.empty((0, 0), np.int32)
+        self.final = False
         self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
         """[k, at least the nodes known so far], their ids."""
-        self.edges = self.positions = self.row_ends = np.empty((0, 0), np.int64)
-        self.weight = np.empty((0, 0), np.float32)
+        self.edges = np.empty((self.k, 0), graph.indices.dtype)
+        self.positions = self.row_ends = np.empty((self.k, 0), np.int64)
+        self.weight = np.empty((self.k, 0), np.float32)
         parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
     def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
@@ -142,8 +150,18 @@ class Bulk:
             name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep
         )
 
-    def reserve(self, total: IdArray) -> int:
+    def _output(self, width: int, dtype: npt.DTypeLike, old: npt.NDArray[Any] | None = None, keep: int = 0) -> Any:
+        """[k, at least `width`] in an output buffer, with the first `keep` columns of `old`."""
+        width = -(-max(width, 1) // ALIGN) * ALIGN
+        new = Cutter(self.space.output(padded(self.k * width, dtype) + ALIGN)).cut(self.k * width, dtype)
+        new = new.reshape(self.k, width)
+        if old is not None:
+            new[:, :keep] = old[: self.k, :keep]
+        return new
+
+    def reserve(self, total: IdArray, final: bool = False) -> int:
         """Make room for `total` more edges in each minibatch, in `edges` [k, ...] (source ids), `positions`, `weight`.
+        With `final` so many will be drawn, and no more after them: they are drawn where the results will be.
 
         Returns: The number of edges for which there is room in every minibatch.
 
@@ -155,7 +173,13 @@ class Bulk:
             raise RunError(
                 f"a minibatch would hold {need} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout"
             )
-        used = int(self.edge_end.max(initial=0))
+        used, self.final = int(self.edge_end.max(initial=0)), final
+        if final:
+            assert self.keep and self.keep_weight
+            self.edges = self._output(need, self.edges.dtype, self.edges, used)
+            self.positions = self._output(need, np.int64, self.positions, used)
+            self.weight = self._output(need, np.float32, self.weight, used)
+            return self.edges.shape[1]
         self.edges = self._rows("edges", need, keep=used)
         self.positions = self._rows("positions", need if self.keep else 1, np.int64, keep=used if self.keep else 0)
         if self.keep_weight:
@@ -189,21 +213,18 @@ class Bulk:
 
         Args:
             edge_begin: int64 [k].
-            last: no hop follows; the positions of minibatch q's edges begin at target[offset[q]].
+            last: no hop follows; the positions of minibatch q's edges go to target[q].
         """
         most = np.minimum(self.node_end + self.edge_end - edge_begin, self.graph.num_nodes)
         self.nodes = self._rows("nodes", int(most.max(initial=1)), keep=int(self.node_end.max(initial=0)))
         if last:
-            size = -(-self.edge_end * self.target.itemsize // ALIGN) * (ALIGN // self.target.itemsize)
-            self.offset = np.cumsum(size) - size
-            self.target = Cutter(self.space.output(int(size.sum()) * self.target.itemsize + ALIGN)).cut(
-                int(size.sum()), np.int32
-            )
+            in_place = self.final and self.edges.dtype == self.target.dtype
+            self.target = self.edges if in_place else self._output(int(self.edge_end.max(initial=1)), np.int32)
         parallel(
             _number,
             [
                 (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t],
-                 self.local[t], self.words, self.target, self.offset)
+                 self.rank[t], self.local[t], self.words, self.target)
                 for t, (a, b) in enumerate(self.spans)
             ],
         )  # fmt: skip
@@ -260,9 +281,17 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
     lists = []
     for ends, rows, first, last in spans:
         indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
-        indices = [bulk.target[bulk.offset[q] + first[q] : bulk.offset[q] + last[q]] for q in range(k)]
-        positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64) if bulk.keep else [None] * k
-        weight = bulk.copied(bulk.weight, first, last - first, 0, np.float32) if bulk.keep_weight else [None] * k
+        indices = [bulk.target[q, first[q] : last[q]] for q in range(k)]
+        positions: Any = [None] * k
+        weight: Any = [None] * k
+        if bulk.final:
+            positions = [bulk.positions[q, first[q] : last[q]] for q in range(k)]
+            weight = [bulk.weight[q, first[q] : last[q]] for q in range(k)]
+        else:
+            if bulk.keep:
+                positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64)
+            if bulk.keep_weight:
+                weight = bulk.copied(bulk.weight, first, last - first, 0, np.float32)
         lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions, weight)])
     nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, bulk.graph.indices.dtype)
     counts = np.stack(node_ends[1:], axis=1).tolist()

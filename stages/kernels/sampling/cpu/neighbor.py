@@ -42,8 +42,8 @@ def most_edges(bulk: Bulk, begin: IdArray, end: IdArray, s: int) -> IdArray:
 def edges_of_relations(bulk: Bulk, begin: IdArray, end: IdArray, fanout: IdArray, replace: bool = False) -> IdArray:
     """int64 [k], edges that the rows between `begin` and `end` keep, with a fanout for each relation."""
     total, graph = np.zeros(bulk.k, np.int64), bulk.graph
-    rows = (bulk.nodes, begin, end, fanout, replace, total)
-    parallel(count_relations, [(a, b, graph.indptr, graph.edge_type, *rows) for a, b in bulk.spans])
+    rows = (graph.indptr, graph.edge_type, bulk.nodes, begin, end, fanout, replace, total, *segments_of(graph))
+    parallel(count_relations, [(a, b, *rows) for a, b in bulk.spans])
     return total
 
 
@@ -112,21 +112,15 @@ def _by_relation(
 ) -> list[NeighborSample]:
     """`neighbor` with a fanout for each relation; keeps positions and weights."""
     bulk = Bulk(graph, seeds, workspace, keep_positions=True, keep_weight=True)
-    lists, types = (graph.indptr, graph.indices, graph.edge_type), graph.types
-    assert types is not None
-    segments = _segments(graph) if len(types.offsets) == len(types.node_types) + 1 else NO_SEGMENTS
+    lists, segments = (graph.indptr, graph.indices, graph.edge_type), segments_of(graph)
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
-        rows = (bulk.nodes, ends[0], ends[-1], fanout[h].copy(), replace)
-        # A row keeps at most this many edges, which takes less time to count than what each relation keeps.
-        most = int(np.bincount(types.ends[:, 1], fanout[h]).max(initial=0))
-        if (fanout[h] < 0).any():
-            total = edges_of_relations(bulk, *rows[1:])
-        else:
-            total = (ends[-1] - ends[0]) * most if replace else most_edges(bulk, ends[0], ends[-1], most)
-        bulk.reserve(total)
-        to = (keys[:, h].copy(), bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end, bulk.weight, 0, *segments)
-        parallel(sample_relations, [(a, b, *lists, *rows, *to) for a, b in bulk.spans])
+        fan = fanout[h].copy()
+        bulk.reserve(edges_of_relations(bulk, ends[0], ends[-1], fan, replace), final=h == len(fanout) - 1)
+        stream, to = keys[:, h].copy(), (bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end)
+        for lo, hi in zip(ends, ends[1:]):
+            walk = (bulk.nodes, lo, hi, fan, replace, stream, *to, bool(lo.any()), bulk.weight, 0, *segments)
+            parallel(sample_relations, [(a, b, *lists, *walk) for a, b in bulk.spans])
 
     return sample_hops(bulk, len(fanout), expand, draw)
 
@@ -135,7 +129,12 @@ def _by_relation(
 _known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
 
 
-def _segments(graph: Graph) -> Segments:
+def segments_of(graph: Graph) -> Segments:
+    """Those of a graph with types, measured once; `NO_SEGMENTS` if a type is several ranges of ids."""
+    types = graph.types
+    assert types is not None
+    if len(types.offsets) != len(types.node_types) + 1:
+        return NO_SEGMENTS
     if graph not in _known:
         _known[graph] = Segments.of(graph)
     return _known[graph]

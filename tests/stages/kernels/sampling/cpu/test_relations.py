@@ -13,6 +13,7 @@ from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu.draw import BLOCK_ROWS
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
@@ -21,6 +22,7 @@ from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
 
+ROWS = 5 * BLOCK_ROWS
 numbers = st.sampled_from([-1, 1, 2, 3, 70])
 
 
@@ -138,3 +140,22 @@ def test_a_bad_fanout_is_refused(relations, said):
 def test_a_graph_with_one_type_has_no_relations():
     with pytest.raises(InputError, match="the graph has one type of edges"):
         NeighborSampler((2,), relations={"r": 1}).check(from_edges([0], [1]))
+
+
+@pytest.mark.parametrize("offsets", [(0, ROWS, ROWS + 200), (0, ROWS, ROWS + 200, ROWS + 201, ROWS + 202)])
+def test_blocks_of_rows_and_a_shared_workspace_show_in_no_minibatch(offsets):
+    """Rows of many blocks with more draws than are drawn together, and bulks that wait while others are made; types are
+    one range of ids each, so that lengths of segments are known, or two."""
+    rng = np.random.default_rng(0)
+    a, b = np.arange(ROWS), np.arange(ROWS, ROWS + 200)
+    edges = {("a", r, "b"): (rng.choice(a, 1200), rng.choice(b, 1200)) for r in ("r", "s")}
+    edges |= {("b", r, "a"): (rng.choice(b, 6 * ROWS), rng.choice(a, 6 * ROWS)) for r in ("t", "u", "v")}
+    graph = graph_of_relations(edges, GraphTypes(("a", "b"), offsets, tuple(edges)))
+    sampler, seeds = NeighborSampler((3, 4, 2)), np.arange(0, ROWS, 200)
+
+    def digests(kernel, k, workspace):
+        plan = SeedPlan(seeds, 16, k, 0)
+        bulks = [sampler.sample(graph, plan.request(0, i), kernel, workspace) for i in range(plan.num_bulks)]
+        return [minibatch_digest(m) for bulk in bulks for m in bulk.minibatches]
+
+    assert digests(cpu, 2, cpu.Workspace()) == digests(reference, 16, None)
