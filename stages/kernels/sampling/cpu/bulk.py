@@ -136,7 +136,7 @@ class Bulk:
         self.found = space.rows("found", (threads, words), np.uint64)
         self.rank = space.rows("rank", (threads, words), np.int32)
         self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
-        self.target = np.empty((0, 0), np.int32)
+        self.target: Any = np.empty((0, 0), np.int32)
         self.final = False
         self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
         """[k, at least the nodes known so far], their ids."""

@@ -1,0 +1,194 @@
+"""Two checkouts of Millrace in turns, in processor time: what a change does to the speed of sampling and of an epoch.
+
+    git worktree add /tmp/before/millrace COMMIT
+    python benchmarks/checkouts.py /tmp/before/millrace --work sampling,epoch --pairs 12
+
+Both stay loaded, each in a process of its own, and one works while the other waits; every other pair runs backwards.
+Times are those of the process's threads (`time.process_time`), which other work on the machine changes little. The
+interval of the ratio, after over before, is a bootstrap over pairs.
+
+Work: ``sampling`` draws minibatches of 1024 seeds, fanout 15, 10, 5, from a graph of `graphs.py`; ``epoch`` trains
+GraphSAGE of three layers on an eighth of them by `mr.run`, 100 features, hidden width 256, 47 classes, and counts from
+the end of the first epoch to the end of the third, of four; ``typed`` draws those of `typed.py`, fanout 25, 10 in
+every relation.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH, BULK = 1024, 32
+FANOUT = {"sampling": (15, 10, 5), "epoch": (15, 10, 5), "typed": (25, 10)}
+FEATURES, HIDDEN, CLASSES = 100, 256, 47
+
+
+def serve(job: dict[str, Any]) -> None:
+    """Do the work once for each line that comes, and answer seconds a minibatch. Nothing is imported from Millrace but
+    what both checkouts have."""
+    import torch
+
+    import millrace as mr
+
+    torch.set_num_threads(job["threads"])
+    folder, threads, fanout = Path(job["folder"]), job["threads"], FANOUT[job["work"]]
+    lists: Any = [np.load(folder / f"{name}.npy") for name in ("indptr", "indices")]
+    graph = mr.Graph(*lists)
+    if job["work"] == "typed":
+        from millrace.storage.typed.graph_types import GraphTypes
+
+        types = GraphTypes.of_record(json.loads((folder / "types.json").read_text()))
+        graph = mr.Graph(*lists, types=types, edge_type=np.load(folder / "edge_type.npy"))
+        seeds = np.load(folder / "seeds.npy")
+    else:
+        seeds = np.random.default_rng(0).permutation(graph.num_nodes)
+    seeds = seeds[: job["minibatches"] * BATCH]
+    sampler = mr.NeighborSampler(fanout)
+
+    def sampled(epoch: int) -> tuple[float, int]:
+        start, edges = time.process_time(), 0
+        for m in mr.sample_minibatches(graph, sampler, seeds, bulk_size=BULK, epoch=epoch, threads=threads):
+            edges += m.num_edges
+        return time.process_time() - start, edges
+
+    work: Callable[[int], tuple[float, int]] = sampled
+    if job["work"] == "epoch":
+        work = _epochs(mr, graph, np.sort(seeds), fanout, threads)
+    for n, _ in enumerate(sys.stdin):
+        seconds, edges = work(n)
+        print(json.dumps({"ms": 1000 * seconds / job["minibatches"], "edges": edges, "file": mr.__file__}), flush=True)
+
+
+def _epochs(mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: int) -> Callable[[int], Any]:
+    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
+    features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
+    labels = rng.integers(0, CLASSES, graph.num_nodes)
+    from millrace.storage.features import MemoryFeatures
+
+    data = mr.Dataset("epoch", graph, MemoryFeatures(features), labels, mr.Split(seeds, none, none), CLASSES)
+    config: dict[str, Any] = {
+        "model": {"name": "sage", "hidden": HIDDEN, "layers": len(fanout), "dropout": 0.0},
+        "sampler": {"name": "neighbor", "fanout": list(fanout)},
+        "train": {"batch_size": BATCH, "optimizer": "adam", "lr": 0.003, "evaluate_every": 0},
+        # Sampling is one bulk ahead, so that each epoch pays for as much of it.
+        "queue": {"max_bytes": 1, "bulk_size": 4},
+        "threads": threads,
+        "cluster": {"dashboard_port": 0},
+    }
+
+    def trained(_: int) -> tuple[float, int]:
+        marks: list[float] = []
+
+        def watch(event: Any) -> None:
+            if type(event).__name__ == "EpochDone":
+                marks.append(time.process_time())
+
+        with tempfile.TemporaryDirectory() as out:
+            result = mr.run(data, config=config, epochs=4, out=Path(out) / "run", emit=watch)
+        return (marks[2] - marks[0]) / 2, result.sampled_edges
+
+    return trained
+
+
+class Checkout:
+    """A process of one checkout."""
+
+    def __init__(self, root: Path, job: dict[str, Any]) -> None:
+        variables = {"PYTHONPATH": str(root.parent), "OMP_NUM_THREADS": str(job["threads"])}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(root), "--serve", json.dumps(job)],
+            env=os.environ | variables | {"MKL_NUM_THREADS": str(job["threads"])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._root = root
+
+    def turn(self) -> dict[str, Any]:
+        """Do the work once."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the checkout {self._root} ended with exit code {self._process.wait()}")
+        answer = json.loads(line)
+        if Path(answer["file"]).resolve().parent != self._root.resolve():
+            raise SystemExit(f"{answer['file']} was measured; expected {self._root}")
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
+def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int) -> dict[str, Any]:
+    """Milliseconds a minibatch before and after, in turns, and their ratio."""
+    both = [Checkout(root, job) for root in roots]
+    found: list[list[float]] = []
+    try:
+        first = [c.turn() for c in both]
+        for n in range(pairs):
+            order = (0, 1) if n % 2 == 0 else (1, 0)
+            pair = {i: both[i].turn() for i in order}
+            found.append([pair[0]["ms"], pair[1]["ms"]])
+            print(f"  {pair[0]['ms']:.3f} {pair[1]['ms']:.3f} ms", flush=True)
+    finally:
+        for c in both:
+            c.close()
+    ms, rng = np.array(found), np.random.default_rng(0)
+    drawn = ms[rng.integers(0, pairs, (2000, pairs))].sum(1)
+    low, high = np.quantile(drawn[:, 1] / drawn[:, 0], [0.025, 0.975])
+    before, after = ms.mean(0)
+    row = {"before_ms": before, "after_ms": after, "ratio": after / before, "low": low, "high": high}
+    return {**job, **row, "same_edges": first[0]["edges"] == first[1]["edges"], "pairs": found}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Two checkouts in turns.")
+    parser.add_argument("before", type=Path, help="a checkout, a folder named millrace")
+    parser.add_argument("--after", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--work", type=lambda s: s.split(","), default=["sampling", "epoch"])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--graph", default="products", help="a graph of graphs.py")
+    parser.add_argument("--minibatches", type=int, default=64)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve)
+        return
+    if unknown := set(args.work) - set(FANOUT):
+        parser.error(f"unknown work {', '.join(sorted(unknown))}; known are {', '.join(FANOUT)}")
+    report = []
+    for work in args.work:
+        import graphs
+        import typed_graphs
+
+        folder = typed_graphs.stored(1, args.cache) if work == "typed" else graphs.stored(args.graph, args.cache)
+        count = args.minibatches // 8 if work == "epoch" else args.minibatches
+        job = {"work": work, "folder": str(folder), "threads": args.threads, "minibatches": count}
+        r = compare((args.before, args.after), job, args.pairs)
+        report.append(r)
+        print(
+            f"{work}, {args.threads} threads: {r['before_ms']:.2f} -> {r['after_ms']:.2f} ms a minibatch, "
+            f"ratio {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f}), "
+            f"{'the same' if r['same_edges'] else 'OTHER'} edges"
+        )
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
