@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
-from .graph import Graph, check_times
+from .graph import ALWAYS, Graph, check_times
 from .links.pairs import check_pairs
 from .plural import are, counted
 
@@ -194,8 +194,16 @@ class Dataset:
         if graph.edge_features is not None:
             data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))
         for name in ("edge_time", "node_time"):
-            if (times := getattr(graph, name)) is not None:
+            if (times := getattr(graph, name)) is None:
+                continue
+            if types is None:
                 data[name] = torch.from_numpy(np.array(times))
+                continue
+            kinds = graph.edge_type if name == "edge_time" else types.types_of(nodes)
+            for kind, key in enumerate(types.relations if name == "edge_time" else types.node_types):
+                own = times[kinds == kind]
+                if (own > ALWAYS[times.dtype]).any():
+                    data[key][name] = torch.from_numpy(own)
         return data
 
     def check(self) -> "Dataset":

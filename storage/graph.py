@@ -266,6 +266,10 @@ def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: in
         raise InputError(f"edge_id is {a.dtype}{list(a.shape)}; expected int64 [{num_edges}]")
 
 
+ALWAYS: dict[Any, Any] = {np.dtype(np.int64): np.iinfo(np.int64).min, np.dtype(np.float64): -np.inf}
+"""By dtype, the time of what has been there always: nodes and edges of types that have no times."""
+
+
 def as_times(values: npt.ArrayLike, what: str, count: int) -> npt.NDArray[Any]:
     """Times as int64, or float64 if they are floating-point numbers. Dates count in their own unit.
 

@@ -18,7 +18,7 @@ from ..links.decoders import decoder_of
 from ..links.plan import Ends
 from ..models.base import as_model, layered, reads_edges
 from ..models.pyg.model import evaluating
-from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
 from .links import KnownPairs, metrics_of
@@ -57,7 +57,10 @@ def temporal_outputs(
     """
     as_model(model)
     short = TemporalSampler(
-        sampler.fanout[: layered(model).num_layers], sampler.strategy, sampler.replace, reads_edges(model)
+        sampler.fanout[: layered(model).num_layers],
+        sampler.strategy,
+        sampler.replace,
+        reads_edges(model) or graph.types is not None,
     )
     short.check(graph)
     when = timed_graph(graph).as_time(moments)
@@ -93,6 +96,7 @@ def _chunk(
         BlockNeighbourhood(
             b,
             lambda n=b.num_src: degree()[:n],
+            edge_types=types_of_edges(graph, b.edge_id),
             edges=None if of_edges is None else lambda n=b.num_edges: edge_rows()[:n],
         )
         for b in work.blocks

@@ -1,6 +1,6 @@
 """Samples before a moment: in-edges in the order of time, so that those until a moment are a prefix of their row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.errors import InputError
-from ...storage.graph import Graph
+from ...storage.graph import ALWAYS, Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
+from ..kernels.row_block.relation_rows import RelationRows
 from ..kernels.row_block.segments import draw_segments, ends_until
 from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners
@@ -34,6 +35,10 @@ class TimedGraph:
     """int64 or float64 [E], time of each edge."""
     order: IdArray
     """int64 [E], position of each edge in the graph that this was made of."""
+    relations: RelationRows | None = None
+    """Of a graph with types, whose nodes have a row for each relation into their type; None: a row is a node."""
+    timeless: frozenset[int] = frozenset()
+    """Relations whose edges have been there always."""
 
     @classmethod
     def of(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
@@ -62,6 +67,25 @@ class TimedGraph:
         )
         return cls(rows, time[order], order)
 
+    @classmethod
+    def by_relation(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
+        """`of`, for a graph with types."""
+        relations, kind = RelationRows.of(graph), graph.edge_type
+        assert kind is not None
+        found = cls.of(relations.graph, time)
+        timed = set(np.unique(kind[time > ALWAYS[time.dtype]]).tolist())
+        timeless = frozenset(range(relations.types.num_relations)) - timed
+        return replace(found, relations=relations, timeless=timeless)
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return self.graph.num_nodes if self.relations is None else self.relations.types.offsets[-1]
+
+    def parts(self, nodes: IdArray) -> list[tuple[int, IdArray, IdArray]]:
+        """See `RelationRows.parts`; without types, one of all nodes."""
+        return [(0, np.arange(len(nodes)), nodes)] if self.relations is None else self.relations.parts(nodes)
+
     def draw(
         self,
         rows: IdArray,
@@ -75,7 +99,7 @@ class TimedGraph:
         """Draw in-edges, none later than its row's moment: the number kept, int64 [n], and their positions, int64 [e].
 
         Args:
-            rows: int64 [n], node ids.
+            rows: int64 [n], numbers of rows.
             moments: [n], the moment of each.
             keys: uint64 [n], the random stream of each.
             fanout: most edges of a row; -1: all.
@@ -94,13 +118,14 @@ class TimedGraph:
         """int64 [n], end of each row's in-edges that are not later than its moment."""
         return ends_until(self.graph.indptr, self.time, rows, self.as_time(moments))
 
-    def degree(self, rows: IdArray, moments: Times) -> npt.NDArray[np.float64]:
-        """float64 [n], the number of in-edges of each row that are not later than its moment; with weights, their
+    def degree(self, nodes: IdArray, moments: Times) -> npt.NDArray[np.float64]:
+        """float64 [n], the number of in-edges of each node that are not later than its moment; with weights, their
         sum."""
-        begin, end = self.graph.indptr[rows], self.ends(rows, moments)
-        if self.graph.edge_weight is None:
-            return (end - begin).astype(np.float64)
-        return self._sums[end] - self._sums[begin]
+        found = np.zeros(len(nodes))
+        for _, at, rows in self.parts(nodes):
+            begin, end = self.graph.indptr[rows], self.ends(rows, moments[at])
+            found[at] += end - begin if self.graph.edge_weight is None else self._sums[end] - self._sums[begin]
+        return found
 
     @cached_property
     def _sums(self) -> npt.NDArray[np.float64]:
@@ -126,7 +151,8 @@ def timed_graph(graph: Graph) -> TimedGraph:
     """The `TimedGraph` of a graph by its own times, made once."""
     if graph not in _timed:
         assert graph.edge_time is not None
-        _timed[graph] = TimedGraph.of(graph, graph.edge_time)
+        make = TimedGraph.of if graph.types is None else TimedGraph.by_relation
+        _timed[graph] = make(graph, graph.edge_time)
     return _timed[graph]
 
 
@@ -153,7 +179,7 @@ def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> npt.NDA
 @dataclass(frozen=True)
 class TemporalSampler:
     """min(fanout, in-degree until then) in-neighbours of each frontier node, over edges that are not later than the
-    seed.
+    seed; in a graph with types, of each relation into the node's type, one without times by ``uniform``.
 
     Each edge of the graph has a time, and so has each seed; all hops of a seed's tree are drawn until its moment. Seeds
     of one moment share their nodes, as in `NeighborSampler`; between moments nothing is shared, and a node may be in a
@@ -200,11 +226,7 @@ class TemporalSampler:
         return {**found, **{k: v for k, v in options.items() if v}}
 
     def check(self, graph: Graph) -> None:
-        """Raises InputError if edges have no times, or several types."""
-        if graph.types is not None:
-            raise InputError(
-                "the sampler temporal draws from one type of edges, but the graph has several; use the sampler neighbor"
-            )
+        """Raises InputError if edges have no times."""
         if not graph.has_edge_times:
             raise InputError(
                 "the sampler temporal draws edges by their times, but the edges have none; give edge_time (PyG, .npz, "
@@ -236,19 +258,18 @@ class TemporalSampler:
     ) -> MiniBatch:
         """One minibatch, hop by hop. A node at a moment is one number, moment V + node, by the moment's rank."""
         graph = timed.graph
-        size, distinct = max(graph.num_nodes, 1), np.unique(timed.as_time(moments))
+        size, distinct = max(timed.num_nodes, 1), np.unique(timed.as_time(moments))
         tree, node = np.searchsorted(distinct, timed.as_time(moments)), seeds
         known, place = np.unique(tree * size + node, return_index=True)
         assert len(known) == len(seeds), "a seed is given twice at one moment"
-        nodes, kepts, valid, drawn, found, ends = [node], [], [], [], [], [len(node)]
+        nodes, kepts, scales, drawn, found, ends = [node], [], [], [], [], [len(node)]
         for hop, fanout in enumerate(self.fanout):
             with np.errstate(over="ignore"):
                 # By the moment itself, so that a draw does not depend on the other seeds.
                 key = mix(keys[hop] + mix(distinct.view(np.uint64)))[tree]
-            last, when = self.strategy == "last", distinct[tree]
-            kept, positions = timed.draw(node, when, key, fanout, last=last, replace=self.replace)
+            kept, positions, scale = self._drawn(timed, node, distinct[tree], key, fanout)
             kepts.append(kept)
-            valid.append(timed.ends(node, when) - graph.indptr[node] if graph.is_weighted else kept)
+            scales.append(scale)
             drawn.append(positions)
             found.append(np.repeat(tree, kept) * size + graph.indices[positions])
             new = np.setdiff1d(found[-1], known)
@@ -260,9 +281,12 @@ class TemporalSampler:
             ends.append(ends[-1] + len(new))
         kept, positions = np.concatenate(kepts), np.concatenate(drawn)
         weight = None
-        if graph.edge_weight is not None:
-            # An edge of a row stands for as many of those until the moment as there are for each one kept.
-            weight = scaled(graph.edge_weight, positions, kept, np.concatenate(valid) / np.maximum(kept, 1))
+        if scales[0] is not None:
+            scale = np.concatenate(scales)
+            each = kept if timed.relations is None else np.ones(len(positions), np.int64)
+            weight = scale.astype(np.float32)
+            if graph.edge_weight is not None:
+                weight = scaled(graph.edge_weight, positions, each, scale)
         blocks = nested_blocks(
             np.concatenate(nodes).astype(graph.indices.dtype),
             tuple(ends),
@@ -272,6 +296,28 @@ class TemporalSampler:
             timed.order[positions] if self.edge_ids else None,
         )
         return MiniBatch(epoch, index, blocks, nested=True)
+
+    def _drawn(
+        self, timed: TimedGraph, nodes: IdArray, moments: Times, keys: npt.NDArray[np.uint64], fanout: int
+    ) -> tuple[IdArray, IdArray, npt.NDArray[np.float64] | None]:
+        """In-edges of nodes at their moments: the number kept of each, int64 [n]; positions, int64 [e], relation after
+        relation for each node; and the number of edges until the moment that one kept stands for, of each node, or with
+        types of each edge. None: layers need it not."""
+        graph, draws, last = timed.graph, [], self.strategy == "last"
+        for r, at, rows in timed.parts(nodes):
+            when = moments[at]
+            late = last and r not in timed.timeless
+            kept, positions = timed.draw(rows, when, keys[at], fanout, last=late, replace=self.replace)
+            if timed.relations is None and not graph.is_weighted:
+                return kept, positions, None
+            scale = (timed.ends(rows, when) - graph.indptr[rows]) / np.maximum(kept, 1)
+            if timed.relations is None:
+                return kept, positions, scale
+            draws.append((np.repeat(at, kept), positions, np.repeat(scale, kept)))
+        nothing = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+        of, positions, scale = (np.concatenate(columns) for columns in zip(nothing, *draws))
+        order = np.argsort(of, kind="stable")
+        return np.bincount(of, minlength=len(nodes)), positions[order], scale[order]
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises InputError: samples go by time on the host."""

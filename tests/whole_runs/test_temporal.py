@@ -103,6 +103,80 @@ def test_minibatches_for_ones_own_loop(data):
         assert len(rows) == len(batch.y) == len(batch.seeds)
 
 
+class ByRelation(torch.nn.Module):
+    """One layer over the mean of each relation's in-neighbours."""
+
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.ModuleDict({name: torch.nn.Linear(4, 3) for name in ("likes", "dislikes", "sells")})
+
+    def layer(self, i, neighbourhood, h):
+        out = h.new_zeros(neighbourhood.num_dst, 3)
+        for relation in neighbourhood.relations():
+            if relation.name in self.linear:
+                out = out.index_add(0, relation.targets, self.linear[relation.name](relation.mean(h[:, :4])))
+        return out
+
+
+@pytest.fixture(scope="module")
+def typed():
+    """Items have times, shops have none; users like at times of their own."""
+    plain, rng = mr.open_dataset("hsbm:nodes=80,classes=3,degree=4,features=4").to_pyg(), np.random.default_rng(0)
+    plain["item"].when = torch.from_numpy(rng.integers(0, 9, 80))
+    for relation in (("user", "likes", "item"), ("user", "dislikes", "item")):
+        plain[relation].at = torch.from_numpy(rng.integers(0, 9, plain[relation].edge_index.shape[1]))
+    options = mr.ReadOptions(edge_time="at", node_time="when")
+    return mr.open_dataset(plain, split="time:0.5,0.2", options=options)
+
+
+def test_relations_go_by_time_as_in_plain_torch(typed, tmp_path):
+    job = {**{k: v for k, v in JOB.items() if k not in ("hidden", "dropout")}, "dtype": "float64", "batch_size": 100}
+    job |= {"sampler": {"name": "temporal", "fanout": [-1]}, "train": {"evaluate_every": 0}}
+    result = mr.run(typed, model=ByRelation(), out=tmp_path / "run", verbose=False, **job)
+    graph, model = typed.graph, ByRelation().double()
+    ends = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    x = torch.from_numpy(typed.features.gather(np.arange(graph.num_nodes))[:, :4]).double()
+
+    def rows(nodes):
+        out = []
+        for v in nodes:
+            own, there = torch.zeros(3, dtype=torch.float64), (ends == v) & (graph.edge_time <= graph.node_time[v])
+            for name, layer in model.linear.items():
+                mine = graph.indices[there & (graph.edge_type == graph.types.relation(name))]
+                own = own + layer(x[mine].mean(0) if len(mine) else torch.zeros(4, dtype=torch.float64))
+            out.append(own)
+        return torch.stack(out)
+
+    adam, labels = torch.optim.Adam(model.parameters(), lr=0.02), torch.from_numpy(typed.labels)
+    for _ in range(3):
+        adam.zero_grad()
+        torch.nn.functional.cross_entropy(rows(typed.split.train), labels[typed.split.train]).backward()
+        adam.step()
+    for name, value in mr.load(result, model=ByRelation()).model.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-8, atol=1e-9)
+    right = (rows(typed.split.test).argmax(1) == labels[typed.split.test]).double().mean()
+    assert result.test_accuracy == pytest.approx(float(right))
+    found = mr.predict(mr.load(result, model=ByRelation()), nodes=typed.split.test)
+    assert np.array_equal(found.classes, rows(typed.split.test).argmax(1))
+
+
+def test_queue_stop_and_store_change_nothing_with_types(typed, tmp_path):
+    write_dataset(tmp_path / "store", typed)
+    job = {**JOB, "batch_size": 8, "sampler": {"name": "temporal", "fanout": [2, 2], "strategy": "last"}}
+    job |= {"model": {"name": "rgcn", "hidden": 8}, "verbose": False}
+    del job["hidden"]
+    whole = mr.run(str(tmp_path / "store"), out=tmp_path / "a", **job)
+    other = {**job, "queue": {"kind": "zarr", "bulk_size": 3}, "threads": 2}
+    asked = iter(range(1000))
+    assert mr.run(typed, out=tmp_path / "b", stop=lambda: next(asked) == 4, **other).status == "stopped"
+    again = mr.run(typed, out=tmp_path / "b", resume=True, **other)
+    assert again.parameters_sha256 == whole.parameters_sha256
+    assert again.test_accuracy == whole.test_accuracy
+
+
 REFUSED = [
     ({"system": "grappa"}, "system 'grappa' trains on a rank's own part without times"),
     ({"bulk": {"topology": "partitioned"}}, 'topology is "partitioned"'),

@@ -191,6 +191,7 @@ def test_what_does_not_go_together_is_refused(links, tmp_path):
         (plain, {}, "the pairs of .* have none"),
         (links, {"system": "grappa"}, "system 'grappa' trains on a rank's own part without times"),
         (links, {"features": "owned"}, "owned"),
+        (links, {"bulk": {"topology": "partitioned"}}, 'topology is "partitioned", where no rank has all edges'),
         (mr.link_dataset(mr.open_dataset(SPEC), pairs=swapped), {}, "the future trains the past"),
     ):
         with pytest.raises(InputError, match=sentence) as caught:

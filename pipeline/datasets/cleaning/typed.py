@@ -1,7 +1,7 @@
 """Cleaning of a typed graph's arrays into a checked `Dataset`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError, nearest
 from ....storage.features import MemoryFeatures
-from ....storage.graph import Graph
+from ....storage.graph import ALWAYS, Graph, as_times
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted
 from ....storage.typed.features import TypedFeatures
@@ -58,6 +58,10 @@ class TypedRaw:
     label_names: tuple[str, ...] | None = None
     nulls: int = 0
     """See `Raw.nulls`."""
+    edge_times: Mapping[RelationType, Any] = field(default_factory=dict)
+    """[E], times of the edges of each relation that has any."""
+    node_times: Mapping[str, Any] = field(default_factory=dict)
+    """[n], times of the nodes of each type that has any."""
 
 
 def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
@@ -98,6 +102,8 @@ def clean_typed(
         found |= turned
         weights = None if weights is None else [*weights, *weights]
     graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights)
+    turns = tuple(turned) if add_reverse else ()
+    graph = _with_times(graph, found, dict(zip(turns, raw.edges)), raw, counts, notes)
     parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
     class_names = raw.class_names
     if labels.dtype.kind in "USO" and labels.size == len(labels):
@@ -107,7 +113,8 @@ def clean_typed(
         class_names = raw.label_names
     elif options.label_gaps == "compact" and class_names is None:
         class_names = names_of_classes(labels, y, num_classes)
-    chosen = make_split(y, raw.split, split, seed, options, notes)
+    times = None if graph.node_time is None else graph.node_time[: len(y)]
+    chosen = make_split(y, raw.split, split, seed, options, notes, times)
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
     notes.append(
@@ -117,6 +124,54 @@ def clean_typed(
     names = _names(counts, raw.node_names)
     features = TypedFeatures(parts, offsets)
     return Dataset(name, graph, features, full, chosen, num_classes, task, tuple(notes), names, class_names).check()
+
+
+def _with_times(
+    graph: Graph,
+    found: Mapping[RelationType, Ends],
+    forward: Mapping[RelationType, RelationType],
+    raw: TypedRaw,
+    counts: Mapping[str, int],
+    notes: list[str],
+) -> Graph:
+    """The graph with times: edges of a relation without any have those of their sources; a type without any has been
+    there always. Nodes have times if those of the target type do.
+
+    Args:
+        graph: of these relations.
+        found: ends of each relation's edges.
+        forward: the relation that each reverse was made of.
+        raw: has the times.
+        counts: nodes of each type.
+        notes: gets what is remarkable.
+    """
+    for what, given, known in (("edges", raw.edge_times, found), ("nodes", raw.node_times, counts)):
+        if key := next((k for k in given if k not in known), None):
+            name = key if isinstance(key, str) else ",".join(map(str, key))
+            raise InputError(f"there are times of {what} of {name}, which is not there; leave them out")
+    if not raw.edge_times and not raw.node_times:
+        return graph
+    of_nodes = {t: as_times(x, f"node_time of '{t}'", counts[t]) for t, x in raw.node_times.items()}
+    of_edges = {}
+    for relation, (src, _) in found.items():
+        own = raw.edge_times.get(forward.get(relation, relation))
+        if own is not None:
+            of_edges[relation] = as_times(own, f"edge_time of {','.join(relation)}", len(src))
+    dtype = np.result_type(*of_nodes.values(), *of_edges.values())
+    starts = np.cumsum([0, *counts.values()])
+    node_time = np.full(starts[-1], ALWAYS[dtype], dtype)
+    for start, t in zip(starts, counts):
+        if t in of_nodes:
+            node_time[start : start + counts[t]] = of_nodes[t]
+    lists = [node_time[src] if r not in of_edges else of_edges[r].astype(dtype) for r, (src, _) in found.items()]
+    if of_nodes and (bare := [",".join(r) for r in found if r not in of_edges and r[0] in of_nodes]):
+        notes.append(f"Edges of {', '.join(bare)} have no times of their own, and have those of their sources.")
+    assert graph.edge_type is not None
+    # Within a relation edges are sorted as in the graph: by destination, then source.
+    edge_time = np.empty(graph.num_edges, dtype)
+    for number, ((src, dst), times) in enumerate(zip(found.values(), lists)):
+        edge_time[graph.edge_type == number] = times[np.lexsort((src, dst))]
+    return replace(graph, edge_time=edge_time, node_time=node_time if raw.target in of_nodes else None)
 
 
 def _names(counts: Mapping[str, int], given: Mapping[str, NodeNames | None]) -> NodeNames | None:

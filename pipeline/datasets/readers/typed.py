@@ -22,6 +22,8 @@ def from_relations(
     num_nodes: Mapping[str, int] | None = None,
     features: Mapping[str, Any] | None = None,
     edge_weights: Mapping[RelationType, Any] | None = None,
+    edge_times: Mapping[RelationType, Any] | None = None,
+    node_times: Mapping[str, Any] | None = None,
     train: npt.ArrayLike | None = None,
     val: npt.ArrayLike | None = None,
     test: npt.ArrayLike | None = None,
@@ -44,6 +46,8 @@ def from_relations(
         num_nodes: number of nodes of a type, for types without features.
         features: [n, F] numbers of a node type; F may differ from type to type. None, or no entry: it has none.
         edge_weights: [E] of a relation, finite and not negative; edges of other relations then count 1.
+        edge_times: [E] numbers or dates of a relation. Edges of others have the times of their sources.
+        node_times: [n] of a node type, likewise. Nodes and edges without times have been there always.
         train: ids or a mask of nodes of the target type; if train, val and test are all None, there is no stored split.
         val: see `train`.
         test: see `train`.
@@ -61,6 +65,7 @@ def from_relations(
         raise InputError(f"{name}: target is '{target}' and the option target '{options.target}'; expected one of them")
     stored = {part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     raw = TypedRaw(edges, np.asarray(labels), target, num_nodes or {}, features or {}, edge_weights or {}, stored)
+    raw = replace(raw, edge_times=edge_times or {}, node_times=node_times or {})
     return clean_typed(name, raw, options, split, seed, add_reverse)
 
 
@@ -95,6 +100,15 @@ def from_hetero(
         if (n := data[t].num_nodes) is None:
             raise InputError(f"{name}: the node type '{t}' has no num_nodes; set data['{t}'].num_nodes")
         counts[t] = int(n)
+    named = options.edge_time or "edge_time", options.node_time or "node_time"
+    edge_times, node_times = (
+        {kind: host(data[kind][attribute]) for kind in kinds if attribute in data[kind]}
+        for attribute, kinds in zip(named, (data.edge_types, data.node_types))
+    )
+    for key, attribute, times in (("edge_time", named[0], edge_times), ("node_time", named[1], node_times)):
+        if getattr(options, key) is not None and not times:
+            raise InputError(f"{name}: {key} is '{attribute}', but no type has this attribute")
+    options = replace(options, edge_time=None, node_time=None)
     y, store = data[chosen].y, data[chosen]
     if options.task is None and has_targets(y):
         options = replace(options, task="regression")
@@ -106,6 +120,8 @@ def from_hetero(
         num_nodes=counts,
         features={t: host(data[t].x) for t in data.node_types if "x" in data[t]},
         edge_weights=weights,
+        edge_times=edge_times,
+        node_times=node_times,
         **masks,
         name=name,
         options=options,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.random import Purpose, branches, stream
@@ -17,8 +18,10 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.sample.temporal import TemporalSampler, TimedGraph, degrees_until, moments_of_nodes
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
-from millrace.storage.graph import Graph, from_edges
+from millrace.storage.graph import ALWAYS, Graph, from_edges
+from millrace.storage.typed.graph_types import GraphTypes
 from millrace.tests.contracts.graphs import graphs
+from millrace.tests.contracts.typed import typed_graphs
 
 KEY = stream(0, Purpose.SAMPLE, 0)
 
@@ -95,10 +98,13 @@ def test_nan_is_no_time():
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
-    """A graph with ties, multi-edges and equal times, perhaps weights, and seeds that repeat at other moments."""
-    graph = draw(graphs())
+    """A graph with ties, multi-edges and equal times, perhaps weights and types, one of them without times, and seeds
+    that repeat at other moments."""
+    graph = draw(st.one_of(graphs(), typed_graphs()))
     moment = st.integers(0, 4)
     times = np.array(draw(st.lists(moment, min_size=graph.num_edges, max_size=graph.num_edges)), np.int64)
+    if graph.types is not None and draw(st.booleans()):
+        times[graph.edge_type == 0] = ALWAYS[times.dtype]
     weight = np.arange(1, graph.num_edges + 1, dtype=np.float32) if draw(st.booleans()) else None
     graph = replace(graph, edge_time=times, edge_weight=weight)
     pair = st.tuples(st.integers(0, max(0, graph.num_nodes - 1)), moment)
@@ -113,6 +119,7 @@ def requests(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
 def test_no_minibatch_holds_an_edge_later_than_its_seed(given):
     graph, request, sampler = given
     destination = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    relation = np.zeros(graph.num_edges, int) if graph.types is None else graph.edge_type
     for m, moments in zip(sampler.sample(graph, request, None).minibatches, request.moments):
         block, when = m.blocks[0], moments_of_nodes(m, moments)
         assert np.array_equal(m.seeds, request.seeds[m.index]) and np.array_equal(when[: len(moments)], moments)
@@ -127,21 +134,26 @@ def test_no_minibatch_holds_an_edge_later_than_its_seed(given):
         degrees = degrees_until(graph, m, moments)
         hop_of = np.searchsorted([b.num_dst for b in reversed(m.blocks)], np.arange(block.num_dst), side="right")
         for r in range(block.num_dst):
-            mine = ids[block.indptr[r] : block.indptr[r + 1]]
-            seen = np.flatnonzero((destination == m.nodes[r]) & (graph.edge_time <= when[r]))
-            weight = np.ones(len(seen)) if graph.edge_weight is None else graph.edge_weight[seen]
+            row = ids[block.indptr[r] : block.indptr[r + 1]]
+            until = np.flatnonzero((destination == m.nodes[r]) & (graph.edge_time <= when[r]))
+            weight = np.ones(len(until)) if graph.edge_weight is None else graph.edge_weight[until]
             assert degrees[r] == pytest.approx(weight.sum())
+            assert (np.diff(relation[row]) >= 0).all()
             fanout = sampler.fanout[hop_of[r]]
-            if sampler.replace and fanout > 0:
-                assert len(mine) == (fanout if len(seen) else 0)
-            else:
-                assert len(set(mine)) == len(mine) == (len(seen) if fanout < 0 else min(fanout, len(seen)))
-            if sampler.strategy == "last" and fanout > 0:
-                latest = np.sort(graph.edge_time[seen])[-fanout:]
-                assert np.isin(graph.edge_time[mine], latest).all()
-            if graph.edge_weight is not None:
-                estimate = graph.edge_weight[mine].astype(np.float64) * len(seen) / max(1, len(mine))
-                np.testing.assert_allclose(block.weight[block.indptr[r] : block.indptr[r + 1]], estimate, rtol=1e-6)
+            if block.weight is not None:
+                own = np.ones(len(row)) if graph.edge_weight is None else graph.edge_weight[row].astype(np.float64)
+                there, kept = (np.bincount(relation[e], minlength=9)[relation[row]] for e in (until, row))
+                given_weight = block.weight[block.indptr[r] : block.indptr[r + 1]]
+                np.testing.assert_allclose(given_weight, own * there / np.maximum(kept, 1), rtol=1e-6)
+            assert (block.weight is None) == (graph.types is None and graph.edge_weight is None)
+            for mine, seen in ((row[relation[row] == k], until[relation[until] == k]) for k in range(4)):
+                if sampler.replace and fanout > 0:
+                    assert len(mine) == (fanout if len(seen) else 0)
+                else:
+                    assert len(set(mine)) == len(mine) == (len(seen) if fanout < 0 else min(fanout, len(seen)))
+                if sampler.strategy == "last" and fanout > 0:
+                    latest = np.sort(graph.edge_time[seen])[-fanout:]
+                    assert np.isin(graph.edge_time[mine], latest).all()
         for outer, inner in zip(m.blocks, m.blocks[1:]):
             assert np.array_equal(outer.src[: outer.num_dst], inner.src)
 
@@ -177,6 +189,21 @@ def test_two_hops_are_uniform():
     m = TemporalSampler((1, 1)).sample(graph, request, None).minibatches[0]
     leaves = m.nodes[m.blocks[0].indices[m.blocks[0].indptr[6000] :]]
     assert chisquare(np.bincount(leaves, minlength=21)[5:]).pvalue > 1e-4
+
+
+def test_each_relation_draws_by_itself_and_one_without_times_uniformly():
+    """Of four edges of a relation without times two, in 6000 trees; of another one the two latest."""
+    node = np.zeros(4, np.int64)
+    edges = {("t", "ever", "t"): (np.arange(1, 5), node), ("t", "at", "t"): (np.arange(1, 5), node)}
+    graph = graph_of_relations(edges, GraphTypes(("t",), (0, 5), tuple(edges)))
+    time = np.where(graph.edge_type == 0, ALWAYS[np.dtype(np.float64)], graph.indices.astype(np.float64))
+    graph, moments = replace(graph, edge_time=time), 3 + np.arange(6000) / 6001
+    request = BulkRequest(3, 0, 0, 0, (np.zeros(6000, np.int64),), moments=(moments,))
+    m = TemporalSampler((2,), "last", edge_ids=True).sample(graph, request, None).minibatches[0]
+    drawn = m.blocks[0].edge_id.reshape(6000, 4)
+    assert (graph.edge_type[drawn] == [0, 0, 1, 1]).all() and (np.sort(time[drawn[:, 2:]]) == [2, 3]).all()
+    pairs = Counter(map(tuple, np.sort(graph.indices[drawn[:, :2]]).tolist()))
+    assert len(pairs) == 6 and chisquare(list(pairs.values())).pvalue > 1e-4
 
 
 def test_what_the_sampler_refuses():

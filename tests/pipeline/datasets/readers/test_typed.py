@@ -235,3 +235,55 @@ def test_edge_attributes_are_left_out_with_a_note_and_float_labels_are_targets(h
     assert "edge_attr of paper,in,venue was left out: typed graphs hold none." in found.notes
     assert found.task == "regression"
     assert replace(found, name="x").check().name == "x"
+
+
+def test_times_of_some_types_and_relations(hetero, tmp_path):
+    """What has none has been there always; edges have the times of their sources; to a store, to PyG and back."""
+    cites, papers, always = np.arange(8) * 3, np.arange(6) + 10, np.iinfo(np.int64).min
+    key = ("paper", "cites", "paper")
+    data = read(edge_times={key: cites}, node_times={"paper": papers}, add_reverse=True, split="time:0.5,0.2")
+    graph, types = data.graph, data.graph.types
+    rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    assert graph.node_time.tolist() == [*papers, *[always] * 6]
+    for r, (a, name, b) in enumerate(types.relations):
+        turned = name.startswith("rev_")
+        src, dst = EDGES[(b, name[4:], a) if turned else (a, name, b)]
+        times = cites if "cites" in name else papers[dst if turned else src] if a == "paper" else np.full(9, always)
+        ends = zip(dst, src, times) if turned else zip(src, dst, times)
+        own, (first, second) = graph.edge_type == r, np.array(types.offsets)[types.ends[r]]
+        found = zip(graph.indices[own] - first, rows[own] - second, graph.edge_time[own])
+        assert sorted((int(u), int(v), int(t)) for u, v, t in found) == sorted(
+            (int(u), int(v), int(t)) for u, v, t in ends
+        )
+    assert papers[data.split.train].max() < papers[data.split.val].min() < papers[data.split.test].min()
+    mr.write_dataset(tmp_path / "store", data)
+    again = mr.from_pyg(data.to_pyg())
+    for other in (mr.open_dataset(tmp_path / "store"), open_lazily(tmp_path / "store").as_read()):
+        assert dataset_fingerprint(other) == dataset_fingerprint(data)
+    assert "time" not in str(data.to_pyg()["author"].keys()) and np.array_equal(again.graph.node_time[:6], papers)
+    hetero["author"].when = torch.arange(4.0)
+    only = mr.open_dataset(hetero, options=mr.ReadOptions(node_time="when")).graph
+    assert only.node_time is None and only.edge_time.dtype == np.float64
+    assert (only.edge_time[only.edge_type != 0] == -np.inf).all() and set(only.edge_time[only.edge_type == 0]) <= {
+        0,
+        1,
+        2,
+        3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edge_times": {("a", "b", "c"): [1]}}, "times of edges of a,b,c, which is not there"),
+        ({"node_times": {"shop": [1]}}, "times of nodes of shop, which is not there"),
+        ({"node_times": {"paper": [1, 2]}}, r"node_time of 'paper' is int64\[2\]"),
+        ({"edge_times": {("paper", "cites", "paper"): [np.nan] * 8}}, "edge_time of paper,cites,paper holds 8 times"),
+        ({"node_times": {"author": np.arange(4)}, "split": "time:0.5,0.2"}, "nodes have no times"),
+    ],
+)
+def test_times_that_are_none_are_refused(changed, said):
+    with pytest.raises(InputError, match=said):
+        read(**changed)
+    with pytest.raises(InputError, match="edge_time is 'when', but no type has this attribute"):
+        mr.open_dataset(mr.open_dataset("hsbm:nodes=20").to_pyg(), options=mr.ReadOptions(edge_time="when"))
