@@ -200,7 +200,8 @@ class Dataset:
                 data[name] = torch.from_numpy(np.array(times))
                 continue
             kinds = graph.edge_type if name == "edge_time" else types.types_of(nodes)
-            for kind, key in enumerate(types.relations if name == "edge_time" else types.node_types):
+            keys: tuple[Any, ...] = types.relations if name == "edge_time" else types.node_types
+            for kind, key in enumerate(keys):
                 own = times[kinds == kind]
                 if (own > ALWAYS[times.dtype]).any():
                     data[key][name] = torch.from_numpy(own)

@@ -139,9 +139,9 @@ class Registered:
             InputError: the system, or this form of it, trains nodes only.
         """
         able = " or ".join(n for n, e in SYSTEMS.available().items() if type(e).with_links is not Registered.with_links)
-        raise InputError(
-            f"the task is link, but system '{self.name}' trains on labelled nodes of a rank's own part; use {able}"
-        )
+        # Of a sampled minibatch the edges of its own pairs are taken out; of a full batch these are all.
+        why = "on labelled nodes" if self.samples else "all pairs at once, each of which would see its own edge"
+        raise InputError(f"the task is link, but system '{self.name}' trains {why}; use {able}")
 
     def owns_features(self, system: System) -> bool:
         """True if the system has features shared out over the ranks."""

@@ -95,15 +95,16 @@ def clean_typed(
     offsets = tuple(np.concatenate([[0], np.cumsum(list(counts.values()))]).tolist())
     found = _relations(raw.edges, counts, offsets)
     weights = _weights(found, raw.weights, options, notes)
+    forward: dict[RelationType, RelationType] = {}
     if add_reverse:
         turned = {(d, f"rev_{r}", s): (dst, src) for (s, r, d), (src, dst) in found.items()}
         if both := sorted(set(turned) & set(found)):
             raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
         found |= turned
+        forward = dict(zip(turned, raw.edges))
         weights = None if weights is None else [*weights, *weights]
     graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights)
-    turns = tuple(turned) if add_reverse else ()
-    graph = _with_times(graph, found, dict(zip(turns, raw.edges)), raw, counts, notes)
+    graph = _with_times(graph, found, forward, raw, counts, notes)
     parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
     class_names = raw.class_names
     if labels.dtype.kind in "USO" and labels.size == len(labels):
