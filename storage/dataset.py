@@ -178,6 +178,9 @@ class Dataset:
                 data[relation].edge_index = torch.from_numpy(ends[:, own] - starts[r][:, None])
                 if graph.edge_weight is not None:
                     data[relation].edge_weight = torch.from_numpy(graph.edge_weight[own])
+                if graph.edge_features is not None and (width := types.edge_widths[r]):
+                    rows = graph.edge_features.gather(np.flatnonzero(own))
+                    data[relation].edge_attr = torch.from_numpy(rows[:, :width].copy())
             target = data[types.node_types[0]]
         if self.task != "link":
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
@@ -191,7 +194,7 @@ class Dataset:
             target[f"{name}_mask"] = mask
         if graph.edge_weight is not None and types is None:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
-        if graph.edge_features is not None:
+        if graph.edge_features is not None and types is None:
             data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))
         for name in ("edge_time", "node_time"):
             if (times := getattr(graph, name)) is None:

@@ -33,7 +33,7 @@ from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
 from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
-from .stored.edge_features import OF_EDGES, open_edge_features
+from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows
 from .typed.features import TypedFeatures
 from .typed.graph_types import GraphTypes, edges_of_types
@@ -243,7 +243,8 @@ def open_types(store: Store) -> GraphTypes | None:
     if "types" not in store.meta:
         return None
     with proving(store.path):
-        return GraphTypes.of_record(store.value("types", dict)).check(store.entries["indptr"]["shape"][0] - 1)
+        types = GraphTypes.of_record(store.value("types", dict))
+        return types.check(store.entries["indptr"]["shape"][0] - 1, edge_feature_width(store))
 
 
 def _npy_features(store: Store, suffix: str = "") -> MappedFeatures:

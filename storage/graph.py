@@ -71,7 +71,8 @@ class Graph:
     edge_type: npt.NDArray[Any] | None = None
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
     edge_features: "FeatureStore | None" = None
-    """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none."""
+    """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none. With types, D
+    is the widest relation's, and columns beyond the width of an edge's own relation are zero."""
     edge_time: npt.NDArray[Any] | None = None
     """int64 or float64 [E], the time of each edge, or None."""
     node_time: npt.NDArray[Any] | None = None
@@ -196,7 +197,7 @@ class Graph:
         if (self.types is None) != (self.edge_type is None):
             raise InputError("a graph has types and no edge_type, or the reverse; expected both or neither")
         if self.types is not None and self.edge_type is not None:
-            self.types.check(self.num_nodes)
+            self.types.check(self.num_nodes, None if self.edge_features is None else self.num_edge_features)
             check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
         for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):
             if (times := getattr(self, name)) is not None:

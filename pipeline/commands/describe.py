@@ -187,7 +187,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "in-degree": f"median {degree['median']}, largest {degree['largest']}",
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
-            **_edge_features(open_edge_features(store, features_place(store.path))),
+            **_edge_features(open_edge_features(store, features_place(store.path)), "types" in store.meta),
             **_times("edge_time" in store, "node_time" in store),
             "graph on disk": _graph_on_disk(store),
             **_features(features),
@@ -210,8 +210,11 @@ def _graph_on_disk(store: Store) -> str:
     return f'files of {size / 2**30:,.2f} GiB, which graph = "mapped" maps'
 
 
-def _edge_features(features: FeatureStore | None) -> dict[str, str]:
-    return {} if features is None else {"edge features": f"{features.num_features} of {features.dtype}"}
+def _edge_features(features: FeatureStore | None, typed: bool) -> dict[str, str]:
+    if features is None:
+        return {}
+    of = f"of {features.dtype}"
+    return {"edge features": f"{of}, for each relation" if typed else f"{features.num_features} {of}"}
 
 
 def _times(edges: bool, nodes: bool) -> dict[str, str]:
@@ -233,7 +236,8 @@ def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore
         f"{name} {types.num_nodes(t)} ({counted(width, 'feature') if width else 'no features'})"
         for t, (name, width) in enumerate(zip(types.node_types, widths))
     )
-    record["relations"] = ", ".join(f"{' '.join(r)} {n}" for r, n in zip(types.relations, edges))
+    of_edges = [f" ({counted(w, 'feature')})" if w else "" for w in types.edge_widths or (0,) * types.num_relations]
+    record["relations"] = ", ".join(f"{' '.join(r)} {n}{w}" for r, n, w in zip(types.relations, edges, of_edges))
 
 
 def _labels(task: str, number: int) -> dict[str, str]:
@@ -268,7 +272,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
-        **_edge_features(dataset.graph.edge_features),
+        **_edge_features(dataset.graph.edge_features, dataset.graph.types is not None),
         **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
         **_features(dataset.features),
         **_labels(dataset.task, dataset.num_classes),

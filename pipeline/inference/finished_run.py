@@ -118,10 +118,11 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
         raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
     if trained is None or found is None:
         return
-    for key in ("node_types", "relations", "widths"):
-        if trained[key] != found[key]:
+    keys = ["node_types", "relations", "widths", *(["edge_widths"] if result.num_edge_features else [])]
+    for key in keys:
+        if trained[key] != (other := found.get(key) or [0] * len(found["relations"])):
             raise InputError(
-                f"{data.name} has the {key.replace('_', ' ')} {found[key]}, but {result.model} of {folder} reads "
+                f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
                 f"{trained[key]}; give a dataset with the same types"
             )
 

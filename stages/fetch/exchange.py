@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -127,7 +128,8 @@ class Exchange(Gather):
 
     def _begun(self, feed: QueueFeed, plan: "Plan", prefetch_bytes: int) -> "Units[Any]":
         assert isinstance(self._owned, OwnedRows)
-        return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges)
+        lists_of = partial(edge_lists, placement=self._placement)
+        return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
 
     @property
     def exchange_s(self) -> float:
@@ -288,6 +290,7 @@ class RowsAhead(Units[_Unit]):
         plan: Plan,
         prefetch_bytes: int,
         owned_edges: OwnedRows | None = None,
+        lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]] = lambda _: [],
     ) -> None:
         """
         Args:
@@ -296,9 +299,10 @@ class RowsAhead(Units[_Unit]):
             plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
             owned_edges: rows of edges, if they are read too; of the same group.
+            lists_of: positions of a minibatch's edges: see `gather.edge_lists`.
         """
         super().__init__(feed, owned.group, plan, prefetch_bytes)
-        self._owned, self._owned_edges = owned, owned_edges
+        self._owned, self._owned_edges, self._lists_of = owned, owned_edges, lists_of
         self._changed = threading.Condition()
         self._step_bytes = 0
         """Bytes per step of a unit, the largest so far."""
@@ -332,7 +336,7 @@ class RowsAhead(Units[_Unit]):
         got = self._owned.collect(self._united(unit, list(work.values())))
         edges = None
         if self._owned_edges is not None:
-            ids = [ids for m in work.values() for ids in edge_lists(m)]
+            ids = [ids for m in work.values() for ids in self._lists_of(m)]
             edges = self._owned_edges.collect(np.concatenate([np.empty(0, np.int64), *ids]))
         self.exchange_s += time.perf_counter() - start
         with self._changed:
@@ -388,7 +392,7 @@ class RowsAhead(Units[_Unit]):
         assert unit.edges is not None and unit.minibatches is not None
         at = 0
         for index, m in unit.minibatches.items():
-            for ids in edge_lists(m):
+            for ids in self._lists_of(m):
                 if index == work.index:
                     yield torch.from_numpy(unit.edges.rows[unit.edges.place[at : at + len(ids)]])
                 at += len(ids)

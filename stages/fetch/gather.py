@@ -78,7 +78,7 @@ class Gather:
         edges = self._edges
         if edges is None:
             return None
-        lists = edge_lists(work)
+        lists = edge_lists(work, self._placement)
 
         def gather(i: int) -> Tensor:
             rows = empty((len(lists[i]), edges.num_features), torch_dtype(edges.dtype))
@@ -103,13 +103,13 @@ class Gather:
         """See `Fetcher.idle`: no effect, ranks gather by themselves."""
 
 
-def edge_lists(work: MiniBatch) -> list[npt.NDArray[np.integer]]:
+def edge_lists(work: MiniBatch, placement: Placement) -> list[npt.NDArray[np.integer]]:
     """Positions of the edges of each list of a minibatch in the graph: one list if blocks are nested, else one for each
     block."""
     ids = [b.edge_id for b in (work.blocks[:1] if work.nested else work.blocks)]
     # Work without seeds has no edges, and needs no positions.
     assert all(i is not None or not b.num_edges for i, b in zip(ids, work.blocks)), "the sampler keeps edge_ids"
-    return [np.empty(0, np.int64) if i is None else i for i in ids]
+    return [np.empty(0, np.int64) if i is None else placement.positions_of(i) for i in ids]
 
 
 def rows_of_blocks(work: MiniBatch, gather: Callable[[int], Tensor]) -> list[Callable[[], Tensor]]:

@@ -15,7 +15,7 @@ from ..neighbourhood.gradients import Placed
 from ..neighbourhood.halo import HaloNeighbourhood
 from ..neighbourhood.stacked import OWN
 from ..nn.dense import linear
-from .base import ACTIVATIONS, Model, ModelConfig, Stack
+from .base import ACTIVATIONS, Model, ModelConfig, Stack, reads_edges
 
 
 class TypedInput(NamedTuple):
@@ -178,7 +178,7 @@ class Projected(nn.Module):
 
     def __init__(self, projection: Projection, conv: "RelationalConv") -> None:
         super().__init__()
-        self.projection, self.conv = projection, conv
+        self.projection, self.conv, self.reads_edges = projection, conv, reads_edges(conv)
 
     def forward(self, neighbourhood: Any, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, F] -> [num_dst, width_out]."""

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.typed.graph_types import GraphTypes
+from ..neighbourhood.relations import Relation
 from ..nn.dense import linear
 from .base import ACTIVATIONS
+from .gine import check_edge_width
 from .relational import OwnByType, RelationalConfig, RelationalConv
 
 
 class RGATConv(RelationalConv):
     """``W_t h_v + b_t + sum over relations r of attention_r`` for v of type t; softmax over the in-neighbours of one
-    relation, of ``leaky_relu(<a_r, W_r h_u> + <a'_r, W_r h_v>)``. H heads, concatenated or averaged."""
+    relation, of ``leaky_relu(<a_r, W_r h_u> + <a'_r, W_r h_v> + <a''_r, E_r e_uv>)``; the last term is there for
+    relations whose edges have features. H heads, concatenated or averaged."""
 
     def __init__(
         self,
@@ -25,10 +28,11 @@ class RGATConv(RelationalConv):
         concat: bool,
         attention_dropout: float,
         slope: float,
+        reads_edges: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.head_width, self.concat = heads, head_width, concat
-        self.attention_dropout, self.slope = attention_dropout, slope
+        self.attention_dropout, self.slope, self.reads_edges = attention_dropout, slope, reads_edges
         R = types.num_relations
         self.own = OwnByType(types, width_in, heads * head_width if concat else head_width)
         self.weight = nn.Parameter(torch.empty(R, heads * head_width, width_in))
@@ -36,6 +40,11 @@ class RGATConv(RelationalConv):
         self.a_dst = nn.Parameter(torch.empty(R, heads, head_width))
         for p in (*self.weight, *self.a_src, *self.a_dst):
             nn.init.xavier_uniform_(p.data)
+        wide = {str(r): w for r, w in enumerate(types.edge_widths) if w and reads_edges}
+        self.edge: Any = nn.ModuleDict({r: nn.Linear(w, heads * head_width, bias=False) for r, w in wide.items()})
+        self.a_edge: Any = nn.ParameterDict({r: nn.Parameter(torch.empty(heads, head_width)) for r in wide})
+        for p in (*(own.weight for own in self.edge.values()), *self.a_edge.values()):
+            nn.init.xavier_uniform_(p)
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
         """See `RelationalConv.messages`."""
@@ -46,10 +55,19 @@ class RGATConv(RelationalConv):
             # <a, W h> = <W^T a, h>: destinations need no product with the whole matrix.
             to_logit = torch.einsum("hd,hdf->hf", self.a_dst[r], weight.view(self.heads, self.head_width, -1))
             logit = linear(h[relation.targets], to_logit)
-            found = relation.compact.attend(z, self.a_src[r], logit, self.slope, drop)
+            found = relation.compact.attend(z, self.a_src[r], logit, self.slope, drop, self._of_edges(r, relation))
             mine = found.flatten(1) if self.concat else found.mean(1)
             out = out.index_add(0, relation.targets, mine.to(out.dtype))
         return ACTIVATIONS[activation](out)
+
+    def _of_edges(self, r: int, relation: Relation) -> Tensor | None:
+        """[e, H], what the features of a relation's edges add to their logits."""
+        if str(r) not in self.edge:
+            return None
+        edge, own = relation.edge_features, self.edge[str(r)]
+        check_edge_width(edge, own.in_features)
+        # <a, E e> = <E^T a, e>: edges need no product with the whole matrix.
+        return linear(edge, torch.einsum("hd,hdf->hf", self.a_edge[str(r)], own.weight.view(*self.a_src.shape[1:], -1)))
 
 
 @dataclass(frozen=True)
@@ -66,9 +84,13 @@ class RGAT(RelationalConfig):
     """Probability of dropping an attention coefficient."""
     slope: float = 0.2
     """Slope of the leaky ReLU below zero."""
+    edge_width: int = -1
+    """Whether logits read the features of edges, with the columns that each relation has: -1 if any edges have them, 0
+    not. A run writes the widest relation's number here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.width_or_none("edge_width")
         self.divided_by("heads")
         self.probability("attention_dropout")
 
@@ -76,4 +98,6 @@ class RGAT(RelationalConfig):
         """See `RelationalConfig.relational_conv`."""
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
-        return RGATConv(types, width_in, self.heads, head_width, not last, self.attention_dropout, self.slope)
+        return RGATConv(
+            types, width_in, self.heads, head_width, not last, self.attention_dropout, self.slope, self.edge_width > 0
+        )

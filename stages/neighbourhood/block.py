@@ -331,7 +331,8 @@ class BlockNeighbourhood(ListNeighbourhood):
             raise no_types()
         if isinstance(self._edge_types, TypedRows):
             return self._edge_types
-        return TypedRows(self.block, lambda: self.degree, self._edge_types, self._given)
+        rows = None if self._edges is None else lambda: self.edge_features
+        return TypedRows(self.block, lambda: self.degree, self._edge_types, self._given, rows)
 
     @property
     def num_dst(self) -> int:

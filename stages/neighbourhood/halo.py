@@ -4,7 +4,7 @@ Faster than one rank after the other if memory allows it: one message for each p
 edges. A layer keeps the rows of other ranks for its backward pass too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,18 +67,26 @@ class Halo:
         self.neighbourhood = BlockNeighbourhood(
             block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
         )
-        self.typed = None if types is None else _typed(block, degree, view, types, whole.edge)
+        rows = None if self.edges is None else lambda: self.neighbourhood.edge_features
+        self.typed = None if types is None else _typed(block, degree, view, types, whole.edge, rows)
         """The block's rows and edges by type."""
         self.exchanged_degree: Tensor | None = None
         """Degrees of all rows, including those of other ranks, once they have been needed."""
 
 
-def _typed(block: Block, degree: Tensor, view: View, types: PartTypes, edge: npt.NDArray[np.integer]) -> TypedRows:
+def _typed(
+    block: Block,
+    degree: Tensor,
+    view: View,
+    types: PartTypes,
+    edge: npt.NDArray[np.integer],
+    rows: Callable[[], Tensor] | None,
+) -> TypedRows:
     """Rows and edges by type. A row of another rank is here because an edge reads it, which says its type."""
     kinds, of_rows = types.of_edges[edge], np.zeros(block.num_src, np.int64)
     of_rows[block.indices] = types.types.ends[kinds, 0]
     of_rows[: view.num_src] = types.of_rows[: view.num_src]
-    return TypedRows(block, lambda: degree, EdgeTypes(types.types, lambda: kinds, lambda: of_rows), None)
+    return TypedRows(block, lambda: degree, EdgeTypes(types.types, lambda: kinds, lambda: of_rows), None, rows)
 
 
 def together(view: View, counts: list[int]) -> Shard:
@@ -272,15 +280,34 @@ class HaloRelation:
         """See `Relation.max`."""
         return self._relation.max(self._over.all_once(h))
 
-    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    @property
+    def edge_features(self) -> Tensor:
+        """See `Relation.edge_features`."""
+        return self._relation.edge_features
+
+    def attend(
+        self,
+        z: Tensor,
+        a_src: Tensor,
+        logit_dst: Tensor,
+        slope: float = 0.2,
+        dropout: float = 0.0,
+        logit_edge: Tensor | None = None,
+    ) -> Tensor:
         """See `Relation.attend`."""
-        return self._relation.attend(self._over.all_once(z), a_src, logit_dst, slope, dropout)
+        return self._relation.attend(self._over.all_once(z), a_src, logit_dst, slope, dropout, logit_edge)
 
     def apply(
-        self, message: Message, h: Tensor, own: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum"
+        self,
+        message: Message,
+        h: Tensor,
+        own: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
     ) -> Tensor:
         """See `Relation.apply`."""
-        return self._relation.apply(message, self._over.all_once(h), own, params, reduce)
+        return self._relation.apply(message, self._over.all_once(h), own, params, reduce, edge)
 
 
 class _Exchange(torch.autograd.Function):

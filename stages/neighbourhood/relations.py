@@ -18,7 +18,7 @@ from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels import aggregation_on
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
-from .checks import alike, as_matrix, check_attention, check_reduce, full_precision
+from .checks import alike, as_matrix, check_attention, check_edge, check_reduce, full_precision, no_edge_features
 from .gradients import Maximum, Spmm
 from .stacked import StackedRelations, TypeMeans
 
@@ -74,6 +74,7 @@ class Relation:
         scale: Callable[[], Tensor | None],
         local: npt.NDArray[np.int64],
         kernels: ModuleType | None,
+        edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -85,9 +86,11 @@ class Relation:
             scale: returns the factor of each row's sum, [num_dst], without coefficients; None: it is 1.
             local: int64 [num_src], the place of each source among those of its type.
             kernels: the aggregation backend; by default that of the rows' device.
+            edges: returns `edge_features`; None: the edges of the block have none.
         """
         self.type, self.lists, self.sources, self.targets = type, lists, sources, targets
         self._coefficient, self._make_scale, self._local, self._given = coefficient, scale, local, kernels
+        self._make_edges = edges
 
     @property
     def name(self) -> str:
@@ -110,14 +113,27 @@ class Relation:
         return self.lists.num_edges
 
     @cached_property
+    def edge_features(self) -> Tensor:
+        """[num_edges, D], features of the present edges of this relation, as many columns as it has; 0 columns if only
+        edges of other relations have features.
+
+        Raises:
+            InputError: no edges have features, or the model does not say that it reads them.
+        """
+        if self._make_edges is None:
+            raise no_edge_features()
+        return self._make_edges()
+
+    @cached_property
     def compact(self) -> "Relation":
         """The same edges over the rows ``h[sources]`` only."""
         indices = self._local[self.lists.indices].astype(self.lists.indices.dtype)
         lists, everything = InLists(self.lists.indptr, indices, len(self.sources)), np.arange(len(self.sources))
         sources = torch.from_numpy(everything)
         return Relation(
-            self.type, lists, sources, self.targets, self._coefficient, self._make_scale, everything, self._given
-        )
+            self.type, lists, sources, self.targets, self._coefficient, self._make_scale, everything, self._given,
+            None if self._make_edges is None else lambda: self.edge_features,
+        )  # fmt: skip
 
     def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """int64 [e] each, the source and the destination of every edge as rows of `h` and of the result."""
@@ -171,9 +187,17 @@ class Relation:
         """Largest value over the present in-edges: [num_src, ...] -> [num_dst, ...]."""
         return self._rows(h, "max")
 
-    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend(
+        self,
+        z: Tensor,
+        a_src: Tensor,
+        logit_dst: Tensor,
+        slope: float = 0.2,
+        dropout: float = 0.0,
+        logit_edge: Tensor | None = None,
+    ) -> Tensor:
         """Softmax attention over the present in-edges of this relation, without the row itself:
-        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``.
+        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v] + logit_edge[uv], slope)``.
 
         Args:
             z: [num_src, H, D].
@@ -181,6 +205,7 @@ class Relation:
             logit_dst: [num_dst, H].
             slope: slope of the leaky ReLU below zero.
             dropout: probability of dropping an attention coefficient, by torch's generator; pass 0 in evaluation.
+            logit_edge: [num_edges, H]; zeros when absent.
 
         Returns:
             [num_dst, H, D].
@@ -188,8 +213,10 @@ class Relation:
         z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
+        check_edge(logit_edge, self.num_edges)
         src, dst = self.ends(z.device)
-        logits = F.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+        logits = (z * a_src).sum(-1)[src] + logit_dst[dst]
+        logits = F.leaky_relu(logits if logit_edge is None else logits + full_precision(logit_edge), slope)
         kernels: Any = self._given or aggregation_on(z.device)
         # A softmax does not change by a shift; this one keeps its exponentials at most 1.
         with torch.no_grad():
@@ -201,7 +228,13 @@ class Relation:
         return Spmm.apply(messages.contiguous(), None, kernels, self._edges, None, None).view(-1, *z.shape[1:])
 
     def apply(
-        self, message: Message, h: Tensor, own: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum"
+        self,
+        message: Message,
+        h: Tensor,
+        own: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
     ) -> Tensor:
         """User-defined message function ``message(h_src, h_dst, weight, *params)``, reduced over the in-edges of this
         relation: [num_src, ...], [num_dst, ...] -> [num_dst, D].
@@ -212,13 +245,16 @@ class Relation:
             own: rows of the relation's destinations, such as ``h[targets]``.
             params: further arguments of `message`.
             reduce: see `Neighbourhood.apply`.
+            edge: [num_edges, ...], values of the edges, differentiable: `edge_features`, or what is computed of them.
         """
         check_reduce(reduce)
+        check_edge(edge, self.num_edges)
         as_matrix(h, self.num_src, "h")
         as_matrix(own, self.num_dst, "own")
         src, dst = self.ends(h.device)
         weight = None if self._weight is None else self._weight.to(h.device, h.dtype)
-        messages = message(h[src], own[dst], weight, *params)
+        of_edges = () if edge is None else (edge,)
+        messages = message(h[src], own[dst], weight, *of_edges, *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edges, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 
@@ -283,7 +319,12 @@ class TypedRows:
     """Nodes and edges of a block, by their types."""
 
     def __init__(
-        self, block: Block, degree: Callable[[], Tensor], edges: EdgeTypes, kernels: ModuleType | None
+        self,
+        block: Block,
+        degree: Callable[[], Tensor],
+        edges: EdgeTypes,
+        kernels: ModuleType | None,
+        rows: Callable[[], Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -291,8 +332,10 @@ class TypedRows:
             degree: returns the in-degrees of its sources, [num_src].
             edges: their types.
             kernels: see `Relation`.
+            rows: returns the features of all edges of the block, [e, D]; None: they have none.
         """
         self.types, self._block, self._degree, self._kernels = edges.types, block, degree, kernels
+        self._rows = rows
         of_rows = self.types.types_of(block.src) if edges.of_rows is None else edges.of_rows()
         nodes, places = [], np.empty(block.num_src, np.int64)
         for t, name in enumerate(self.types.node_types):
@@ -346,7 +389,12 @@ class TypedRows:
             kept = torch.from_numpy(np.diff(block.indptr)).clamp(min=1)
             return (self._degree()[: block.num_dst].double() / kept)[targets]
 
+        def features() -> Tensor:
+            assert self._rows is not None
+            return self._rows()[torch.from_numpy(at), : types.edge_widths[r]]
+
         weight = None if block.weight is None else block.weight[at]
         return Relation(
-            types.relations[r], lists, self.nodes[src].sources, targets, weight, scale, self._places, self._kernels
-        )
+            types.relations[r], lists, self.nodes[src].sources, targets, weight, scale, self._places, self._kernels,
+            None if self._rows is None else features,
+        )  # fmt: skip

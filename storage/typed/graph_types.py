@@ -27,6 +27,8 @@ class GraphTypes:
     last. Of a graph that is renumbered part by part, P T + 1 numbers: T ranges for each of P parts."""
     relations: tuple[RelationType, ...]
     """R distinct types of edges."""
+    edge_widths: tuple[int, ...] = ()
+    """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
 
     @property
     def num_relations(self) -> int:
@@ -89,6 +91,8 @@ class GraphTypes:
             "node_types": list(self.node_types),
             "offsets": list(self.offsets),
             "relations": [list(r) for r in self.relations],
+            # Left out without any, so that older digests and checkpoints fit.
+            **({"edge_widths": list(self.edge_widths)} if self.edge_widths else {}),
         }
 
     @classmethod
@@ -97,12 +101,14 @@ class GraphTypes:
         try:
             names, offsets = [str(n) for n in record["node_types"]], [int(o) for o in record["offsets"]]
             relations = [(str(a), str(b), str(c)) for a, b, c in record["relations"]]
+            widths = [int(w) for w in record.get("edge_widths", ())]
         except (KeyError, TypeError, ValueError):
             raise InputError("types are not node_types, offsets and relations") from None
-        return cls(tuple(names), tuple(offsets), tuple(relations))
+        return cls(tuple(names), tuple(offsets), tuple(relations), tuple(widths))
 
-    def check(self, num_nodes: int) -> "GraphTypes":
-        """Check the invariants above. Raises InputError otherwise."""
+    def check(self, num_nodes: int, edge_width: int | None = None) -> "GraphTypes":
+        """Check the invariants above, and that the widest features of edges have `edge_width` columns if it is given.
+        Raises InputError otherwise."""
         if not self.node_types or len(set(self.node_types)) < len(self.node_types):
             raise InputError(f"node types are {list(self.node_types)}; expected at least one, with distinct names")
         parts, rest = divmod(len(self.offsets) - 1, len(self.node_types))
@@ -111,6 +117,13 @@ class GraphTypes:
             raise InputError(f"offsets of the node types do not rise from 0 to V={num_nodes}, one for each type and V")
         if len(set(self.relations)) < self.num_relations or self.num_relations > MOST_RELATIONS:
             raise InputError(f"there are {self.num_relations} relations; expected at most {MOST_RELATIONS}, distinct")
+        widths = self.edge_widths or (0,) * self.num_relations
+        widest = max(widths, default=0) if edge_width is None else edge_width
+        if len(widths) != self.num_relations or min(widths, default=0) < 0 or max(widths, default=0) != widest:
+            raise InputError(
+                f"edge_widths are {list(widths)}; expected a number for each of {self.num_relations} relations, and "
+                f"{widest} for the widest"
+            )
         for relation in self.relations:
             for end in (relation[0], relation[2]):
                 if end not in self.node_types:

@@ -28,8 +28,9 @@ def typed_graphs(draw: st.DrawFn) -> Graph:
     return graph_of_relations(edges, GraphTypes(tuple(names), tuple(offsets), tuple(edges)), keep_edge_id=True)
 
 
-def typed_dataset(seed: int = 0, degree: int = 60) -> Dataset:
-    """Papers with classes, authors, and venues without features; five relations, one of which has no edges."""
+def typed_dataset(seed: int = 0, degree: int = 60, edge_features: bool = False) -> Dataset:
+    """Papers with classes, authors, and venues without features; five relations, one of which has no edges. With
+    `edge_features` edges of three of them have some, of different widths."""
     rng = np.random.default_rng(seed)
     offsets = (0, 20, 32, 36)
     papers, authors, venues = (np.arange(a, b) for a, b in zip(offsets, offsets[1:]))
@@ -40,7 +41,12 @@ def typed_dataset(seed: int = 0, degree: int = 60) -> Dataset:
         ("venue", "prints", "paper"): (rng.choice(venues, 20), papers),
         ("author", "chairs", "venue"): (np.empty(0, np.int64), np.empty(0, np.int64)),
     }
-    graph = graph_of_relations(edges, GraphTypes(("paper", "author", "venue"), offsets, tuple(edges)))
+    types, of_edges = GraphTypes(("paper", "author", "venue"), offsets, tuple(edges)), []
+    if edge_features:
+        noise = np.random.default_rng(seed + 1)
+        widths = zip(edges.values(), (2, None, 1, None, 3))
+        of_edges = [None if w is None else noise.standard_normal((len(src), w)) for (src, _), w in widths]
+    graph = graph_of_relations(edges, types, features=of_edges)
     parts = tuple(
         MemoryFeatures(rng.standard_normal((b - a, width)).astype(np.float32))
         for a, b, width in zip(offsets, offsets[1:], (5, 3, 0))

@@ -1,10 +1,12 @@
 """Construction of graphs with several types of nodes and edges."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.features import MemoryFeatures
 from ....storage.graph import Graph, index_dtype
 from ....storage.typed.graph_types import GraphTypes, RelationType
 
@@ -14,6 +16,7 @@ def graph_of_relations(
     types: GraphTypes,
     keep_edge_id: bool = False,
     weights: Sequence[npt.NDArray[np.float32]] | None = None,
+    features: Sequence[npt.NDArray[np.floating] | None] = (),
 ) -> Graph:
     """In-neighbour lists sorted by (destination, relation, source), ties in the order given.
 
@@ -22,6 +25,8 @@ def graph_of_relations(
         types: of the graph.
         keep_edge_id: also keep each edge's position within its relation.
         weights: float32 [E] of the edges of each relation; None: the graph is unweighted.
+        features: [E, D] of the edges of each relation, D differs between them; None: it has none. Empty: no relation
+            has any.
     """
     V = types.offsets[-1]
     lengths = [len(src) for src, _ in edges.values()]
@@ -37,4 +42,22 @@ def graph_of_relations(
     ids = np.concatenate([np.arange(n) for n in lengths])[order] if keep_edge_id else None
     indices = src[order].astype(index_dtype(V))
     weight = None if weights is None else np.concatenate(weights)[order]
-    return Graph(indptr, indices, weight, ids, None, types, kind[order]).check()
+    of_edges = None
+    if any(x is not None for x in features):
+        types = replace(types, edge_widths=tuple(0 if x is None else x.shape[1] for x in features))
+        of_edges = _padded(features, lengths, order)
+    return Graph(indptr, indices, weight, ids, None, types, kind[order], of_edges).check()
+
+
+def _padded(
+    features: Sequence[npt.NDArray[np.floating] | None], lengths: Sequence[int], order: npt.NDArray[np.int64]
+) -> MemoryFeatures:
+    """Rows of all edges in their new order, as wide as the widest relation's."""
+    given = [x for x in features if x is not None]
+    rows = np.zeros((len(order), max(x.shape[1] for x in given)), np.result_type(*given))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    for x, end, length in zip(features, np.cumsum(lengths), lengths):
+        if x is not None:
+            rows[place[end - length : end], : x.shape[1]] = x
+    return MemoryFeatures(rows)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError, nearest
 from ....storage.features import MemoryFeatures
-from ....storage.graph import ALWAYS, Graph, as_times
+from ....storage.graph import ALWAYS, Graph, as_times, edge_rows
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted
 from ....storage.typed.features import TypedFeatures
@@ -62,6 +62,8 @@ class TypedRaw:
     """[E], times of the edges of each relation that has any."""
     node_times: Mapping[str, Any] = field(default_factory=dict)
     """[n], times of the nodes of each type that has any."""
+    edge_features: Mapping[RelationType, Any] = field(default_factory=dict)
+    """[E, D] or [E] of each relation whose edges have features, or None."""
 
 
 def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
@@ -96,14 +98,15 @@ def clean_typed(
     found = _relations(raw.edges, counts, offsets)
     weights = _weights(found, raw.weights, options, notes)
     forward: dict[RelationType, RelationType] = {}
+    of_edges = _edge_features(found, raw.edge_features)
     if add_reverse:
         turned = {(d, f"rev_{r}", s): (dst, src) for (s, r, d), (src, dst) in found.items()}
         if both := sorted(set(turned) & set(found)):
             raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
         found |= turned
         forward = dict(zip(turned, raw.edges))
-        weights = None if weights is None else [*weights, *weights]
-    graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights)
+        weights, of_edges = None if weights is None else [*weights, *weights], [*of_edges, *of_edges]
+    graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
     parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
     class_names = raw.class_names
@@ -275,6 +278,28 @@ def _weights(
     if bare := [",".join(key) for key in found if key not in given]:
         notes.append(f"Edges of {', '.join(bare)} have no weights; each counts 1.")
     return weights
+
+
+def _edge_features(
+    found: Mapping[RelationType, Ends], given: Mapping[RelationType, Any]
+) -> list[npt.NDArray[np.float32] | None]:
+    """float32 [E, D] of each relation; None where edges have no features."""
+    for key in given:
+        if key not in found:
+            raise InputError(
+                f"there are features of edges of {','.join(map(str, key))}, which is no relation; leave them out"
+            )
+    rows: list[npt.NDArray[np.float32] | None] = []
+    for key, (src, _) in found.items():
+        x = given.get(key)
+        try:
+            rows.append(None if x is None else edge_rows(x, len(src), np.float32))
+        except InputError as e:
+            raise InputError(f"relation {','.join(key)}: {e}") from e
+        except ValueError:
+            what = f"features of edges of {','.join(key)}"
+            raise InputError(f"{what} have rows of different widths; expected one") from None
+    return rows
 
 
 def _features(

@@ -24,6 +24,7 @@ def from_relations(
     edge_weights: Mapping[RelationType, Any] | None = None,
     edge_times: Mapping[RelationType, Any] | None = None,
     node_times: Mapping[str, Any] | None = None,
+    edge_features: Mapping[RelationType, Any] | None = None,
     train: npt.ArrayLike | None = None,
     val: npt.ArrayLike | None = None,
     test: npt.ArrayLike | None = None,
@@ -48,6 +49,8 @@ def from_relations(
         edge_weights: [E] of a relation, finite and not negative; edges of other relations then count 1.
         edge_times: [E] numbers or dates of a relation. Edges of others have the times of their sources.
         node_times: [n] of a node type, likewise. Nodes and edges without times have been there always.
+        edge_features: [E, D] finite numbers of a relation, or [E]; D may differ from relation to relation. None, or no
+            entry: its edges have none.
         train: ids or a mask of nodes of the target type; if train, val and test are all None, there is no stored split.
         val: see `train`.
         test: see `train`.
@@ -65,7 +68,7 @@ def from_relations(
         raise InputError(f"{name}: target is '{target}' and the option target '{options.target}'; expected one of them")
     stored = {part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     raw = TypedRaw(edges, np.asarray(labels), target, num_nodes or {}, features or {}, edge_weights or {}, stored)
-    raw = replace(raw, edge_times=edge_times or {}, node_times=node_times or {})
+    raw = replace(raw, edge_features=edge_features or {}, edge_times=edge_times or {}, node_times=node_times or {})
     return clean_typed(name, raw, options, split, seed, add_reverse)
 
 
@@ -86,14 +89,15 @@ def from_hetero(
         )
     if chosen not in labelled:
         raise InputError(f"{name}: the node type '{chosen}' has no y; expected class numbers or targets")
-    edges, weights, left = {}, {}, []
+    edges, weights, attr = {}, {}, {}
     for relation in data.edge_types:
         store, what = data[relation], ",".join(relation)
         if "edge_index" not in store:
             raise InputError(f"{name}: the relation {what} has no edge_index; expected [2, E] (an adj_t is not read)")
         if "edge_weight" in store:
             weights[relation] = host(store.edge_weight).reshape(-1)
-        left += [f"edge_attr of {what}"] if "edge_attr" in store else []
+        if "edge_attr" in store:
+            attr[relation] = host(store.edge_attr)
         edges[relation] = host(store.edge_index)
     counts = {}
     for t in data.node_types:
@@ -113,7 +117,7 @@ def from_hetero(
     if options.task is None and has_targets(y):
         options = replace(options, task="regression")
     masks: dict[str, Any] = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
-    found = from_relations(
+    return from_relations(
         edges,
         host(y),
         target=chosen,
@@ -122,15 +126,13 @@ def from_hetero(
         edge_weights=weights,
         edge_times=edge_times,
         node_times=node_times,
+        edge_features=attr,
         **masks,
         name=name,
         options=options,
         split=split,
         seed=seed,
     )
-    if left:
-        return replace(found, notes=(*found.notes, f"{' and '.join(left)} was left out: typed graphs hold none."))
-    return found
 
 
 def host(tensor: Any) -> npt.NDArray[Any]:

@@ -36,7 +36,7 @@ from .parquet import (
 from .tables import read_table
 from .typed_names import edge_files, node_files
 
-OF_TABLES = (*OF_NODES, "feature_columns", "label_columns", "missing_ids", "direction")
+OF_TABLES = (*OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction")
 """Options that are followed."""
 
 
@@ -84,13 +84,21 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     of_nodes, of_edges, notes = node_files(folder), edge_files(folder), list[str]()
     nodes = {t: _nodes(folder, t, files, options) for t, files in of_nodes.items()}
     target = _target(nodes, options)
-    weights = {key: _edges(folder, key, files, nodes, options, notes) for key, files in of_edges.items()}
+    tables = {key: read_table(files, "edges") for key, files in of_edges.items()}
+    _check_named(
+        options.named_edge_features, tables.values(), "edge_feature_columns", "edges-SOURCE-RELATION-DESTINATION"
+    )
+    weights, edge_features = {}, {}
+    for key, table in tables.items():
+        from_csv = is_csv(of_edges[key][0])
+        weights[key], edge_features[key] = _edges(folder, key, table, from_csv, nodes, options, notes)
     edges: dict[RelationType, dict[str, AnyArray]] = {key: {} for key in of_edges}
     for t, own in nodes.items():
         with _about(f"node type '{t}'"):
             for (key, end), numbers in _numbered(t, own, options, notes).items():
                 edges[key][end] = numbers
-    features = {t: _features(folder, t, own, nodes, options, notes) for t, own in nodes.items()}
+    _check_named(options.named_features, [own.table for own in nodes.values()], "feature_columns", "nodes-TYPE")
+    features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
     own = nodes[target]
     columns = own.labels or ()
     with _about(f"node type '{target}'"):
@@ -115,6 +123,7 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
         class_names,
         columns if options.named_labels else None,
         nulls,
+        edge_features=edge_features,
     )
 
 
@@ -162,28 +171,31 @@ def _target(nodes: Mapping[str, _Nodes], options: ReadOptions) -> str:
 def _edges(
     folder: Path,
     key: RelationType,
-    files: Sequence[Path],
+    table: pa.Table,
+    from_csv: bool,
     nodes: Mapping[str, _Nodes],
     options: ReadOptions,
     notes: list[str],
-) -> AnyArray | None:
-    """Read the edges of a relation, and leave their ends with the node types; the edges' weights, if they have any."""
+) -> tuple[AnyArray | None, AnyArray | None]:
+    """Weights and features of the edges of a relation, where they have any; leaves their ends with the node types."""
     for t in (key[0], key[2]):
         if t not in nodes:
             raise InputError(
                 f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
                 f"{', '.join(nodes)}{nearest(t, list(nodes))}"
             )
-    table, stem = read_table(files, "edges"), f"edges-{'-'.join(key)}"
+    stem = f"edges-{'-'.join(key)}"
     for end, t in (("src", key[0]), ("dst", key[2])):
         nodes[t].ends[key, end] = column_of(table, end, stem, folder)
-        if is_csv(files[0]):
+        if from_csv:
             nodes[t].csv_ends.add((key, end))
     own: list[str] = []
-    if features := edge_columns(table, folder, options, own):
-        own.append(f"Features of edges were left out: {', '.join(features)}; typed graphs hold none.")
+    if (named := options.named_edge_features) is not None and named != ("*",):
+        options = replace(options, edge_feature_columns=tuple(c for c in named if c in table.column_names))
+    with _about(f"relation {','.join(key)}"):
+        features = feature_rows(table, edge_columns(table, folder, options, own), stem)
     notes += [f"Relation {','.join(key)}: {note[0].lower()}{note[1:]}" for note in own]
-    return numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None
+    return numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None, features
 
 
 def _numbered(
@@ -222,18 +234,20 @@ def _numbered(
     return {by_text[text]: numbers for text, numbers in ends.items()}
 
 
-def _features(
-    folder: Path, node_type: str, own: _Nodes, nodes: Mapping[str, _Nodes], options: ReadOptions, notes: list[str]
-) -> AnyArray | None:
+def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], option: str, what: str) -> None:
+    """Raise InputError for a column that an option names and none of the tables has."""
+    every = {c for table in tables for c in table.column_names}
+    if named not in (None, ("*",)) and (absent := [c for c in named if c not in every]):
+        raise InputError(
+            f"{option} has '{absent[0]}', which no {what} has; expected of {_listed(every)}"
+            f"{nearest(absent[0], sorted(every))}"
+        )
+
+
+def _features(folder: Path, node_type: str, own: _Nodes, options: ReadOptions, notes: list[str]) -> AnyArray | None:
     """[n, F] of a node type; None without columns of features."""
     named, columns = options.named_features, own.table.column_names
     if named is not None and named != ("*",):
-        every = {c for other in nodes.values() for c in other.table.column_names}
-        if absent := [c for c in named if c not in every]:
-            raise InputError(
-                f"feature_columns has '{absent[0]}', which no nodes-TYPE has; expected of {_listed(every)}"
-                f"{nearest(absent[0], sorted(every))}"
-            )
         options = replace(options, feature_columns=tuple(c for c in named if c in columns))
     of_type: list[str] = []
     with _about(f"node type '{node_type}'"):

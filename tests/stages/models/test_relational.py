@@ -17,7 +17,7 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.typed import typed_dataset
 
-DATA = typed_dataset(degree=90)
+DATA = typed_dataset(degree=90, edge_features=True)
 GRAPH, TYPES = DATA.graph, DATA.graph.types
 WIDTHS = (5, 3, 0)
 OPTIONS = {"hidden": 8, "layers": 2, "dropout": 0.0}
@@ -27,6 +27,7 @@ CONFIGS = {
     "rgcn with layer norm": RGCN(norm="layer", **OPTIONS),
     "rsage": RSAGE(**OPTIONS),
     "rgat": RGAT(heads=2, **OPTIONS),
+    "rgat with edges": RGAT(heads=2, edge_width=3, **OPTIONS),
     "hgt": HGT(heads=2, **OPTIONS),
 }
 
@@ -41,7 +42,12 @@ def minibatch():
     sampler = NeighborSampler((3, 2), relations={"cites": (2, -1)})
     m = sampler.sample(GRAPH, SeedPlan(np.arange(20), 8, 1, 0).request(0, 1), cpu).minibatches[0]
     made = [
-        BlockNeighbourhood(b, torch.from_numpy(GRAPH.degree[b.src]), edge_types=types_of_edges(GRAPH, b.edge_id))
+        BlockNeighbourhood(
+            b,
+            torch.from_numpy(GRAPH.degree[b.src]),
+            edge_types=types_of_edges(GRAPH, b.edge_id),
+            edges=lambda b=b: torch.from_numpy(GRAPH.edge_features.gather(b.edge_id)),
+        )
         for b in m.blocks
     ]
     return made, m.nodes, m.blocks
@@ -90,7 +96,8 @@ def dense(config, model, neighbourhoods, nodes, h):
                 out = conv.own.by_type[t].weight @ h[v] + conv.own.by_type[t].bias
             for r, relation in enumerate(neighbourhood.relations()):
                 src, dst = relation.ends(h.device)
-                mine = h[src[relation.targets[dst] == v]]
+                here = relation.targets[dst] == v
+                mine = h[src[here]]
                 if not len(mine):
                     continue
                 if isinstance(config, RGCN):
@@ -102,6 +109,9 @@ def dense(config, model, neighbourhoods, nodes, h):
                     heads = conv.weight[r].view(conv.heads, conv.head_width, -1)
                     z, own = torch.einsum("hdf,nf->nhd", heads, mine), torch.einsum("hdf,f->hd", heads, h[v])
                     logits = (z * conv.a_src[r]).sum(-1) + (own * conv.a_dst[r]).sum(-1)
+                    if str(r) in conv.edge:
+                        said = conv.edge[str(r)](relation.edge_features[here]).view(z.shape)
+                        logits = logits + (said * conv.a_edge[str(r)]).sum(-1)
                     found = (F.leaky_relu(logits, 0.2).softmax(0)[:, :, None] * z).sum(0)
                     out = out + (found.mean(0) if last else found.flatten())
             if not last:
@@ -164,7 +174,7 @@ def test_rgcn_is_that_of_pyg_on_the_same_minibatch(bases):
     torch.testing.assert_close(conv(neighbourhood, h), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("config", [RSAGE(), RGAT(hidden=8, heads=2)], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [RSAGE(), RGAT(hidden=8, heads=2, edge_width=3)], ids=lambda c: c.name)
 def test_others_are_sums_of_pygs_convolutions_by_relation(config):
     pyg = pytest.importorskip("torch_geometric.nn")
     (neighbourhood, *_), nodes, _ = minibatch()
@@ -172,21 +182,26 @@ def test_others_are_sums_of_pygs_convolutions_by_relation(config):
     conv = config.relational_conv(0, TYPES, 6, 8).double()
     by_type, convs = {n.name: h[n.sources] for n in neighbourhood.node_types()}, {}
     inputs = {n.name: (h[n.sources], h[n.targets]) for n in neighbourhood.node_types()}
-    edges = {}
+    edges, attr = {}, {}
     for r, relation in enumerate(neighbourhood.relations()):
         if config.name == "rsage":
             one = pyg.SAGEConv(6, 8, root_weight=False, bias=False).double()
             one.lin_l.weight.data.copy_(conv.neighbours[r].weight)
         else:
-            one = pyg.GATConv(6, 4, heads=2, add_self_loops=False, bias=False).double()
+            width = TYPES.edge_widths[r] or None
+            one = pyg.GATConv(6, 4, heads=2, add_self_loops=False, bias=False, edge_dim=width).double()
+            if width:
+                one.lin_edge.weight.data.copy_(conv.edge[str(r)].weight)
+                one.att_edge.data.copy_(conv.a_edge[str(r)][None])
             one.lin.weight.data.copy_(conv.weight[r])
             one.att_src.data.copy_(conv.a_src[r][None])
             one.att_dst.data.copy_(conv.a_dst[r][None])
+        attr[relation.type] = {"edge_attr": relation.edge_features} if config.name == "rgat" else {}
         convs[relation.type] = one
         edges[relation.type] = torch.stack(relation.compact.ends(h.device))
     sums = {name: torch.zeros(len(own), 8, dtype=torch.float64) for name, (_, own) in inputs.items()}
     for kind, one in convs.items():
-        sums[kind[2]] = sums[kind[2]] + one((by_type[kind[0]], inputs[kind[2]][1]), edges[kind])
+        sums[kind[2]] = sums[kind[2]] + one((by_type[kind[0]], inputs[kind[2]][1]), edges[kind], **attr[kind])
     found = conv(neighbourhood, h)
     for t, rows in enumerate(neighbourhood.node_types()):
         own = conv.own.by_type[t]
@@ -270,6 +285,7 @@ def test_a_graph_with_one_type_is_refused(name):
         (lambda: HGT(hidden=10, heads=4), "hgt: hidden=10 is not a multiple of heads=4"),
         (lambda: HGT(attention_dropout=1.0), "hgt: attention_dropout is 1.0"),
         (lambda: RGAT(hidden=10, heads=4), "hidden=10 is not a multiple of heads=4"),
+        (lambda: RGAT(edge_width=-2), "rgat: edge_width is -2"),
         (lambda: TypedInput.of_record({**TYPES.record(), "widths": [1]}), "widths are not a number"),
     ],
 )

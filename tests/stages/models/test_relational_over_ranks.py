@@ -16,7 +16,7 @@ from millrace.tests.contracts.full_batch import Case
 from millrace.tests.contracts.thread_ranks import run_threads
 from millrace.tests.contracts.typed import typed_dataset
 
-DATA = typed_dataset(degree=40)
+DATA = typed_dataset(degree=40, edge_features=True)
 WEIGHTED = replace(DATA.graph, edge_weight=np.random.default_rng(0).random(DATA.graph.num_edges).astype(np.float32))
 TYPES, X = DATA.graph.types, DATA.features.gather(np.arange(36)).astype(np.float64)
 OPTIONS = {"hidden": 4, "layers": 2, "dropout": 0.0}
@@ -25,7 +25,7 @@ OPTIONS = {"hidden": 4, "layers": 2, "dropout": 0.0}
 class Own(nn.Module):
     """A user's module, whose layers ask each relation for the same rows, and for others."""
 
-    num_layers = 2
+    num_layers, reads_edges = 2, True
 
     def __init__(self):
         super().__init__()
@@ -36,8 +36,16 @@ class Own(nn.Module):
         for r, relation in enumerate(neighbourhood.relations()):
             linear = self.by_relation[i * len(TYPES.relations) + r]
             near = relation.mean(h) + relation.sum(h) + relation.max(2 * h)
-            near = near + relation.apply(lambda a, b, w: a * b, h, h[relation.targets])
-            near = near + relation.attend(h[:, None], torch.ones_like(h[:1]), h[relation.targets, :1])[:, 0]
+            edge = relation.edge_features
+            assert edge.shape == (relation.num_edges, TYPES.edge_widths[r])
+            gate = edge.sum(1, keepdim=True)
+            near = near + relation.apply(lambda a, b, w, e: a * b * e, h, h[relation.targets], edge=gate)
+            near = (
+                near
+                + relation.attend(h[:, None], torch.ones_like(h[:1]), h[relation.targets, :1], logit_edge=gate.cos())[
+                    :, 0
+                ]
+            )
             out = out.index_add(0, relation.targets, linear(near))
         return out
 
@@ -53,6 +61,7 @@ def built(name):
         return Own().double()
     config = {"rgcn": RGCN, "rsage": RSAGE, "rgat": RGAT, "hgt": HGT}[name]
     heads = {"heads": 2} if name in ("rgat", "hgt") else {}
+    heads |= {"edge_width": 3} if name == "rgat" else {}
     return config(**OPTIONS, **heads).build_typed(TypedInput(TYPES, (5, 3, 0)), 4).double()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
 from millrace.storage.fingerprint import graph_fingerprint
 from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
@@ -24,6 +25,8 @@ def test_types_of_nodes_and_ends_of_relations():
     assert TYPES.ends.tolist() == [[0, 1], [1, 0], [0, 0]]
     assert (TYPES.relation("s"), TYPES.relation("b,r,a"), TYPES.node_type("b")) == (2, 1, 1)
     assert GraphTypes.of_record(TYPES.record()) == TYPES.check(5)
+    wide = replace(TYPES, edge_widths=(0, 2, 1))
+    assert GraphTypes.of_record(wide.record()) == wide.check(5, 2) and "edge_widths" not in TYPES.record()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,10 @@ def test_types_of_nodes_and_ends_of_relations():
         (lambda: replace(TYPES, relations=(("a", "r", "b"),) * 2).check(5), "there are 2 relations"),
         (lambda: replace(TYPES, relations=(("a", "r", "c"),)).check(5), "node type 'c', which is not there"),
         (lambda: GraphTypes.of_record({"node_types": ["a"]}), "types are not"),
+        (lambda: replace(TYPES, edge_widths=(1, 2)).check(5), r"edge_widths are \[1, 2\]; expected a number for each"),
+        (lambda: replace(TYPES, edge_widths=(-1, 2, 0)).check(5), "expected a number for each of 3 relations"),
+        (lambda: replace(TYPES, edge_widths=(0, 1, 0)).check(5, 2), "and 2 for the widest"),
+        (lambda: TYPES.check(5, 2), "and 2 for the widest"),
     ],
 )
 def test_what_is_not_there_is_named(call, said):
@@ -64,6 +71,8 @@ def test_a_graph_checks_its_edges_against_their_relations():
     ]:
         with pytest.raises(InputError, match=said):
             replace(graph, edge_type=bad).check()
+    with pytest.raises(InputError, match="and 2 for the widest"):
+        replace(graph, edge_features=MemoryFeatures(np.ones((graph.num_edges, 2), np.float32))).check()
 
 
 def test_the_digest_of_a_graph_covers_its_types_and_only_those_of_a_typed_one():

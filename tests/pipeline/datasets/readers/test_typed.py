@@ -1,7 +1,5 @@
 """Typed graphs from arrays and from HeteroData: what comes out, and one sentence for each defect."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -228,13 +226,55 @@ def test_a_target_must_be_there_and_have_labels(hetero):
         mr.from_pyg(hetero.to_homogeneous(), target="paper")
 
 
-def test_edge_attributes_are_left_out_with_a_note_and_float_labels_are_targets(hetero):
-    hetero["paper", "in", "venue"].edge_attr = torch.ones(6, 2)
+def test_edge_attributes_of_any_width_come_along_and_go_back(hetero):
+    cites = hetero["paper", "cites", "paper"]
+    hetero["paper", "in", "venue"].edge_attr = torch.arange(12.0).view(6, 2)
+    cites.edge_attr = torch.arange(cites.num_edges)
     hetero["paper"].y = torch.linspace(0.5, 2, 6)
     found = mr.from_pyg(hetero)
-    assert "edge_attr of paper,in,venue was left out: typed graphs hold none." in found.notes
     assert found.task == "regression"
-    assert replace(found, name="x").check().name == "x"
+    widths = dict(zip(found.graph.types.relations, found.graph.types.edge_widths))
+    assert [w for w in widths.values() if w] == [1, 2] and widths["paper", "in", "venue"] == 2
+    again = found.to_pyg()
+    for relation in hetero.edge_types:
+        own, theirs = again[relation], hetero[relation]
+        assert ("edge_attr" in own) == ("edge_attr" in theirs)
+        if "edge_attr" in theirs:
+            rows = torch.cat([theirs.edge_index.T, theirs.edge_attr.view(theirs.num_edges, -1)], 1)
+            mine = torch.cat([own.edge_index.T, own.edge_attr], 1)
+            assert sorted(mine.tolist()) == sorted(rows.tolist())
+    assert dataset_fingerprint(mr.from_pyg(again)) == dataset_fingerprint(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (np.array([[1.0], [np.nan]]), "relation a,r,b: 1 edge feature value is NaN or infinite .first: edge 1 of"),
+        (np.ones((3, 1)), r"relation a,r,b: edge features have shape \[3, 1\]; expected \[2, D\]"),
+        ([[1.0], [1.0, 2.0]], "features of edges of a,r,b have rows of different widths; expected one"),
+        (np.array(["x", "y"]), "relation a,r,b: edge features are <U1; expected numbers"),
+    ],
+    ids=["nan", "rows", "widths", "text"],
+)
+def test_bad_features_of_edges_name_their_relation(rows, said):
+    given = {"target": "b", "num_nodes": {"a": 2}}
+    with pytest.raises(InputError, match=said):
+        mr.from_relations(ONE, [0, 1], edge_features={("a", "r", "b"): rows}, **given)
+    with pytest.raises(InputError, match="features of edges of a,s,b, which is no relation"):
+        mr.from_relations(ONE, [0, 1], edge_features={("a", "s", "b"): np.ones(2)}, **given)
+
+
+ONE = {("a", "r", "b"): ([0, 1], [1, 0])}
+
+
+def test_reverse_relations_have_the_features_of_their_edges():
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    given = {"target": "b", "num_nodes": {"a": 2}, "edge_features": {("a", "r", "b"): rows}, "add_reverse": True}
+    found = mr.from_relations(ONE, [0, 1], split="fraction:0.5,0", **given).to_pyg()
+    assert found["a", "r", "b"].edge_index.tolist() == [[1, 0], [0, 1]]
+    assert found["a", "r", "b"].edge_attr.tolist() == [[3, 4], [1, 2]]
+    assert found["b", "rev_r", "a"].edge_index.tolist() == [[1, 0], [0, 1]]
+    assert found["b", "rev_r", "a"].edge_attr.tolist() == [[1, 2], [3, 4]]
 
 
 def test_times_of_some_types_and_relations(hetero, tmp_path):

@@ -16,6 +16,7 @@ RNG = np.random.default_rng(0)
 WRITES = RNG.integers(0, 4, 9), RNG.integers(0, 6, 9)
 CITES = RNG.integers(0, 6, (2, 8))
 WEIGHT = RNG.random(8).astype(np.float32)
+OF_CITES = np.arange(16, dtype=np.float32).reshape(8, 2)
 LABELS = [0, 1, 0, 1, None, 1]
 SPLIT = ["train", "train", "val", "test", None, "test"]
 OF_PAPER, OF_AUTHOR = RNG.random((6, 2)).astype(np.float32), RNG.random((4, 3)).astype(np.float32)
@@ -30,7 +31,13 @@ def tables(papers=None, authors=None):
     p, a = (np.arange(6) if papers is None else papers), (np.arange(4) if authors is None else authors)
     found = {
         "edges-author-writes-paper": {"src": a[WRITES[0]], "dst": p[WRITES[1]]},
-        "edges-paper-cites-paper": {"from": p[CITES[0]], "to": p[CITES[1]], "weight": WEIGHT},
+        "edges-paper-cites-paper": {
+            "from": p[CITES[0]],
+            "to": p[CITES[1]],
+            "weight": WEIGHT,
+            "x0": OF_CITES[:, 0],
+            "x1": OF_CITES[:, 1],
+        },
         "nodes-paper": {"label": LABELS, "split": SPLIT, "feature_0": OF_PAPER[:, 0], "feature_1": OF_PAPER[:, 1]},
         "nodes-author": {"x": list(OF_AUTHOR)},
         "nodes-venue": {"id": np.array(["v", "w"])},
@@ -64,6 +71,7 @@ def arrays(**changed):
         "num_nodes": {"author": 4, "paper": 6, "venue": 2},
         "features": {"author": OF_AUTHOR, "paper": OF_PAPER},
         "edge_weights": {("paper", "cites", "paper"): WEIGHT},
+        "edge_features": {("paper", "cites", "paper"): OF_CITES},
         "train": [0, 1],
         "val": [2],
         "test": [3, 5],
@@ -128,7 +136,9 @@ def test_weights_can_be_ignored_and_columns_chosen(tmp_path):
     assert data.features.gather(np.array([7]))[0, 0] == 2
     said = " ".join(data.notes)
     assert "Columns of nodes-author were not read: label, split ('paper' is predicted)." in said
-    assert "Relation author,writes,paper: features of edges were left out: feature_0" in said
+    assert data.graph.types.edge_widths == (1, 2)
+    chosen = mr.ReadOptions(edge_feature_columns="x1", target="paper")
+    assert mr.open_dataset(folder, options=chosen).graph.types.edge_widths == (0, 1)
     options = mr.ReadOptions(label_columns="age", target="author", task="regression")
     assert mr.open_dataset(folder, options=options, split="fraction:0.5,0").class_names == ("age",)
 
@@ -213,6 +223,14 @@ BAD = {
     ),
     "another name": (rename("nodes-venue", "nodes-e-2"), None),
     "a plain table too": (lambda found: found.update(nodes={"label": [1]}), "there is nodes.parquet among tables of"),
+    "NaN features of edges": (
+        put("edges-paper-cites-paper", "x1", [0.0, np.nan] + [1.0] * 6),
+        "relation paper,cites,paper: 1 edge feature value is NaN or infinite (first: edge 1 of the input)",
+    ),
+    "features of edges of two widths": (
+        put("edges-author-writes-paper", "x", [[1.0], [1.0, 2.0]] + [[1.0]] * 7),
+        "relation author,writes,paper: column edges-author-writes-paper.x has lists of 1 and of 2 values (row 1)",
+    ),
     "NaN": (put("nodes-author", "x", [[np.nan]] * 4), "features of node type 'author': 4 feature values are NaN"),
     "a split of another word": (
         put("nodes-paper", "split", ["trian"] * 6),
@@ -243,6 +261,10 @@ def test_each_defect_is_one_sentence_and_leaves_nothing(tmp_path, name):
         ({"target": "venue"}, "target is 'venue', but nodes-venue has no column label"),
         ({"direction": "reverse"}, "direction is 'reverse', but the names of the files say"),
         ({"feature_columns": "agee"}, "feature_columns has 'agee', which no nodes-TYPE has"),
+        (
+            {"edge_feature_columns": "x9"},
+            "edge_feature_columns has 'x9', which no edges-SOURCE-RELATION-DESTINATION has",
+        ),
         ({"self_loops": "drop"}, "a typed graph is read as it is, without self_loops"),
     ],
 )
