@@ -28,7 +28,7 @@ KERNELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("int64", "int64", I64, I32, I32S, I64, I64, "int64", "boolean", U64, I64S, I32S, I64S, "boolean", I64,
       "boolean", "none", "none")),
     (NUMBER, "_start", ("int64", "int64", I64, I64, I32S, U64S, "int64")),
-    (NUMBER, "_number", ("int64", "int64", I32S, I64, I32S, I64, I64, U64S, U64, I32, "int64", I32, I64)),
+    (NUMBER, "_number", ("int64", "int64", I32S, I64, I32S, I64, I64, U64S, U64, I32, I32, "int64", I32S)),
     (NUMBER, "_copy_out", (I64, "int64", I32, "int64")),
     (NUMBER, "_copy_out", (I32, "int64", I32, "int64")),
     (SUM, "spmm_rows", (I64, I32, "none", "none", F32S, "int64", F32, "int64", F32, "int64", F32S, "int64", "int64")),
