@@ -23,6 +23,7 @@ from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
 from .config.records import make_system, with_links, without_partitioner
+from .dashboard.command import recorded_stages
 from .setup.checks import check_links, check_times, check_types
 from .setup.fingerprint import sample_fingerprint
 from .setup.open_data import open_data
@@ -49,6 +50,13 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         RunError: `out` cannot be written, or does not answer.
         Interrupted: `stop` returned true; committed bulks stay, and the same command continues from there.
     """
+    place = out if is_url(out) else Path(out)
+    goes_on = isinstance(place, Path) and place.exists()
+    with recorded_stages("sample", job.dataset, place, emit, goes_on=goes_on) as told:
+        return _precompute(job, out, told, stop)
+
+
+def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_data(job, None, emit, lazy=True)
     # The minibatches do not depend on how the graph is distributed.

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Set
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, assign_gpus, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..machine.time_limit import in_time
-from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted
 from .scheduler_watch import ask, lost_scheduler
 from .signals import kept_from_children
 from .worker_plugin import IgnoreSignals
@@ -143,7 +143,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
                     client.register_plugin(IgnoreSignals())
                 emit(StageEnded("cluster", time.perf_counter() - start))
                 emit(Note(f"dashboard: {client.dashboard_link}"))
-                yield client
+                with emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext():
+                    yield client
             finally:
                 _close(client, cluster)
     finally:

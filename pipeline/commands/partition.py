@@ -60,6 +60,8 @@ def partition(
     from ...storage.partition.node_order import check_order
     from ..config.load import resolve
     from ..config.records import cut_of
+    from ..dashboard.command import recorded_stages
+    from ..ingest.scratch import scratch_of
     from ..setup.open_data import open_data
     from ..telemetry.console import Terminal
 
@@ -83,16 +85,17 @@ def partition(
         from ..cluster.dask_cluster import check_reachable
 
         check_reachable(job.cluster)
-    with Terminal() as terminal:
-        data = open_data(job, None, terminal, lazy=True)
+    goes_on = folder.exists() if into is None else scratch_of(folder).exists()
+    with Terminal() as terminal, recorded_stages("partition", dataset, folder, terminal, goes_on=goes_on) as told:
+        data = open_data(job, None, told, lazy=True)
         if into is not None:
             check_one_type(data, "renumbering")
-        terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
+        told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         if into is None:
-            quality, seconds = _write_parts(job, data, chosen, parts, folder, terminal)
+            quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
         else:
-            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, terminal)
+            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)

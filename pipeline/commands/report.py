@@ -11,10 +11,14 @@ from .shared.paths import expanded, output_folder
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared.")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared. Or stores."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")
+        Path | None,
+        typer.Option(
+            help="Folder of the report; by default `report` in the run's folder, or NAME.report beside the store."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")

@@ -18,6 +18,8 @@ POINTS = 300
 """Most points of a curve over the life of a run."""
 RECENT_S = 15.0
 """Length of the recent past that is kept in full."""
+STAGES = 50
+"""Most stages of a run's driver."""
 NOTES = 30
 """Most notes of a run."""
 
@@ -104,6 +106,8 @@ class RunState:
     """The last `events.QueueLevel`, if any."""
     doing: str = ""
     """Activity of its driver, or of the first rank."""
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Stages of its driver: ``text``, ``done``, ``total``, ``began`` and ``ended`` (None while it runs)."""
     steps_per_epoch: int | None = None
     epoch: dict[str, Any] = field(default_factory=dict)
     """The last `events.EpochDone`."""
@@ -126,6 +130,21 @@ class RunState:
         """Record how the run ended, unless that is known already."""
         if not self.ended:
             self.ended, self.ended_at = how, now
+
+    def stage(self, said: Mapping[str, Any], now: float) -> None:
+        """Record an event of a stage."""
+        at, name = now - self.began, said["stage"]
+        if said["event"] == "StageStarted" or name not in self.stages:
+            if name not in self.stages and len(self.stages) == STAGES:
+                return
+            began = at - said.get("seconds", 0.0)
+            fresh = {"text": name, "done": 0, "total": None, "began": began, "ended": None}
+            self.stages[name] = fresh | {key: said[key] for key in ("text", "total") if said.get(key)}
+        seen = self.stages[name]
+        if said["event"] == "StageAdvanced":
+            seen |= {"done": said["done"], "total": said["total"] or seen["total"]}
+        elif said["event"] == "StageEnded":
+            seen["ended"] = at
 
     def restart(self, rank: int, worker: str, generation: int, now: float) -> RankState:
         """State of a rank in its next generation; its earlier work still counts."""
@@ -210,6 +229,8 @@ class History:
         if "ended" in message:
             run.end(message["ended"], now)
         said = message.get("said", {})
+        if str(said.get("event")).startswith("Stage"):
+            run.stage(said, now)
         match said.get("event"):
             case "QueueLevel":
                 if said["sampled"] < run.level.get("sampled", 0):

@@ -50,7 +50,10 @@ def title(run: dict[str, Any]) -> str:
 def heading(run: dict[str, Any]) -> str:
     """Description of a run, its progress, and its troubles."""
     ranks = count(run["num_ranks"] or len(run["ranks"]), "rank")
-    what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
+    if run["command"]:
+        what = f"{run['command']} of {run['dataset']} into {run['out']}"
+    else:
+        what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
     state, colour = run["state"], {"running": GOOD, "done": GOOD, "starting": PALE}.get(run["state"], BAD)
     where = [
         f"<b style='color:{colour}'>{escape(state)}</b>",
@@ -98,6 +101,8 @@ def verdict(run: dict[str, Any]) -> str:
 
 def stages(run: dict[str, Any]) -> str:
     """Table with a row for each stage: its speed, and the share of its time that it waits."""
+    if run["command"]:
+        return progress(run)
     found, rows = run["stages"], []
     if sample := found.get("sample"):
         by = f"{count(run['producers'] or 1, 'task')} at a time" if sample["by"] == "tasks" else "a thread in each rank"
@@ -112,6 +117,17 @@ def stages(run: dict[str, Any]) -> str:
         ("stage", "by", "rate", "waits", "for"),
         [(f"<b>{name}</b>", by, speed, percent(waits), why) for name, by, speed, waits, why in rows],
     )
+
+
+def progress(run: dict[str, Any]) -> str:
+    """Table with a row for each stage of a command: how far it is, and its time."""
+    rows = []
+    for s in run["progress"]:
+        of = f"{s['done']:,} of {s['total']:,}" if s["total"] else NONE
+        share = percent(s["done"] / s["total"]) if s["total"] else NONE
+        name = f"<b>{escape(s['stage'])}</b>" if s["state"] == "running" else escape(s["stage"])
+        rows.append((name, escape(s["text"]), of, share, duration(s["seconds"]), s["state"]))
+    return table(("stage", "what", "done", "", "time", ""), rows)
 
 
 def count(number: int, what: str) -> str:

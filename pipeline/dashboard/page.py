@@ -89,15 +89,16 @@ class Page:
         self.shares, self.losses, self.validation = self._shares(), self._losses(), self._validation()
         self.queue, self.steps, self.edges, self.bulks = self._queue(), *self._speeds()
         self.moved, self.resident = self._moved(), self._resident()
-        self.root = column(
-            _row(self.heading, self.run),
-            _row(column(self.over, self.shares, sizing_mode="stretch_width")),
-            _row(self.stages, self.notes),
+        shares = _row(column(self.over, self.shares, sizing_mode="stretch_width"))
+        self.of_ranks = [
+            shares,
             _row(self.losses, self.validation, self.queue),
             _row(self.steps, self.edges, self.bulks),
             _row(self.resident, self.moved, self.bytes),
-            sizing_mode="stretch_width",
-        )
+        ]
+        """Rows that a command without ranks leaves empty."""
+        rows = (_row(self.heading, self.run), shares, _row(self.stages, self.notes), *self.of_ranks[1:])
+        self.root = column(*rows, sizing_mode="stretch_width")
 
     def _choose(self, attr: str, old: str, new: str) -> None:
         self._chosen = new
@@ -230,6 +231,8 @@ class Page:
             self.run.on_change("value", self._choose)
         self.heading.text, self.stages.text = labels.heading(run), labels.stages(run)
         self.bytes.text, self.notes.text = labels.bytes_moved(run), labels.notes(run)
+        for made in self.of_ranks:
+            made.visible = not run["command"]
         self.time.end = max(1.0, run["elapsed_s"])
         self._draw_ranks(run["ranks"], "recent" if self.over.active == 0 and run["state"] == "running" else "whole")
         self._draw_curves(run)

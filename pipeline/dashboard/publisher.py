@@ -4,8 +4,9 @@ run."""
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,41 @@ from ...storage.errors import Interrupted
 from ..config.systems import SYSTEMS
 from ..machine.time_limit import in_time
 from ..setup.prepare import Prepared
-from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
+from ..telemetry.events import (
+    Emit,
+    EpochDone,
+    Event,
+    Note,
+    QueueLevel,
+    StageAdvanced,
+    StageEnded,
+    StageStarted,
+    StepDone,
+)
 
 BEGIN_S = 20.0
 """The page is there within this time, or the run goes on without one."""
+EVERY_S = 0.5
+"""Seconds between two messages on the progress of a stage."""
 END_S = 2.0
 """Longest wait for the last messages of a run to reach the scheduler."""
 
 
+def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> AbstractContextManager[Emit]:
+    """`show` a run, in the folder `out`."""
+    return show(client, partial(_about, client, prepared, out), run, emit)
+
+
 @contextmanager
-def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> Iterator[Emit]:
-    """Show a run on the dashboard, if possible, while the block runs.
+def show(
+    client: Client, about: Mapping[str, Any] | Callable[[], dict[str, Any]], run: str, emit: Emit
+) -> Iterator[Emit]:
+    """Show a run or a command on the dashboard, if possible, while the block runs.
 
     Args:
         client: the cluster's client.
-        prepared: the job with its data.
-        out: the run's folder.
-        run: name of the run in its ranks' messages.
+        about: what it is, see `history.RunState`; or a function that says so.
+        run: its name; that of a run is in its ranks' messages.
         emit: called with a note with the page's address, or the reason why there is none, and with all events of the
             block.
 
@@ -39,6 +58,7 @@ def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit
         Function to call with the run's events.
     """
     heard = None
+    what = "this run" if callable(about) else "this command"
     try:
         from .plugin import NO_DASHBOARD, PAGE, TOPIC
 
@@ -46,14 +66,14 @@ def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit
         if why:
             # A scheduler without a dashboard was started so on purpose; a note would say nothing new.
             if NO_DASHBOARD not in why:
-                emit(_no_page(why))
+                emit(_no_page(what, why))
         else:
             address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
-            emit(Note(f"this run: {address}?token={token}"))
+            emit(Note(f"{what}: {address}?token={token}"))
             heard = _Publisher(client, TOPIC, run, emit)
-            heard.tell(about=_about(client, prepared, out))
+            heard.tell(about=about() if callable(about) else dict(about))
     except Exception as e:
-        emit(_no_page(f"{type(e).__name__}: {e}"))
+        emit(_no_page(what, f"{type(e).__name__}: {e}"))
     if heard is None:
         yield emit
         return
@@ -77,9 +97,9 @@ def _register(client: Client) -> tuple[str, str]:
     return why, "" if why else str(client.run_on_scheduler(token))
 
 
-def _no_page(why: str) -> Note:
+def _no_page(what: str, why: str) -> Note:
     return Note(
-        f"the dashboard has no page for this run ({why}); it needs this version of Millrace where the scheduler runs"
+        f"the dashboard has no page for {what} ({why}); it needs this version of Millrace where the scheduler runs"
     )
 
 
@@ -104,7 +124,7 @@ class _Publisher:
 
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
         self._client, self._topic, self._run, self._emit = client, topic, run, emit
-        self._steps = -1
+        self._steps, self._advanced = -1, 0.0
         self._sending_since: float | None = None
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name="dashboard", daemon=True)
@@ -115,6 +135,10 @@ class _Publisher:
         if isinstance(event, StepDone):
             # Steps are too many to send: only those that change the number of steps in an epoch.
             heard, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
+        if isinstance(event, StageAdvanced):
+            now = time.monotonic()
+            if heard := event.done == event.total or now - self._advanced >= EVERY_S:
+                self._advanced = now
         if heard:
             self.tell(said={"event": type(event).__name__, **vars(event)})
         self._emit(event)

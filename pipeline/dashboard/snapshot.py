@@ -38,11 +38,11 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
     metric = (main_metric_of_epoch(run.best) or main_metric_of_epoch(run.epoch) or ("accuracy", None))[0]
     return {
         "run": run.name,
-        **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
+        **{key: run.about.get(key) for key in ("command", "out", "system", "model", "dataset", "producers")},
         "num_ranks": run.about.get("ranks"),
         # Systems with phases have more epochs than were asked for.
         "epochs": run.epoch.get("epochs") or run.about.get("epochs"),
-        "state": run.ended or ("running" if run.ranks else "starting"),
+        "state": run.ended or ("running" if run.ranks or run.about.get("command") else "starting"),
         "doing": "" if run.ended else run.doing,
         "began": run.began,
         "elapsed_s": until - run.began,
@@ -61,6 +61,7 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "queue": _queue(run, sums),
         "rates": rates,
         "stages": _stages(run, rates, ranks),
+        "progress": [_progress(run, name, stage, until) for name, stage in run.stages.items()],
         "hot": _hot([r["hot"] for r in ranks if r["hot"]]),
         "bytes": _by_channel(sums.bytes),
         "ranks": ranks,
@@ -76,6 +77,13 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "curves": _curves(run),
         "notes": [{"time_s": t, "text": text} for t, text in run.notes],
     }
+
+
+def _progress(run: RunState, name: str, stage: dict[str, Any], until: float) -> dict[str, Any]:
+    ended = stage["ended"]
+    state = "done" if ended is not None or run.ended == "done" else "stopped" if run.ended else "running"
+    seconds = (until - run.began if ended is None else ended) - stage["began"]
+    return {"stage": name, **{key: stage[key] for key in ("text", "done", "total")}, "seconds": seconds, "state": state}
 
 
 def _rank_record(number: int, seen: RankState, exchanges: str, now: float, run_ended: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
@@ -26,7 +27,7 @@ from ..setup.open_data import open_data, with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest, Settings
-from .scratch import commit, scratch
+from .scratch import commit, scratch, scratch_of
 from .source import Source, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, names_at, uploaded
@@ -70,11 +71,20 @@ def convert_job(
     limit = parse_memory(memory)
     if type(workers) is not int or workers < 1:
         raise InputError(f"workers is {workers!r}; expected a whole number from 1")
-    if isinstance(out, str):
-        return uploaded(out, lambda path: convert_job(job, source, path, formats, limit, workers, emit))
+    spec = job.dataset if source is None else source
+    read = str(spec) if isinstance(spec, str | Path) else type(spec).__name__
+    goes_on = isinstance(out, Path) and scratch_of(out).exists()
+    with recorded_stages("convert", read, out, emit, goes_on=goes_on) as told:
+        if isinstance(out, str):
+            return uploaded(out, lambda path: _convert(job, spec, source, path, formats, limit, workers, told))
+        return _convert(job, spec, source, out, formats, limit, workers, told)
+
+
+def _convert(
+    job: Job, spec: Any, source: Any, out: Path, formats: Formats, limit: int, workers: int, emit: Emit
+) -> Store:
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
-    spec = job.dataset if source is None else source
     if isinstance(spec, str) and is_url(spec) and holds_store(spec):
         emit(StageStarted("store", f"copying {spec}"))
         return fetched_store(spec, out)

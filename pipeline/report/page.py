@@ -1,5 +1,6 @@
 """The report's page: the values that its templates need."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
 from .canvas import FAINT, INK, Picture
 from .reading import RunRecord
+from .stores import StoreRecord, records_behind, sections
 from .summary import Summary, amount, count, duration, last_event_clause
 from .timeline import ROWS, Timeline
 
@@ -38,6 +40,25 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
         pictures: pictures of each run, by name.
         compared: pictures of all runs together, by name; empty for one run.
     """
+    return _rendered(
+        "page.html",
+        title=f"Report: {', '.join(run.name for run, *_ in runs)}",
+        runs=[section(*run, drawn) for run, drawn in zip(runs, pictures)],
+        comparison=comparison.table(runs) if len(runs) > 1 else [],
+        differing=comparison.differing([run for run, *_ in runs]) if len(runs) > 1 else [],
+        compared=compared,
+        stage_meanings={name: (COLOURS[STAGES[name]], STAGE_MEANINGS[name]) for name in ROWS},
+        kind_meanings=KIND_MEANINGS,
+    )
+
+
+def render_stores(records: Sequence[StoreRecord]) -> str:
+    """The page on commands that made stores, as HTML; everything from their records is escaped."""
+    title = f"Report: {', '.join(record.path.name for record in records)}"
+    return _rendered("stores.html", title=title, records=sections(records))
+
+
+def _rendered(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -46,18 +67,12 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
         lstrip_blocks=True,
     )
     environment.filters |= {"amount": amount, "duration": duration, "svg": Markup}
-    return environment.get_template("page.html").render(
-        title=f"Report: {', '.join(run.name for run, *_ in runs)}",
+    return environment.get_template(template).render(
         style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
         colours={variable: colour for colour, variable in COLOURS.items() if colour not in (INK, FAINT)},
-        runs=[section(*run, drawn) for run, drawn in zip(runs, pictures)],
-        comparison=comparison.table(runs) if len(runs) > 1 else [],
-        differing=comparison.differing([run for run, *_ in runs]) if len(runs) > 1 else [],
-        compared=compared,
-        stage_meanings={name: (COLOURS[STAGES[name]], STAGE_MEANINGS[name]) for name in ROWS},
-        kind_meanings=KIND_MEANINGS,
         written=f"{datetime.now():%Y-%m-%d %H:%M}",
         millrace=versions().get("millrace-gnn", "of unknown version"),
+        **values,
     )
 
 
@@ -72,6 +87,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "summary": summary,
         "metric": main_metric_of(result, "val")[0] if result else run.history.metric,
         "facts": _facts(run, summary),
+        "made": sections(records_behind(str(run.config.get("dataset")))),
         "pictures": pictures,
         "seconds": _seconds(result, line, summary),
         "waits": summary.waits if len(summary.waits) <= MATRIX_RANKS else [],

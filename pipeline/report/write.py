@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
-from ..setup.run_folder import write_atomically
+from ..setup.run_folder import JOB, write_atomically
 from . import comparison, figures
 from .canvas import Picture, draw
-from .page import COLOURS, render
+from .page import COLOURS, render, render_stores
 from .reading import names, read_run
+from .stores import is_recorded, read_record
 from .summary import summarise
 from .timeline import timeline
 
@@ -27,15 +28,17 @@ class Report:
     pictures: dict[str, Path]
     """PNG of each picture, by name; with several runs also by run: ``run/name``."""
     runs: list[dict[str, Any]]
-    """Numbers of each run's summary."""
+    """Numbers of each run's summary, or of each store's record."""
 
 
 def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Report:
-    """Write the report of a run, finished or not, or compare several.
+    """Write the report of a run, finished or not, or compare several; or tell how stores were made.
 
     Args:
-        runs: a run's folder, or a list of them.
-        out: the report's folder; by default ``report`` in the first run's folder. An earlier report there is replaced.
+        runs: a run's folder, or a list of them; or stores that `convert`, `millrace partition` or `millrace sample`
+            has made, or is making: stages, times, bytes and memory, by the record beside each.
+        out: the report's folder; by default ``report`` in the first run's folder, or ``NAME.report`` beside the first
+            store. An earlier report there is replaced.
 
     Raises:
         InputError: a folder holds no run, `out` cannot be written, or matplotlib is not installed.
@@ -44,6 +47,11 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise InputError("no run is given; expected the folder of at least one")
+    stores = [folder for folder in folders if is_recorded(folder) and not (folder / JOB).is_file()]
+    if len(stores) == len(folders):
+        return _on_stores(stores, None if out is None else Path(out))
+    if stores:
+        raise InputError(f"{stores[0]} is no run but a store; expected runs, or stores and nothing else")
     records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
     lines = [timeline(record) for record in records]
     read: list[comparison.Run] = [(record, line, summarise(record, line)) for record, line in zip(records, lines)]
@@ -64,6 +72,19 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
     except OSError as e:
         raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
     return Report(folder / PAGE, files, [summary.as_record(record) for record, _, summary in read])
+
+
+def _on_stores(stores: list[Path], out: Path | None) -> Report:
+    """The report of the commands that made stores."""
+    records = [read_record(store) for store in stores]
+    folder = out or stores[0].with_name(f"{stores[0].name}.{FOLDER}")
+    page = render_stores(records)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / PAGE, page)
+    except OSError as e:
+        raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
+    return Report(folder / PAGE, {}, [record.as_record() for record in records])
 
 
 def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[str, Picture]:

@@ -1,7 +1,10 @@
 """Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,18 @@ class QueueLevel:
 
 Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone | Logged | Pulse | QueueLevel
 Emit = Callable[[Event], None]
+
+
+class OnCluster(ABC):
+    """A listener that shows what it hears on the dashboard of a cluster, once there is one."""
+
+    @abstractmethod
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+
+    @abstractmethod
+    def on_cluster(self, client: Any) -> AbstractContextManager[None]:
+        """Context in which the cluster of a Dask client lives."""
 
 
 def silent(event: Event) -> None:

@@ -13,17 +13,23 @@ import time
 import urllib.request
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
 import millrace as mr
 from millrace.pipeline.dashboard import plugin, publisher, snapshot
+from millrace.pipeline.dashboard.command import record_of
+from millrace.pipeline.report.stores import read_record, records_behind
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.open_data import open_data
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
+from millrace.tests.contracts.command import command
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, STEPS = 4, 4
@@ -324,6 +330,31 @@ def test_a_run_goes_on_where_dasks_internals_moved(tmp_path, monkeypatch):
     notes = [e.text for e in events if isinstance(e, Note)]
     assert sum("no page for this run (ImportError" in n for n in notes) == 1
     assert not any(n.startswith("this run:") for n in notes)
+
+
+def test_commands_that_make_stores_are_shown_and_recorded(board, tmp_path):
+    notes, there = [], ("--set", f"cluster.scheduler={board.scheduler}")
+    tables, store, parts, samples = (tmp_path / name for name in ("tables", "store", "parts", "samples"))
+    tables.mkdir()
+    ids = np.arange(60)
+    nodes = {"id": ids, "label": ids % 3, "features": np.eye(60).tolist()}
+    for name, columns in (("edges", {"src": ids, "dst": ids[::-1]}), ("nodes", nodes)):
+        pq.write_table(pa.table(columns), tables / f"{name}.parquet")
+    mr.convert(tables, store, scheduler=board.scheduler, split="fraction:0.5,0.2", emit=notes.append)
+    cut = ("--parts", 2, "--method", "metis-streamed", "--into", parts, "--set", "executor=dask", *there)
+    draw = ("--out", samples, "--epochs", 2, "--fanout", "3,3", "--batch-size", 8, *there)
+    assert command("partition", store, *cut)[0] == command("sample", "--dataset", parts, *draw)[0] == 0
+    until(lambda: [r["state"] for r in runs(board)[:3]] == ["done"] * 3)
+    shown = runs(board)[:3]
+    assert [(r["command"], r["out"]) for r in shown] == [
+        ("sample", str(samples)), ("partition", str(parts)), ("convert", str(store)),
+    ]  # fmt: skip
+    drawn, cut, read = ({s["stage"]: (s["done"], s["total"]) for s in r["progress"]} for r in shown)
+    assert drawn["sample"] == (2, 2) and read["spill"] == (1, 1) and cut.keys() >= {"assign", "spill", "sort", "gather"}
+    assert any(re.match(r"this command: http://.*/millrace\?token=", e.text) for e in notes if isinstance(e, Note))
+    assert [(r.command, r.status) for r in records_behind(str(parts))] == [("convert", "done"), ("partition", "done")]
+    assert {*drawn} <= {s.stage for s in read_record(samples).stages}
+    assert token_of(board) not in record_of(store).read_text()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from dask.utils import key_split
 from distributed.diagnostics.progress_stream import color_of
 
 from millrace.pipeline.dashboard import labels
-from millrace.pipeline.dashboard.history import NOTES, POINTS, RECENT_S, RUNS, Curve, History
+from millrace.pipeline.dashboard.history import NOTES, POINTS, RECENT_S, RUNS, STAGES, Curve, History
 from millrace.pipeline.dashboard.page import Page, show
 from millrace.pipeline.dashboard.snapshot import SILENT_S, SPENT, WINDOW_S, record, spent
 
@@ -235,6 +235,40 @@ def test_what_a_run_is_in_the_middle_of_is_said(cluster):
     assert cluster.run["doing"] == "" and cluster.run["epochs"] == 3
     cluster.said("EpochDone", epoch=0, epochs=9, train_loss=0.5, val_accuracy=None, seconds=1.0, best=False)
     assert cluster.run["epochs"] == 9, "three phases of three"
+
+
+def test_a_command_is_shown_by_its_stages(cluster):
+    cluster.history.record_driver(
+        {"run": "a", "about": {"client": "c", "command": "convert", "dataset": "<t>", "out": "store"}}
+    )
+    cluster.said("StageStarted", stage="spill", text="reading edges", total=8)
+    cluster.tick(2.0)
+    cluster.said("StageAdvanced", stage="spill", done=6, total=8)
+    run = cluster.run
+    assert (run["command"], run["state"], run["doing"]) == ("convert", "running", "reading edges")
+    assert run["progress"] == [
+        {"stage": "spill", "text": "reading edges", "done": 6, "total": 8, "seconds": 2.0, "state": "running"}
+    ]
+    assert "convert of &lt;t&gt; into store" in labels.heading(run)
+    assert "6 of 8" in labels.stages(run) and "75 %" in labels.stages(run)
+    document = Document()
+    show(cluster.history, document, {})
+    rows = document.roots[0].children
+    assert [row.visible for row in rows] == [True, False, True, False, False, False]
+    cluster.said("StageEnded", stage="spill", seconds=2.0, text="")
+    cluster.said("StageEnded", stage="convert", seconds=2.0, text="")
+    for number in range(2 * STAGES):
+        cluster.said("StageAdvanced", stage=f"s{number}", done=1, total=None)
+    cluster.tick()
+    cluster.history.record_driver({"run": "a", "ended": "failed: the disk is full"})
+    states = {s["stage"]: (s["state"], s["seconds"]) for s in cluster.run["progress"]}
+    assert states["spill"] == states["convert"] == ("done", 2.0) and len(states) == STAGES
+    assert states["s0"][0] == "stopped"
+    assert cluster.run["state"] == "failed: the disk is full"
+    # A run after it has ranks to show.
+    cluster.about("b")
+    document.session_callbacks[0].callback()
+    assert all(row.visible for row in rows)
 
 
 def test_a_page_that_fails_says_so_and_nothing_else(cluster, monkeypatch):
