@@ -64,7 +64,7 @@ def _spmm(
 ) -> Tensor:
     out = empty((lists.num_dst, columns), x.dtype)
     base, ids = base_and_ids(x)
-    w, s, o = None if coef is None else coef.numpy(), rows_array(row_scale, base), rows_array(own, base)
+    w, s, o = (rows_array(values, base) for values in (coef, row_scale, own))
     args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
     parallel(spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
     return out

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...runtime.jit import njit
-from .lists import at, factor, of_row
+from .lists import at, of_row
 from .prefetch import prefetch_rows
 
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
@@ -17,7 +17,8 @@ NOTHING, ADDED, BESIDE, FROM_BESIDE = range(4)
 @njit(**_JIT)
 def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
     flat = x.reshape(-1)
-    end = indptr[hi]
+    # Checked at run time: a version of its own for lists without coefficients takes half a second to compile.
+    end, weighted = indptr[hi], len(coef) > 0
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, ids, j, e, end, flat, x.shape[1], F)
@@ -29,35 +30,35 @@ def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out,
             s = of_row(scale, i, x)
             # The remainder comes first, so that the first group stores and the others add.
             first = (e - j) & 3
-            w0 = s * factor(coef, j)
+            w0 = s * coef[_U(j)] if weighted else s
             a = x[at(ids, indices[j])]
             if first == 1:
                 for k in range(F):
                     o[k] = w0 * a[k]
             else:
-                w1 = s * factor(coef, j + 1)
+                w1 = s * coef[_U(j + 1)] if weighted else s
                 b = x[at(ids, indices[j + 1])]
                 if first == 2:
                     for k in range(F):
                         o[k] = w0 * a[k] + w1 * b[k]
                 else:
-                    w2 = s * factor(coef, j + 2)
+                    w2 = s * coef[_U(j + 2)] if weighted else s
                     c = x[at(ids, indices[j + 2])]
                     if first == 3:
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
                     else:
                         first = 4
-                        w3 = s * factor(coef, j + 3)
+                        w3 = s * coef[_U(j + 3)] if weighted else s
                         d = x[at(ids, indices[j + 3])]
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
             for q in range(j + first, e, 4):
                 w0, w1, w2, w3 = (
-                    s * factor(coef, q),
-                    s * factor(coef, q + 1),
-                    s * factor(coef, q + 2),
-                    s * factor(coef, q + 3),
+                    s * coef[_U(q)] if weighted else s,
+                    s * coef[_U(q + 1)] if weighted else s,
+                    s * coef[_U(q + 2)] if weighted else s,
+                    s * coef[_U(q + 3)] if weighted else s,
                 )
                 a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
                 c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
