@@ -38,5 +38,5 @@ def of_row(values, i, x):
 
 
 def rows_array(values: "Tensor | None", like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A number for each row, or edge, in the form that kernels take: empty, and of the dtype of `like`, if there is none."""
+    """A number for each row, or edge, as kernels take it: empty, and of the dtype of `like`, if there is none."""
     return np.empty(0, like.dtype) if values is None else values.numpy()
