@@ -23,12 +23,6 @@ def at(ids, u):
 
 
 @njit(**_JIT)
-def factor(values, i):
-    """``values[i]``, or 1 if `values` is None."""
-    return np.float32(1) if values is None else values[i]
-
-
-@njit(**_JIT)
 def of_row(values, i, x):
     """``values[i]``, or 1 in the dtype of `x` if `values` is empty.
 

@@ -18,7 +18,7 @@ from ....memory.lazy_rows import base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
-from .lists import at, factor, of_row, rows_array
+from .lists import at, of_row, rows_array
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
 
@@ -28,7 +28,7 @@ _U = np.uint64
 
 @njit(**_JIT)
 def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
-    F, end = x.shape[1], indptr[hi]
+    F, end, weighted = x.shape[1], indptr[hi], len(coef) > 0
     flat = x.reshape(-1)
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
@@ -38,17 +38,17 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
             w0, w1, w2, w3 = (
-                s * factor(coef, q),
-                s * factor(coef, q + 1),
-                s * factor(coef, q + 2),
-                s * factor(coef, q + 3),
+                s * coef[_U(q)] if weighted else s,
+                s * coef[_U(q + 1)] if weighted else s,
+                s * coef[_U(q + 2)] if weighted else s,
+                s * coef[_U(q + 3)] if weighted else s,
             )
             a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
             c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
             for k in range(F):
                 o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
         for q in range(whole, e):
-            w = s * factor(coef, q)
+            w = s * coef[_U(q)] if weighted else s
             a = x[at(ids, indices[q])]
             for k in range(F):
                 o[k] += w * a[k]
@@ -74,7 +74,7 @@ def spmm_into(
     """
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
     base, ids = base_and_ids(x)
-    w, s = None if coef is None else coef.numpy(), rows_array(row_scale, base)
+    w, s = rows_array(coef, base), rows_array(row_scale, base)
     args = (lists.indptr, lists.indices, ids, w, base, rows, s, out.numpy())
     parallel(_add_sums, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
 
