@@ -31,6 +31,7 @@ from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 
 from millrace.pipeline import cli
+from millrace.pipeline.report.stores import records_behind
 from millrace.tests.contracts.forked_command import ForkedCommand
 from millrace.tests.contracts.forked_path import forked_path
 
@@ -89,14 +90,17 @@ def assert_chain_is_done(work: Path, tables: Path, said: str) -> None:
     found = result(work / "run")
     assert (found["ranks"], found["num_nodes"]) == (2, NODES)
     assert found["test_accuracy"] > 0.8
-    # What `millrace evaluate` says after the run.
-    assert f"  test   {found['test_accuracy']:.4f}" in said
+    assert f"  test   {found['test_accuracy']:.4f}" in said, "millrace evaluate says so"
     predictions = pq.read_table(work / "run" / "predictions.parquet")
     nodes = pq.read_table(tables / "nodes.parquet")
     classes = dict(zip(map(str, predictions["node"].to_pylist()), predictions["class"].to_pylist()))
     right = [classes[str(i)] == label for i, label in zip(nodes["id"].to_pylist(), nodes["label"].to_pylist())]
     assert len(classes) == NODES and np.mean(right) > 0.8
-    assert {p.name for p in work.iterdir()} - {"samples"} == {"store", "parts", "run"}
+    assert {p.name for p in work.iterdir() if p.suffix != ".jsonl"} - {"samples"} == {"store", "parts", "run"}
+    assert [f"{r.command} {r.status}" for r in records_behind(str(work / "parts"))] == [
+        "convert done",
+        "partition done",
+    ]
 
 
 def run(*words: str | Path, seconds: float = 540, **more: str) -> subprocess.CompletedProcess[str]:
@@ -153,9 +157,6 @@ def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
         header = " ".join((EXAMPLES / "on_a_gpu_box.py").read_text().split())
         assert said.replace(torch.__version__, "2.13.0+cpu") in header, "the header says so"
     assert not (tmp_path / "run").exists()
-
-
-# --- SSH: a real client and a real server ---
 
 
 async def _shell(process: asyncssh.SSHServerProcess) -> None:
@@ -226,9 +227,6 @@ def test_over_ssh_two_hosts_do_the_chain_and_nothing_is_left(tmp_path, tls, ssh_
     assert_nothing_is_left(tls)
 
 
-# --- Slurm: rendered ---
-
-
 def slurm(tls: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     here = ("--host", "127.0.0.1", "--tls", tls, "--cores", "4", "--memory", "8GB", "--interface", "lo")
     return python("on_slurm.py", *here, *words, **more)
@@ -281,9 +279,6 @@ def test_a_job_of_on_slurm_does_the_chain(tmp_path, tls, tables):
     assert_chain_is_done(work, tables, done.stdout)
     assert "threads = 1" in (work / "run" / "job.toml").read_text(), "what the user says comes last"
     assert_nothing_is_left(tls)
-
-
-# --- Kubernetes: rendered ---
 
 
 def strict(schema: Any) -> Any:
