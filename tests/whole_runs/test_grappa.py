@@ -755,8 +755,8 @@ def test_a_run_goes_on_as_it_began(clustered, words, phrase):
     assert (code, phrase in err, "Traceback" in err) == (2, True, False), err
 
 
-def test_what_isolated_ranks_cannot_use_is_refused():
+def test_what_isolated_ranks_cannot_use_is_refused(dataset):
     with pytest.raises(mr.InputError, match=r"only queue\.bulk_size is used"):
-        mr.run("digits", system="grappa", queue={"max_bytes": 1000})
+        mr.run(dataset, system="grappa", queue={"max_bytes": 1000})
     with pytest.raises(mr.InputError, match="normalises batches"):
-        mr.run("digits", system="grappa", ranks=2, model=mr.GraphSAGE(hidden=8, layers=2, norm="batch"), fanout=[3, 3])
+        mr.run(dataset, system="grappa", ranks=2, model=mr.GraphSAGE(hidden=8, layers=2, norm="batch"), fanout=[3, 3])
