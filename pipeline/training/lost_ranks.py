@@ -1,5 +1,7 @@
 """Ranks that were lost during a phase, where the others go on without them until it ends."""
 
+import numpy as np
+
 from ...stages.assignment import Steps
 from ...stages.comm.base import Group
 from ...stages.messages import Part, Phase
@@ -31,15 +33,23 @@ class LostRanks:
         for rank in missing(group):
             if rank in self._records:
                 continue
-            peers = context.data.peers if isinstance(context.data, Part) else None
-            assert peers is not None, "only isolated ranks go on without others, and these know their parts"
-            seeds = len(peers.part(rank).split.train)
+            seeds, noun = _seeds_of(rank, context.data)
             record = {"rank": rank, "phase": self._phase.number, "epoch": epoch, "step": step, "seeds": seeds}
             self._records[rank] = record | {"epochs": 0}
             self._progress.lost.append(self._records[rank])
             if is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {len(self._steps)}"
-                what = f"its {seeds:,} seeds, and validation, are left out until {self._phase.name} ends"
+                what = f"its {seeds:,} {noun}, and validation, are left out until {self._phase.name} ends"
                 context.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
         for record in self._records.values():
             record["epochs"] = epoch + 1 - record["epoch"]
+
+
+def _seeds_of(rank: int, data: object) -> tuple[int, str]:
+    """Train nodes of a rank's part, or train pairs into its nodes; and what they are."""
+    assert isinstance(data, Part)
+    assert data.peers is not None, "only isolated ranks go on without others, and these know their parts"
+    part, pairs = data.peers.part(rank), data.pairs
+    if pairs is None:
+        return len(part.split.train), "seeds"
+    return int(np.isin(pairs.labels[pairs.sets["train"], 1], part.owned).sum()), "train pairs"

@@ -2,7 +2,7 @@
 going on does not show."""
 
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +16,7 @@ from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.lost_ranks import _seeds_of
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.assignment import isolated_plan
 from millrace.stages.comm.gloo import ring_bytes, sum_waits
@@ -33,8 +34,9 @@ from millrace.storage.errors import Interrupted
 from millrace.storage.links.pairs import Pairs, SeenPairs
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.full_batch import make_case
 from millrace.tests.contracts.graphs import links_of_multi_edges
-from millrace.tests.contracts.isolated import as_job
+from millrace.tests.contracts.isolated import CasePeers, as_job
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import run_threads
 
@@ -238,3 +240,12 @@ def test_ranks_without_pairs_or_negatives_say_so():
     assert told("given", [1, 0, 4, 5], 1) == told("uniform", [0, 1, 2], 3)
     with pytest.raises(mr.InputError, match="'given', but there is none for 1 rank, which see"):
         told("given", [1, 0, 4], 1)
+
+
+def test_a_lost_rank_is_recorded_with_its_pairs():
+    case, pairs = make_case(11, 3), np.arange(8).reshape(4, 2)
+    labels = np.insert(pairs % case.graph.num_nodes, 2, 0, axis=1)
+    part = CasePeers(case).own(0)
+    assert _seeds_of(1, part) == (int((case.part_of[case.split.train] == 1).sum()), "seeds")
+    of_links = replace(part, pairs=Pairs(labels, {"train": np.arange(3)}))
+    assert _seeds_of(1, of_links) == (int((case.part_of[labels[:3, 1]] == 1).sum()), "train pairs")
