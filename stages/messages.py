@@ -16,6 +16,7 @@ from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.links.pairs import Pairs
 from ..storage.partition.edge_shards import EdgeShards
+from ..storage.store.scratch import Arrays
 from ..storage.typed.graph_types import GraphTypes
 from .assignment import Steps
 from .comm.base import Group
@@ -227,6 +228,8 @@ class RankJob:
     """Metrics of a validation, `evaluate.measures.Measures`; None: those of the labels, without further ones."""
     resident: bool = False
     """True if minibatches are sampled on `device` and stay there."""
+    arrays: Arrays = field(default_factory=Arrays)
+    """Makers of the large arrays of a part."""
     needs_all_rows: bool = False
     """True if training depends on nodes that no seed's result depends on, as with batch normalisation over all
     nodes."""

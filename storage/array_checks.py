@@ -15,6 +15,12 @@ AT_ONCE = 1 << 20
 """Entries that checks with temporary arrays take at a time."""
 
 
+def pieces(first: int, stop: int) -> Iterator[slice]:
+    """``[first, stop)`` in slices of `AT_ONCE` entries."""
+    for begin in range(first, stop, AT_ONCE):
+        yield slice(begin, min(begin + AT_ONCE, stop))
+
+
 def require(holds: bool | np.bool_, what: str) -> None:
     """Raise InputError with the text `what` unless the condition holds."""
     if not holds:

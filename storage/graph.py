@@ -132,7 +132,7 @@ class Graph:
             return self.in_degree.astype(np.float64)
         # Row by row: the sum of a row must not depend on which other rows are here.
         total = np.zeros(self.num_nodes)
-        for first, stop in _row_ranges(self.indptr):
+        for first, stop in row_ranges(self.indptr):
             rows = np.repeat(np.arange(stop - first, dtype=np.int32), self.in_degree[first:stop])
             weight = self.edge_weight[self.indptr[first] : self.indptr[stop]]
             total[first:stop] = np.bincount(rows, weight, minlength=stop - first)
@@ -230,7 +230,7 @@ AT_ONCE = 1 << 22
 """Edges that are looked at together, so that temporary arrays are small."""
 
 
-def _row_ranges(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def row_ranges(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Ranges of rows with about `AT_ONCE` edges and rows each, or of one row."""
     first, last = 0, len(indptr) - 1
     while first < last:

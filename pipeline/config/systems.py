@@ -121,6 +121,11 @@ class Registered:
         """True if `build` takes a partitioner."""
         return self.needs_parts
 
+    def unmapped(self, job: Job) -> str:
+        """Reason, as a verb and its objects, why ranks cannot map the edges of their parts; empty: they make all large
+        arrays by `RankJob.arrays`."""
+        return "arranges the edges of parts in memory"
+
     def owning(self, system: System) -> System:
         """The system with features shared out over the ranks.
 

@@ -428,18 +428,15 @@ def check_losses(job: Job, system: System) -> None:
 
 
 def check_parts(job: Job, system: System, num_nodes: int) -> None:
-    """Refuse parts that cannot be: more than nodes, or of a mapped graph.
+    """Refuse parts that cannot be: more than nodes, or mapped where ranks arrange them in memory.
 
     Raises:
-        InputError: there are more parts than nodes, or the graph is to be mapped.
+        InputError: there are more parts than nodes, or the graph is to be mapped and cannot.
     """
     parts = system.parts_before(job.ranks)
     cut = system.partition.partitioner
-    if job.graph == "mapped" and cut is not None:
-        raise InputError(
-            f"graph is 'mapped', but system '{system.name}' cuts the graph here, by {cut.name}, and ranks arrange the "
-            "edges of their own parts in memory; leave graph out: more ranks have smaller parts"
-        )
+    if job.graph == "mapped" and cut is not None and (why := SYSTEMS.find(system.name).unmapped(job)):
+        raise InputError(f"graph is 'mapped', but system '{system.name}' {why}; leave graph out")
     if cut is None or parts <= num_nodes:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"

@@ -11,6 +11,7 @@ from ...stages.messages import Part
 from ...stages.partition.stage import open_neighbours, open_shards
 from ...storage.array_checks import proving, require, require_within
 from ...storage.features import ConvertedFeatures, FeatureStore
+from ...storage.store.scratch import Empty, in_memory
 from ...storage.typed.graph_types import GraphTypes
 
 
@@ -29,10 +30,12 @@ class Parts:
     """True if the features of edges are read."""
     types: GraphTypes | None = field(default=None, kw_only=True)
     """Types of the whole graph; None: there is one of each."""
+    empty: Empty = field(default=in_memory, kw_only=True)
+    """Makes the arrays of edges."""
 
     def part(self, number: int) -> Part:
         """See `Peers.part`. Raises StoreError if the part is damaged."""
-        shards, owned, rows = open_shards(self.folder, number)
+        shards, owned, rows = open_shards(self.folder, number, self.empty)
         with proving(self.folder):
             if self.num_classes is not None and self.matrix:
                 require(

@@ -23,6 +23,7 @@ from ...storage.errors import InputError, RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.links.pairs import Pairs
+from ...storage.store.scratch import Arrays, InFiles, in_memory
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.records import build, make_system, negatives_of, with_links, without_partitioner
@@ -211,6 +212,14 @@ def with_data_read(prepared: Prepared) -> Prepared:
     return replace(prepared, whole=whole, place_data=lambda: _placed(prepared.job, whole, edges))
 
 
+def arrays_of(job: Job, folder: Path) -> Arrays:
+    """Makers of the large arrays of a rank's part, in files in `folder` if the job maps them."""
+    if job.graph == "memory":
+        return Arrays()
+    in_files = InFiles(folder)
+    return Arrays(in_files, in_files if job.features == "mapped" else in_memory)
+
+
 def prepare_part(
     job: Job,
     outline: Outline,
@@ -250,7 +259,15 @@ def prepare_part(
     edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
     classes = outline.num_classes
     matrix, types = outline.task in MATRIX_TASKS, None if outline.types is None else GraphTypes.of_record(outline.types)
-    parts = Parts(folder, TORCH_DTYPES[job.dtype], matrix, num_classes=classes, edges=edges, types=types)
+    parts = Parts(
+        folder,
+        TORCH_DTYPES[job.dtype],
+        matrix,
+        num_classes=classes,
+        edges=edges,
+        types=types,
+        empty=arrays_of(job, folder).graph,
+    )
     part = replace(parts.part(system.parts_before(rank)), pairs=pairs)
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)

@@ -150,6 +150,10 @@ class _Bulk(Registered):
             system = replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))
         return system
 
+    def unmapped(self, job: Job) -> str:
+        """See `Registered.unmapped`."""
+        return ""
+
     def owning(self, system: System) -> System:
         """See `Registered.owning`."""
         if isinstance(system.fetch, ExchangeFetch):

@@ -133,6 +133,10 @@ class _Grappa(Registered):
         fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
         return replace(system, partition=replace(system.partition, links=True), sample=sample, fetch=fetch)
 
+    def unmapped(self, job: Job) -> str:
+        """See `Registered.unmapped`."""
+        return "" if job.options.chunks == 1 else "joins the chunks of a rank in memory to evaluate them"
+
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
         return grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())

@@ -17,6 +17,7 @@ from ...stages.reduce.federated import LocalSteps
 from ...stages.reduce.seed_weighted import AllSeedsMean
 from ...stages.schedule.policies import LayerByLayer
 from ...storage.errors import InputError
+from ..config.job import Job
 from ..config.schema import Section
 from ..config.systems import Clients, Inputs, Registered, System
 
@@ -149,6 +150,14 @@ class _Retexo(Registered):
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
         return retexo(partitioner=inputs.partitioner, **options.model_dump())
+
+    def unmapped(self, job: Job) -> str:
+        """See `Registered.unmapped`."""
+        if job.ranks == 1:
+            return "arranges the edges of one rank in memory"
+        if job.options.inductive:
+            return "copies the edges without the nodes to come in memory (retexo.inductive)"
+        return "" if job.options.clients == "ranks" else "counts the rows of simulated clients in memory"
 
     def absent_nodes(self, system: System) -> tuple[str, ...]:
         """See `Registered.absent_nodes`."""

@@ -104,6 +104,10 @@ class _Sar(Registered):
         """See `Registered.build`."""
         return sar(partitioner=inputs.partitioner, **dict(options))
 
+    def unmapped(self, job: Job) -> str:
+        """See `Registered.unmapped`."""
+        return "" if job.ranks > 1 else "arranges the edges of one rank in memory"
+
     def check(self, job: Job, system: System, model: nn.Module) -> None:
         """See `Registered.check`. The modes must match the layers, and suit the model."""
         assert isinstance(system.fetch, VisitFetch)

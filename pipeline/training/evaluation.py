@@ -214,4 +214,5 @@ def _whole_of(part: Part, system: System, job: RankJob) -> Part:
 def _all_of(part: Part, job: RankJob) -> Share:
     """The rows of a rank, where it trains on something else."""
     with job.group.counting("evaluation"):
-        return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))
+        batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group, job.arrays.graph)
+        return share(part, batch, job.arrays.features)

@@ -29,13 +29,14 @@ from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
+from ...storage.store.scratch import Arrays
 from ..config.systems import System
 from ..custom.callback import Callbacks, RunView
 from ..machine.compilers import check_compiler
 from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
 from ..setup.model import TORCH_DTYPES
-from ..setup.prepare import Prepared
+from ..setup.prepare import Prepared, arrays_of
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -242,6 +243,7 @@ def rank_job_of(
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         device=device,
         measures=measures_of(prepared),
+        arrays=arrays_of(job, out) if isinstance(prepared.data, Part) else Arrays(),
     )
 
 

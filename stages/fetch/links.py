@@ -49,7 +49,9 @@ class LinkExchangeFetch(ExchangeFetch):
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkExchange":
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
         features, first, book, group, degree = self.held(placement, job)
-        fetcher = LinkExchange(self, placement, job, OwnedRows(features, first, book, group, degree))
+        fetcher = LinkExchange(
+            self, placement, job, OwnedRows(features, first, book, group, degree, job.arrays.features)
+        )
         fetcher.pairs = _Pairs.of(self.sample, placement, job, module)
         return fetcher
 

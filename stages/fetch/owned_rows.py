@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...storage.features import FeatureStore, FloatArray
 from ...storage.partition.book import RangeBook
+from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..memory.lazy_rows import torch_dtype
 
@@ -101,7 +102,15 @@ class Owned(ABC):
 class OwnedRows(Owned):
     """`Owned` in host memory."""
 
-    def __init__(self, own: FeatureStore, first: int, book: RangeBook, group: Group, degree: Tensor | None) -> None:
+    def __init__(
+        self,
+        own: FeatureStore,
+        first: int,
+        book: RangeBook,
+        group: Group,
+        degree: Tensor | None,
+        empty: Empty = in_memory,
+    ) -> None:
         """
         Args:
             own: rows to keep; read here and not kept.
@@ -109,13 +118,14 @@ class OwnedRows(Owned):
             book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
             degree: [N] of this rank's block, if ranks know only their own.
+            empty: makes the array for the rows.
 
         Raises:
             StoreError: the store is damaged.
         """
         super().__init__(book, group)
         self._degree = degree
-        self._own = np.empty((int(book.sizes()[group.rank]), own.num_features), own.dtype)
+        self._own = empty((int(book.sizes()[group.rank]), own.num_features), own.dtype)
         step = max(1, LOAD_BYTES // max(1, own.num_features * own.dtype.itemsize))
         for at in range(0, len(self._own), step):
             part = self._own[at : at + step]

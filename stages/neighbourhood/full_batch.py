@@ -6,6 +6,7 @@ then the nodes one hop away from them, and so on (the pruning of SAR's ``constru
 edge).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import pieces
+from ...storage.graph import row_ranges
 from ...storage.partition.edge_shards import EdgeShards
+from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
@@ -65,7 +69,7 @@ class Shard:
         if num_lists == self.lists.num_dst and num_src == self.lists.num_src:
             return self
         edges = int(self.lists.indptr[num_lists])
-        lists = InLists.of(self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src)
+        lists = InLists.of(self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src, self.lists.empty)
         return Shard(
             lists,
             None if self.rows is None else self.rows[:num_lists],
@@ -190,7 +194,13 @@ class FullBatch:
 
 
 def arrange(
-    shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int, prune: bool, group: Group
+    shards: EdgeShards,
+    owned: IdArray,
+    seeds: IdArray,
+    num_layers: int,
+    prune: bool,
+    group: Group,
+    empty: Empty = in_memory,
 ) -> FullBatch:
     """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 
@@ -203,6 +213,7 @@ def arrange(
         num_layers: L.
         prune: leave out rows and edges of each layer that the seeds' results do not depend on.
         group: the ranks, one for each part.
+        empty: makes the arrays of edges, those of their transposes too.
     """
     num_rows, rank = len(owned), group.rank
     hops = np.full(num_rows, FAR, np.uint8)
@@ -220,7 +231,7 @@ def arrange(
 
     arranged, list_ends, asked, ends = [], [], [], []
     for q in range(group.size):
-        shard, near = _arranged(shards, q, place, hops)
+        shard, near = _arranged(shards, q, place, hops, empty)
         if q == rank:
             shard = _spelt_out(shard, num_rows)
             asked.append(np.empty(0, np.int64))
@@ -231,12 +242,8 @@ def arrange(
             by_need = np.argsort(near, kind="stable")
             turned = np.empty(len(near), np.int32)
             turned[by_need] = np.arange(len(near), dtype=np.int32)
-            shard = Shard(
-                InLists.of(shard.lists.indptr, turned[shard.lists.indices], len(near)),
-                shard.rows,
-                shard.edge,
-                shard.weight,
-            )
+            for edges in pieces(0, shard.lists.num_edges):
+                shard.lists.indices[edges] = turned[shard.lists.indices[edges]]
             asked.append(
                 shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]].astype(np.int64)[by_need]
             )
@@ -283,14 +290,13 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
         own, parts = np.zeros(len(hops), bool), []
         for q in range(group.size):
             rows, counts, edges = _lists(shards, q)
-            read = shards.indices[edges][np.repeat(hops[rows] == hop - 1, counts)]
+            new = own if q == group.rank else np.zeros(len(asked[q]), bool)
+            for first, stop, part in _runs(counts, edges.start):
+                new[shards.indices[part][np.repeat(hops[rows[first:stop]] == hop - 1, counts[first:stop])]] = True
             if q == group.rank:
-                own[read] = True
                 own &= hops == FAR
                 parts.append(np.empty(0, np.int64))
                 continue
-            new = np.zeros(len(asked[q]), bool)
-            new[read] = True
             new &= ~asked[q]
             asked[q] |= new
             first = int(shards.source_splits[q])
@@ -303,40 +309,41 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
             hops[ids[hops[ids] == FAR]] = hop
 
 
+def _runs(counts: npt.NDArray[np.integer], begin: int = 0) -> Iterator[tuple[int, int, slice]]:
+    """Runs of lists with so many edges each: first list, stop, and their edges, which begin at `begin`."""
+    indptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    for first, stop in row_ranges(indptr):
+        yield first, stop, slice(begin + int(indptr[first]), begin + int(indptr[stop]))
+
+
 def _arranged(
-    shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8]
+    shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8], empty: Empty
 ) -> tuple[Shard, npt.NDArray[np.uint8]]:
     """Shard q with its lists in the new order of rows, and for each source the level of the nearest row that reads
     it."""
     rows, counts, of = _lists(shards, q)
     rows = place[rows]
     turn = np.argsort(rows)
-    starts = (np.cumsum(counts) - counts)[turn]
+    starts, counts, rows = (np.cumsum(counts) - counts)[turn] + of.start, counts[turn], rows[turn]
     indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(counts[turn], out=indptr[1:])
-    edges = np.repeat(starts - indptr[:-1], counts[turn])
-    edges += np.arange(len(edges))
-    indices = shards.indices[of][edges]
-    rows = rows[turn]
-    if q == shards.part:
-        return _shard(indptr, place[indices], len(place), rows, shards, of, edges), np.empty(0, np.uint8)
-    near = np.full(int(shards.source_splits[q + 1] - shards.source_splits[q]), FAR, np.uint8)
-    # Of several assignments to one element the last one stays, and the nearest rows come last here.
-    near[indices[::-1]] = np.repeat(hops[rows], np.diff(indptr))[::-1]
-    return _shard(indptr, indices, len(near), rows, shards, of, edges), near
-
-
-def _shard(
-    indptr: IdArray,
-    indices: npt.NDArray[np.int32],
-    num_src: int,
-    rows: npt.NDArray[np.int32],
-    shards: EdgeShards,
-    of: slice,
-    edges: IdArray,
-) -> Shard:
-    weight = None if shards.edge_weight is None else torch.from_numpy(shards.edge_weight[of][edges])
-    return Shard(InLists.of(indptr, indices, num_src), rows, shards.edge[of][edges], weight)
+    np.cumsum(counts, out=indptr[1:])
+    own, num_edges = q == shards.part, int(indptr[-1])
+    indices, edge = empty(num_edges, np.int32), empty(num_edges, shards.edge.dtype)
+    weight = None if shards.edge_weight is None else empty(num_edges, np.float32)
+    near = np.full(0 if own else int(shards.source_splits[q + 1] - shards.source_splits[q]), FAR, np.uint8)
+    # Of several assignments to one element the last one stays, and the nearest rows come first.
+    for first, stop, edges in reversed([*_runs(counts)]):
+        at = np.repeat(starts[first:stop] - indptr[first:stop], counts[first:stop])
+        at += np.arange(edges.start, edges.stop)
+        sources = shards.indices[at]
+        if not own:
+            near[sources[::-1]] = np.repeat(hops[rows[first:stop]], counts[first:stop])[::-1]
+        indices[edges], edge[edges] = place[sources] if own else sources, shards.edge[at]
+        if weight is not None and shards.edge_weight is not None:
+            weight[edges] = shards.edge_weight[at]
+    lists = InLists.of(indptr, indices, len(place) if own else len(near), empty)
+    return Shard(lists, rows, edge, None if weight is None else torch.from_numpy(weight)), near
 
 
 def _spelt_out(shard: Shard, num_rows: int) -> Shard:
@@ -346,4 +353,5 @@ def _spelt_out(shard: Shard, num_rows: int) -> Shard:
     kept[shard.rows] = shard.lists.kept
     indptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(kept, out=indptr[1:])
-    return Shard(InLists.of(indptr, shard.lists.indices, num_rows), None, shard.edge, shard.weight)
+    lists = InLists.of(indptr, shard.lists.indices, num_rows, shard.lists.empty)
+    return Shard(lists, None, shard.edge, shard.weight)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
+from ...storage.graph import row_ranges
 from ...storage.minibatch import Block
 from ..autograd import once_differentiable
 from ..kernels import aggregation_on
@@ -67,6 +68,7 @@ class Halo:
         self.neighbourhood = BlockNeighbourhood(
             block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
         )
+        self.neighbourhood.lists = lists
         rows = None if self.edges is None else lambda: self.neighbourhood.edge_features
         self.typed = None if types is None else _typed(block, degree, view, types, whole.edge, rows)
         """The block's rows and edges by type."""
@@ -96,17 +98,28 @@ def together(view: View, counts: list[int]) -> Shard:
         view: the part that the layer needs.
         counts: rows from each rank; they follow this rank's own.
     """
-    first = view.num_src + np.cumsum(counts) - counts
-    edge = np.concatenate([s.edge for s in view.shards])
-    source = np.concatenate([s.lists.indices + (0 if s.rows is None else f) for s, f in zip(view.shards, first)])
-    rows = np.concatenate([s.lists.rows if s.rows is None else s.rows[s.lists.rows] for s in view.shards])
-    turn = np.lexsort((edge, rows))
+    starts = view.num_src + np.cumsum(counts) - counts
     indptr = np.zeros(view.num_dst + 1, np.int64)
     np.cumsum(view.kept, out=indptr[1:])
-    weights = [s.weight for s in view.shards if s.weight is not None]
-    weight = torch.cat(weights)[torch.from_numpy(turn)] if weights else None
-    lists = InLists.of(indptr, source[turn].astype(np.int32), view.num_src + sum(counts))
-    return Shard(lists, None, edge[turn], weight)
+    empty, num_edges = view.shards[0].lists.empty, int(indptr[-1])
+    indices, edge = empty(num_edges, np.int32), empty(num_edges, view.shards[0].edge.dtype)
+    weight = None if view.shards[0].weight is None else torch.from_numpy(empty(num_edges, np.float32))
+    for first, stop in row_ranges(indptr):
+        rows, sources, edges, weights = [], [], [], []
+        for shard, start in zip(view.shards, starts):
+            lists = shard.lists
+            a, b = (first, stop) if shard.rows is None else np.searchsorted(shard.rows, (first, stop)).tolist()
+            of = slice(int(lists.indptr[a]), int(lists.indptr[b]))
+            rows.append(np.repeat(np.arange(a, b) if shard.rows is None else shard.rows[a:b], lists.kept[a:b]))
+            sources.append(lists.indices[of] + (0 if shard.rows is None else start))
+            edges.append(shard.edge[of])
+            weights.append(None if shard.weight is None else shard.weight[of])
+        of, order = slice(int(indptr[first]), int(indptr[stop])), np.concatenate(edges)
+        turn = np.lexsort((order, np.concatenate(rows)))
+        indices[of], edge[of] = np.concatenate(sources)[turn], order[turn]
+        if weight is not None:
+            weight[of] = torch.cat(weights)[torch.from_numpy(turn)]
+    return Shard(InLists.of(indptr, indices, view.num_src + sum(counts), empty), None, edge, weight)
 
 
 class HaloNeighbourhood:
@@ -167,6 +180,7 @@ class HaloNeighbourhood:
         ranks call this at the same time, and use the block's degrees at the same time."""
         halo = self._halo
         block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges, edge_types=halo.typed)
+        block.lists = halo.neighbourhood.lists
         return block, self._all(h)
 
     def node_types(self) -> tuple[NodeRows, ...]:

@@ -33,6 +33,7 @@ from ...storage.partition.partition import OwnRows, Partition, open_partition, p
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, committed_folder, remove_tree, sweep_leftovers
 from ...storage.store.manifest import MANIFEST, write_manifest
+from ...storage.store.scratch import Empty, in_memory
 from ...storage.store.store import Store, open_store, write_store
 from ...storage.stored.edge_features import OF_EDGES
 from .base import InPasses, Partitioner, check_parts, make_book, reads_rows
@@ -282,9 +283,9 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
     return partition, _open_rows(folder, whole, partition.num_owned)
 
 
-def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
-    """Open part `part` of a folder that `partition_dataset` wrote: its edges by the owner of their source, the global
-    ids of its rows, and the rows.
+def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
+    """Open part `part` of a folder that `partition_dataset` wrote: its edges by the owner of their source, in arrays
+    that `empty` makes, the global ids of its rows, and the rows.
 
     Raises:
         StoreError: the folder is incomplete or damaged, an earlier version wrote it, or there is no such part.
@@ -297,7 +298,7 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
             "with the same options, and what is lacking is added"
         )
     owned = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
-    shards = open_edge_shards(folder / "shards", fingerprint=whole.fingerprint)
+    shards = open_edge_shards(folder / "shards", fingerprint=whole.fingerprint, empty=empty)
     with proving(folder / "shards"):
         require(
             (shards.part, shards.num_owned) == (part, len(owned)),

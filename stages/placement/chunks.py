@@ -22,6 +22,7 @@ from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ...storage.links.pairs import SeenPairs
 from ...storage.partition.edge_shards import EdgeShards
+from ...storage.store.scratch import Empty
 from ..kernels.partition import join
 from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
@@ -159,12 +160,12 @@ class Chunks:
             np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())])
         )
         nodes = visible + len(halo)
-        graph, present, loops = _join_graph(chunks, starts, around, halo, visible)
+        graph, present, loops = _join_graph(chunks, starts, around, halo, visible, job.arrays.graph)
         edges = None
         if chunks[base[0]].edge_features is not None:
             edges = _join_edge_rows(chunks, starts, around, halo, visible, job.ledger)
         like = chunks[base[0]].features
-        features = np.empty((nodes, like.num_features), like.dtype)
+        features = job.arrays.features((nodes, like.num_features), like.dtype)
         for c, chunk in chunks.items():
             chunk.features.gather(np.arange(chunk.num_nodes), out=features[starts[c] : starts[c] + chunk.num_nodes])
         halo_degree = self._halo_rows(halo, data, job, features[visible:])
@@ -264,7 +265,12 @@ def sources_of(shards: EdgeShards, s: int) -> IdArray:
 
 
 def _join_graph(
-    chunks: dict[int, Chunk], starts: dict[int, int], around: dict[int, dict[int, IdArray]], halo: IdArray, visible: int
+    chunks: dict[int, Chunk],
+    starts: dict[int, int],
+    around: dict[int, dict[int, IdArray]],
+    halo: IdArray,
+    visible: int,
+    empty: Empty,
 ) -> tuple[Graph, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The graph of some chunks and their halo.
 
@@ -274,6 +280,7 @@ def _join_graph(
         around: of each, names of its visible sources outside, by owner.
         halo: those of all chunks, ascending; their nodes follow the chunks'.
         visible: nodes of all chunks.
+        empty: makes the arrays of edges.
 
     Returns:
         The graph, and two int64 [nodes]: in-edges of each node with its loops, and loops.
@@ -290,9 +297,9 @@ def _join_graph(
         join.count_edges(*shard, present)
     indptr = np.zeros(nodes + 1, np.int64)
     np.cumsum(present, out=indptr[1:])
-    cursor, sources = indptr[:-1].copy(), np.empty(int(indptr[-1]), index_dtype(nodes))
+    cursor, sources = indptr[:-1].copy(), empty(int(indptr[-1]), index_dtype(nodes))
     weighted = next(iter(chunks.values())).shards.edge_weight is not None
-    weights = np.empty(len(sources) if weighted else 0, np.float32)
+    weights = empty(len(sources) if weighted else 0, np.float32)
     for shard, weight in shards():
         join.join_edges(*shard, weight, cursor, sources, weights, loops)
     return Graph(indptr, sources, weights if weighted else None), present, loops

@@ -17,13 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError
-from ...storage.graph import Graph, index_dtype
+from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.links.pairs import Pairs
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.partition.reorder import ReorderedFeatures, ascending
+from ...storage.store.scratch import Empty, in_memory
 from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
@@ -188,7 +190,8 @@ class Blocks:
         # another owner.
         ranges = bool((sizes[3] == book.offsets[:-1])[sizes[0] > 0].all())
         edges = data.edge_features
-        graph, order = rows_of(shards, book, ranges, edges is not None, _types_of(data, column))
+        types = _types_of(data, column)
+        graph, order = rows_of(shards, book, ranges, edges is not None, types, job.arrays.graph)
         if edges is not None and order is not None:
             edges = ReorderedFeatures(edges, order)
         pairs = data.pairs
@@ -259,6 +262,7 @@ def rows_of(
     ranges: bool = True,
     with_order: bool = False,
     types: GraphTypes | None = None,
+    empty: Empty = in_memory,
 ) -> tuple[Graph, npt.NDArray[np.int64] | None]:
     """In-edges of a part, with sources as `book` numbers them; and the position of each in the part, if edges do not
     keep their order and `with_order` asks for it.
@@ -270,23 +274,24 @@ def rows_of(
             sorts them.
         with_order: see above.
         types: of the graph, as `book` numbers its nodes.
+        empty: makes the arrays of edges.
     """
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
     np.add.at(degree, shards.rows, shards.counts)
     indptr = np.zeros(n + 1, np.int64)
     np.cumsum(degree, out=indptr[1:])
-    indices = np.empty(shards.num_edges, index_dtype(book.num_nodes))
+    indices = empty(shards.num_edges, index_dtype(book.num_nodes))
+    weight = None if shards.edge_weight is None else empty(shards.num_edges, shards.edge_weight.dtype)
     for q in range(shards.num_parts):
-        edges = slice(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1]))
-        sources = shards.indices[edges]
-        if q != shards.part:
-            sources = shards.sources[int(shards.source_splits[q]) : int(shards.source_splits[q + 1])][sources]
-        indices[shards.edge[edges]] = sources + book.offsets[q]
-    weight = None
-    if shards.edge_weight is not None:
-        weight = np.empty_like(shards.edge_weight)
-        weight[shards.edge] = shards.edge_weight
+        names = shards.sources[int(shards.source_splits[q]) : int(shards.source_splits[q + 1])]
+        for edges in pieces(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1])):
+            sources = shards.indices[edges]
+            if q != shards.part:
+                sources = names[sources]
+            indices[shards.edge[edges]] = sources + book.offsets[q]
+            if weight is not None and shards.edge_weight is not None:
+                weight[shards.edge[edges]] = shards.edge_weight[edges]
     kinds = shards.edge_type if types is not None else None
     typed = {"types": types, "edge_type": kinds}
     if ranges:
@@ -294,5 +299,14 @@ def rows_of(
     lists = indptr
     if kinds is not None:  # each relation of a row is a list
         lists = np.unique(np.concatenate([indptr, np.flatnonzero(np.diff(kinds)) + 1]))
-    indices, weight, order = ascending(lists, indices, weight, np.arange(len(indices)) if with_order else None)
+    order = empty(len(indices), np.int64) if with_order else None
+    for first, stop in row_ranges(lists):
+        begin, end = int(lists[first]), int(lists[stop])
+        if order is not None:
+            order[begin:end] = np.arange(begin, end)
+        of_edges = [a for a in (indices, weight, order) if a is not None]
+        for array, turned in zip(
+            of_edges, ascending(lists[first : stop + 1] - begin, *(a[begin:end] for a in of_edges))
+        ):
+            array[begin:end] = turned
     return Graph(indptr, indices, weight, **typed), order

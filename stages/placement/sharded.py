@@ -14,6 +14,7 @@ from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
+from ...storage.store.scratch import Empty, in_memory
 from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.full_batch import FullBatch, arrange
 from ..neighbourhood.relations import PartTypes
@@ -64,25 +65,32 @@ class Sharded:
             return before
         part = whole_part(data, job) if isinstance(data, Placement) else data
         batch = arrange(
-            part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group
+            part.shards,
+            part.owned,
+            part.split.train,
+            job.num_layers,
+            self.prune and not job.needs_all_rows,
+            job.group,
+            job.arrays.graph,
         )
         rows, of_edges = (
             None if store is None else CountedFeatures(store, job.ledger, "store")
             for store in (part.features, part.edge_features)
         )
         assert rows is not None
-        return share(replace(part, features=rows, edge_features=of_edges), batch)
+        return share(replace(part, features=rows, edge_features=of_edges), batch, job.arrays.features)
 
 
-def share(part: Part, batch: FullBatch) -> Share:
-    """A part's rows in the order of `batch`."""
+def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
+    """A part's rows in the order of `batch`, with features in an array that `empty` makes."""
     place = np.empty(len(batch.order), np.int64)
     place[batch.order] = np.arange(len(place))
     splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
     edges = part.edge_features
+    features = empty((len(batch.order), part.features.num_features), part.features.dtype)
     return Share(
         batch,
-        MemoryFeatures(part.features.gather(batch.order)),
+        MemoryFeatures(part.features.gather(batch.order, out=features)),
         part.labels[torch.from_numpy(batch.order)],
         splits,
         edge_rows=None if edges is None else torch.from_numpy(edges.gather(np.arange(edges.num_rows))),

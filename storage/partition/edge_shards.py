@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..array_checks import AT_ONCE, proving, require, require_splits, require_vector, require_within
 from ..errors import InputError
 from ..graph import index_dtype
+from ..store.scratch import Empty, in_memory
 from ..store.store import Store, open_store, write_store
 from ..typed.graph_types import relation_dtype
 from .book import PartitionBook
@@ -219,15 +220,17 @@ def write_edge_shards(
     )
 
 
-def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None) -> EdgeShards:
-    """Open edge shards; refuse them if `fingerprint` is given and differs.
+def open_edge_shards(
+    path: Path, *, fingerprint: Mapping[str, str] | None = None, empty: Empty = in_memory
+) -> EdgeShards:
+    """Open edge shards; refuse them if `fingerprint` is given and differs. Their arrays are made by `empty`.
 
     Raises:
         StoreError: absent, damaged, or made from something else.
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
     with proving(path):
-        return EdgeShards(**{**store.meta, **{name: store.read(name) for name in store.entries}}).check()
+        return EdgeShards(**{**store.meta, **{name: store.read_into(name, empty) for name in store.entries}}).check()
 
 
 def _is_of(partition: Partition, book: PartitionBook) -> bool:
@@ -256,7 +259,11 @@ def _ascending(values: npt.NDArray[np.integer], splits: IdArray, bound: int | No
     """True if values are at least 0, below `bound`, and rise strictly between splits."""
     if not len(values):
         return True
-    rises = np.diff(values) > 0
-    inner = splits[(splits > 0) & (splits < len(values))]
-    rises[inner - 1] = True
-    return bool(values.min() >= 0 and (bound is None or values.max() < bound) and rises.all())
+    if values.min() < 0 or (bound is not None and values.max() >= bound):
+        return False
+    for first in range(1, len(values), AT_ONCE):
+        stop = min(first + AT_ONCE, len(values))
+        falls = np.flatnonzero(values[first:stop] <= values[first - 1 : stop - 1]) + first
+        if not np.isin(falls, splits).all():
+            return False
+    return True

@@ -13,7 +13,8 @@ from ..errors import StoreError, first_line
 from .arrays import Rows, open_array, write_arrays
 from .committed_folder import committed_folder
 from .manifest import read_manifest, require_fingerprint, write_manifest
-from .npy import is_npy, mapped_npy
+from .npy import is_npy, mapped_npy, row_pieces
+from .scratch import Empty
 
 T = TypeVar("T")
 
@@ -47,6 +48,17 @@ class Store:
         """
         return self.piece(name, slice(None))
 
+    def read_into(self, name: str, empty: Empty) -> npt.NDArray[Any]:
+        """Read the whole array `name` into one that `empty` makes, piece by piece. Raises StoreError like `read`."""
+        z = self.mapped(name) if self.is_mappable(name) else self.array(name)
+        out = empty(tuple(z.shape), z.dtype)
+        try:
+            for rows in row_pieces(out.shape, out.itemsize):
+                out[rows] = z[rows]
+        except Exception as e:
+            raise _damaged(self.path, name, e) from e
+        return out
+
     def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
         """Rows of the array `name`; reads only the Zarr chunks, or the bytes, that hold them. Raises StoreError like
         `read`."""
@@ -56,7 +68,7 @@ class Store:
         try:
             return np.asarray(z[rows])
         except Exception as e:
-            raise StoreError(f"{self.path}: array '{name}' is damaged ({first_line(e)}); make the store again") from e
+            raise _damaged(self.path, name, e) from e
 
     def is_mappable(self, name: str) -> bool:
         """True if the array `name` lies in an uncompressed file."""
@@ -85,6 +97,10 @@ class Store:
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
+
+
+def _damaged(path: Path, name: str, e: Exception) -> StoreError:
+    return StoreError(f"{path}: array '{name}' is damaged ({first_line(e)}); make the store again")
 
 
 def write_store(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ....storage.graph import index_dtype
+from ....storage.store.scratch import Empty, in_memory
 
 IntArray = npt.NDArray[np.integer]
 
@@ -49,11 +50,13 @@ class InLists:
     """int32 or int64 [e], rows of the source matrix."""
     num_src: int
     """S."""
+    empty: Empty = in_memory
+    """Makes the arrays of the transpose."""
 
     @classmethod
-    def of(cls, indptr: IntArray, indices: IntArray, num_src: int) -> "InLists":
+    def of(cls, indptr: IntArray, indices: IntArray, num_src: int, empty: Empty = in_memory) -> "InLists":
         """Lists over these arrays, which are shared if their layout allows it."""
-        return cls(_plain(indptr, np.int64), _plain(indices, indices.dtype), num_src)
+        return cls(_plain(indptr, np.int64), _plain(indices, indices.dtype), num_src, empty)
 
     @property
     def num_dst(self) -> int:
@@ -82,8 +85,8 @@ class InLists:
         from ..runtime.transpose import transpose
 
         t_indptr = np.zeros(self.num_src + 1, np.int64)
-        t_dst = np.empty(self.num_edges, np.int32)
-        t_edge = np.empty(self.num_edges, index_dtype(self.num_edges))
+        t_dst = self.empty(self.num_edges, np.int32)
+        t_edge = self.empty(self.num_edges, index_dtype(self.num_edges))
         transpose(self.indptr, self.indices, t_indptr, t_dst, t_edge)
         return OutLists(t_indptr, t_dst, t_edge)
 

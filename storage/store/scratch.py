@@ -1,0 +1,76 @@
+"""Arrays that a process makes for itself, in memory or in unnamed files that it maps.
+
+The system writes the pages of such a file back and takes them when memory is short. The file goes with the last array
+that maps it, however the process ends.
+"""
+
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RunError
+
+LEAST_BYTES = 1 << 20
+"""Smaller arrays are in memory: each map keeps a file open."""
+
+
+class Empty(Protocol):
+    """Makes arrays, writable and C-contiguous, with any contents."""
+
+    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, /) -> npt.NDArray[Any]:
+        """An array."""
+        ...
+
+
+def in_memory(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """`numpy.empty`. See `Empty`."""
+    return np.empty(shape, dtype)
+
+
+@dataclass(frozen=True)
+class InFiles:
+    """Makes arrays that map unnamed files. See `Empty`."""
+
+    folder: Path
+    """Where the files are; not a file system in memory."""
+
+    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Raises RunError if the disk is full."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if size < LEAST_BYTES:
+            return np.empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                # Without its blocks, a full disk would end the process by a signal.
+                os.posix_fallocate(file.fileno(), 0, size)
+                return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise RunError(
+                f"{self.folder} has no room for {size / 2**20:,.0f} MiB of a part ({e.strerror}); free some, or leave "
+                'graph = "mapped" out'
+            ) from e
+
+
+def copied(array: npt.NDArray[Any], empty: Empty) -> npt.NDArray[Any]:
+    """A copy in an array that `empty` makes."""
+    out = empty(array.shape, array.dtype)
+    out[...] = array
+    return out
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Makers of a rank's large arrays."""
+
+    graph: Empty = in_memory
+    """For neighbour lists and what belongs to their edges."""
+    features: Empty = in_memory
+    """For rows of features."""
