@@ -170,11 +170,20 @@ def tree(root: int) -> list[int]:
     return found
 
 
+def is_rank(pid: int) -> bool:
+    """True if a process was forked by the server of ranks, or is it."""
+    try:
+        return b"cluster.rank_" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def measured(command: list[str]) -> dict[str, Any]:
     """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes."""
     import resource
 
-    peak, alone, io, stop = 0, {"driver": 0, "worker": 0}, dict.fromkeys(COUNTERS, 0), threading.Event()
+    peak, io, stop = 0, dict.fromkeys(COUNTERS, 0), threading.Event()
+    alone = {"driver": 0, "worker": 0, "rank": 0}
     stages, told = dict[str, int](), ["start"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -195,7 +204,7 @@ def measured(command: list[str]) -> dict[str, Any]:
                 status = fields(pid, "status")
                 size = (status.get("RssAnon", 0) + status.get("RssShmem", 0)) << 10
                 held += size
-                role = "driver" if pid == process.pid else "worker"
+                role = "driver" if pid == process.pid else "rank" if is_rank(pid) else "worker"
                 alone[role] = max(alone[role], size)
                 for key, value in fields(pid, "io").items():
                     if key in now:
@@ -227,10 +236,11 @@ def shown(stage: str, found: dict[str, Any], count: int) -> None:
     if found["code"]:
         sys.exit(f"{stage} failed with exit code {found['code']}")
     gb = {name: f"{found[name] / 1e9:.2f}" for name in ("read", "written", "from_disk", "to_disk")}
+    ranks = f", rank {found['rank_bytes'] / 2**20:,.0f}" if found["rank_bytes"] else ""
     print(
         f"{stage}: {found['seconds']:.1f} s, {found['processor_seconds']:.1f} processor s, "
         f"{count / found['seconds'] / 1e6:.2f} M edges/s, peak {found['peak_bytes'] / 2**20:,.0f} MiB "
-        f"(driver {found['driver_bytes'] / 2**20:,.0f}, largest other process {found['worker_bytes'] / 2**20:,.0f}), "
+        f"(driver {found['driver_bytes'] / 2**20:,.0f}, largest other process {found['worker_bytes'] / 2**20:,.0f}{ranks}), "
         f"read {gb['read']} GB, written {gb['written']} GB (disk {gb['from_disk']} and {gb['to_disk']})",
         flush=True,
     )

@@ -35,7 +35,8 @@ class Job(Section):
     rows to the others."""
     graph: Literal["memory", "mapped"] = "memory"
     """Place of a Millrace store's graph during the run; ``mapped``: processes of a machine share the pages of its
-    files, which ``millrace convert --graph npy`` writes."""
+    files, which ``millrace convert --graph npy`` writes; ranks that hold parts or blocks arrange these in unnamed files
+    of the run's folder."""
     system: str = ""
     """The training system. Its options are in the section of the same name."""
     epochs: int = Field(default=30, ge=1)

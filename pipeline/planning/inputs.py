@@ -139,7 +139,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         if "features" in changes:
             wanted[default] = {**own, **SYSTEMS.find(default).unpredicted}
         if changes["system"] != default:
-            # Their ranks hold parts, which cannot be mapped.
+            # What a mapped part takes is not predicted.
             unused |= {"queue", "graph", "minibatches_per_step"}
         if not SYSTEMS.find(changes["system"]).samples:
             wanted["model"] = sampled.model

@@ -354,12 +354,16 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
         (
             {"graph": "mapped", "system": "sar"},
             mr.InputError,
-            "graph is 'mapped', but system 'sar' cuts the graph here, by metis-work, and ranks arrange the edges",
+            "graph is 'mapped', but system 'sar' arranges the edges of one rank in memory; leave graph out",
         ),
-        (
-            {"graph": "mapped", "bulk": {"topology": "partitioned"}},
-            mr.InputError,
-            "graph is 'mapped', but system 'bulk' cuts the graph here, by contiguous, and ranks arrange the edges",
+        ({"graph": "mapped", "system": "retexo"}, mr.InputError, "'retexo' arranges the edges of one rank in memory"),
+        *(
+            ({"graph": "mapped", "system": system, "ranks": 2, system: keys}, mr.InputError, phrase)
+            for system, keys, phrase in (
+                ("retexo", {"inductive": True}, "copies the edges without the nodes to come in memory"),
+                ("retexo", {"clients": 3}, "counts the rows of simulated clients in memory"),
+                ("grappa", {"chunks": 2}, "joins the chunks of a rank in memory to evaluate them"),
+            )
         ),
     ],
 )
