@@ -240,7 +240,8 @@ def shown(stage: str, found: dict[str, Any], count: int) -> None:
     print(
         f"{stage}: {found['seconds']:.1f} s, {found['processor_seconds']:.1f} processor s, "
         f"{count / found['seconds'] / 1e6:.2f} M edges/s, peak {found['peak_bytes'] / 2**20:,.0f} MiB "
-        f"(driver {found['driver_bytes'] / 2**20:,.0f}, largest other process {found['worker_bytes'] / 2**20:,.0f}{ranks}), "
+        f"(driver {found['driver_bytes'] / 2**20:,.0f}, largest other process "
+        f"{found['worker_bytes'] / 2**20:,.0f}{ranks}), "
         f"read {gb['read']} GB, written {gb['written']} GB (disk {gb['from_disk']} and {gb['to_disk']})",
         flush=True,
     )

@@ -68,7 +68,7 @@ class Clustered:
         """
         parts = check_parts(parts)
         gpus = self.check_available()
-        pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph), 1))
+        pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph.indptr, graph.indices), 1))
         if not pairs.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:

@@ -1,16 +1,30 @@
 """Parts with few cut edges, by METIS."""
 
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from ...storage.errors import RunError
 from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
 from .base import check_parts
 from .contiguous import Contiguous
+
+APART_EDGES = 4_000_000
+"""Graphs of so many edges are cut in a process of their own, whose start takes half a second."""
+PIPED = 1 << 20
+"""Entries that are piped at a time."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +34,10 @@ class Metis:
     METIS sees the undirected simple graph: u and v are adjacent if an edge joins them in either direction, with the
     number of such edges as weight, and self loops left out. So it minimises the number of directed edges cut.
 
-    Everything is in memory, about 40 bytes per adjacency. One thread runs for about a second per million edges and
-    holds Python's global lock meanwhile: partition a large graph in a process of its own, since in a thread it would
-    stop a Dask worker's heartbeats.
+    Everything is in memory, about 40 bytes per adjacency. One thread runs for about a second per million edges, and
+    tells of no progress. From `APART_EDGES` edges on it runs in a process of its own, which gives the memory back: it
+    would stop a Dask worker's heartbeats, since METIS holds Python's global lock, and a driver would die of its
+    memory.
     """
 
     name = "metis"
@@ -32,18 +47,19 @@ class Metis:
         return None
 
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
-        """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges."""
+        """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges.
+
+        Raises:
+            RunError: the process of METIS failed, or was ended.
+        """
         parts = check_parts(parts)
-        adjacency = undirected(graph)
-        if not adjacency.nnz or graph.num_nodes <= parts:
+        if not graph.num_edges or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
-        weights = self.node_weights(graph)
-        if weights is not None:
-            # For a node that outweighs a part, METIS prints to the standard output and leaves parts empty.
-            weights = np.minimum(weights, weights.sum() // parts)
-        return TableBook(metis(adjacency, parts, stream(seed, Purpose.PARTITION), weights), parts)
+        cut = _apart if graph.num_edges >= APART_EDGES else _here
+        owner = cut(graph.indptr, graph.indices, self.node_weights(graph), parts, seed)
+        return Contiguous("nodes").assign(graph, parts, seed) if owner is None else TableBook(owner, parts)
 
 
 @dataclass(frozen=True)
@@ -61,10 +77,89 @@ class MetisWork(Metis):
         return max(1, graph.num_edges // max(1, graph.num_nodes)) + graph.in_degree
 
 
-def undirected(graph: Graph) -> scipy.sparse.csr_array:
-    """[V, V]: the number of edges between two different nodes, in either direction."""
-    ones = np.ones(graph.num_edges, np.int32)
-    edges = scipy.sparse.csr_array((ones, graph.indices, graph.indptr), shape=(graph.num_nodes, graph.num_nodes))
+def _here(
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.integer],
+    node_weights: npt.NDArray[np.int64] | None,
+    parts: int,
+    seed: int,
+) -> npt.NDArray[np.int32] | None:
+    """Owner of every node, int32 [V]; None if there are only loops. More nodes than parts, and several parts."""
+    adjacency = undirected(indptr, indices)
+    if not adjacency.nnz:
+        return None
+    if node_weights is not None:
+        # For a node that outweighs a part, METIS prints to the standard output and leaves parts empty.
+        node_weights = np.minimum(node_weights, node_weights.sum() // parts)
+    return metis(adjacency, parts, stream(seed, Purpose.PARTITION), node_weights)
+
+
+def _apart(
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.integer],
+    node_weights: npt.NDArray[np.int64] | None,
+    parts: int,
+    seed: int,
+) -> npt.NDArray[np.int32] | None:
+    """`_here` in a process of its own, to which the arrays are piped. Raises RunError if it fails."""
+    arrays = [a for a in (indptr, indices, node_weights) if a is not None]
+    sent = json.dumps([parts, seed, [(a.dtype.str, len(a)) for a in arrays], os.getpid()])
+    # METIS prints to the standard output: the result goes through a pipe of its own.
+    reading, writing = os.pipe()
+    with open(reading, "rb") as result:
+        try:
+            command = [sys.executable, "-P", "-m", __name__, str(writing), sent]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin as into:
+                for array in arrays:
+                    for first in range(0, len(array), PIPED):
+                        into.write(np.ascontiguousarray(array[first : first + PIPED]).data)
+            answer = result.read()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            code = process.wait()
+    if code == 0:
+        return np.frombuffer(answer, np.int32) if answer else None
+    seen = signal.Signals(-code).name if code < 0 else answer.decode(errors="replace") or f"exit code {code}"
+    raise RunError(
+        f"METIS, in a process of its own, ended by {seen} while it cut {len(indptr) - 1:,} nodes and "
+        f"{len(indices):,} edges into {parts} parts; it may take {80 * len(indices) / 2**30:,.1f} GiB of memory: "
+        "free some, or use the method metis-streamed"
+    )
+
+
+def _main(writing: int, sent: str) -> None:
+    """Process that `_apart` starts. If memory is short the system ends it, rather than the process that waits for it,
+    and it ends with that."""
+    parts, seed, shapes, parent = json.loads(sent)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(1)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with open(writing, "wb") as result:
+        try:
+            arrays = [np.empty(length, dtype) for dtype, length in shapes]
+            if not all(sys.stdin.buffer.readinto(a.data) == a.nbytes for a in arrays):
+                sys.exit(1)
+            owner = _here(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, parts, seed)
+            result.write(b"" if owner is None else owner.data)
+        except Exception as e:  # whatever METIS raises
+            result.write(f"{type(e).__name__}: {e}".encode())
+            result.flush()
+            sys.exit(1)
+
+
+def undirected(indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer]) -> scipy.sparse.csr_array:
+    """[V, V]: the number of edges of these lists between two different nodes, in either direction."""
+    ones, nodes = np.ones(len(indices), np.int32), len(indptr) - 1
+    edges = scipy.sparse.csr_array((ones, indices, indptr), shape=(nodes, nodes))
     both = scipy.sparse.csr_array(edges + edges.T)
     both.sum_duplicates()
     both.setdiag(0)
@@ -94,3 +189,7 @@ def metis(
         options=pymetis.Options(seed=key & 0x7FFF_FFFF),
     )
     return np.asarray(part_of, np.int32)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2])

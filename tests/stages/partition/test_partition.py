@@ -1,6 +1,7 @@
 """Partitioners, their quality, and the stage that writes parts."""
 
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.partition import stage
+from millrace.stages.partition import metis, stage
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
@@ -19,7 +20,7 @@ from millrace.stages.partition.registry import PARTITIONERS, partitioner
 from millrace.stages.partition.stage import open_neighbours, open_part, partition_dataset
 from millrace.stages.partition.streaming import Fennel, Ldg
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.errors import InputError, StoreError
+from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition.partition import extract_partition
@@ -160,9 +161,9 @@ def test_hash_depends_on_seed_and_id_only():
 
 def test_metis_cuts_less_than_hash_and_keeps_balance():
     graph = sbm()
-    metis, by_hash = (measure(graph, m.assign(graph, 4, 0)) for m in (Metis(), Hash()))
-    assert metis.cut_share < by_hash.cut_share / 3
-    assert metis.balance("nodes") < 1.1
+    by_metis, by_hash = (measure(graph, m.assign(graph, 4, 0)) for m in (Metis(), Hash()))
+    assert by_metis.cut_share < by_hash.cut_share / 3
+    assert by_metis.balance("nodes") < 1.1
 
 
 def test_metis_work_balances_nodes_and_edges_together():
@@ -184,6 +185,31 @@ def test_a_hub_that_outweighs_a_part_leaves_none_empty(capfd):
     book = MetisWork().assign(graph, 8, 0)
     assert np.bincount(book.part(np.arange(24)), minlength=8).min() > 0
     assert capfd.readouterr().out == "", "METIS says on the standard output that it failed"
+
+
+def test_metis_of_a_large_graph_runs_in_a_process_of_its_own(monkeypatch):
+    graph, ids = sbm(600, 3, seed=1), np.arange(600)
+    here = MetisWork().assign(graph, 3, 5).part(ids)
+    monkeypatch.setattr(metis, "APART_EDGES", 1)
+    monkeypatch.setattr(metis, "metis", None)  # of this process
+    np.testing.assert_array_equal(MetisWork().assign(graph, 3, 5).part(ids), here)
+
+
+@pytest.mark.parametrize(
+    ("script", "phrase"),
+    [
+        ("kill -9 $$", "ended by SIGKILL while it cut 600 nodes and 23,936 edges into 3 parts; it may take 0.0 GiB"),
+        ("cat > /dev/null; echo -n MemoryError: it is full > /dev/fd/$4; exit 1", "ended by MemoryError: it is full"),
+        ("exit 7", "ended by exit code 7 .*use the method metis-streamed"),
+    ],
+)
+def test_the_end_of_the_process_of_metis_is_said(tmp_path, monkeypatch, script, phrase):
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(metis, "APART_EDGES", 1)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(RunError, match=phrase):
+        Metis().assign(sbm(600, 3, seed=1), 3, 5)
 
 
 def test_metis_weighs_multi_edges():
