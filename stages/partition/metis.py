@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,8 +146,9 @@ def _main(writing: int, sent: str) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     with open(writing, "wb") as result:
         try:
-            arrays = [np.empty(length, dtype) for dtype, length in shapes]
-            if not all(sys.stdin.buffer.readinto(a.data) == a.nbytes for a in arrays):
+            arrays: list[Any] = [np.empty(length, dtype) for dtype, length in shapes]
+            piped: Any = sys.stdin.buffer
+            if not all(piped.readinto(a.data) == a.nbytes for a in arrays):
                 sys.exit(1)
             owner = _here(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, parts, seed)
             result.write(b"" if owner is None else owner.data)
