@@ -13,6 +13,7 @@ from ...storage.dataset import SPLITS, Dataset, Split, check_one_type, require_d
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of
+from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
 from .cleaning.splits import by_time, parse_split
 from .pairs import sets_of
@@ -52,10 +53,6 @@ def link_dataset(
             f"the pairs of {dataset.name} are split already; leave {'split' if pairs is None else 'pairs'} out"
         )
     graph, notes = dataset.graph, list(dataset.notes)
-    if graph.edge_features is not None:
-        graph = replace(graph, edge_features=None)
-        notes.append("Features of edges were left out: links are predicted without them in this version.")
-        dataset = replace(dataset, graph=graph)
     symmetric = is_symmetric(graph)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
@@ -189,6 +186,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
     def kept(array: npt.NDArray[Any] | None) -> Any:
         return None if array is None else array[keep]
 
+    of_edges = graph.edge_features
     return replace(
         graph,
         indptr=indptr,
@@ -196,6 +194,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
         edge_weight=kept(graph.edge_weight),
         edge_id=kept(graph.edge_id),
         edge_time=kept(graph.edge_time),
+        edge_features=None if of_edges is None else ReorderedFeatures(of_edges, np.flatnonzero(keep)),
     )
 
 

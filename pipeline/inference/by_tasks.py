@@ -17,7 +17,7 @@ from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges
 from ...stages.neighbourhood.checks import no_edge_features
-from ...storage.dataset import Dataset, IdArray, check_one_type
+from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.load import Job, resolve
@@ -74,12 +74,11 @@ def outputs_by_tasks(
         on_progress: called with (rows done, rows in all), over all layers.
 
     Raises:
-        InputError: workers of another machine and no folder; the model has lazy parameters, or reads features of edges
-            that are not there; or the graph has several types of nodes or edges.
+        InputError: workers of another machine and no folder; or the model has lazy parameters, or reads features of
+            edges that are not there.
         RunError: the disk is full, or workers were lost again and again.
     """
     check_initialised(model)
-    check_one_type(data, "prediction by several processes")
     edges = data.graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()

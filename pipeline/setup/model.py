@@ -106,17 +106,12 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     record = model if model is not None else build("model", MODELS, job.model)
     given = getattr(record, "edge_width", 0) if isinstance(record, ModelConfig) else 0
     if given == -1:
-        width = 0 if dataset.task == "link" else dataset.num_edge_features
-        job, model = _with_edge_width(job, model, width)
+        job, model = _with_edge_width(job, model, width := dataset.num_edge_features)
         record = replace(record, edge_width=width)
     if not reads_edges(record):
         return job, system, model
     name = record.reader if isinstance(record, PyGModel) else getattr(record, "name", type(record).__name__)
     width = dataset.num_edge_features
-    if dataset.task == "link":
-        raise InputError(
-            f"the model {name} reads features of edges, which links do not read in this version; use another one"
-        )
     if not width:
         raise InputError(
             f"the model {name} reads features of edges, but {dataset.name} has none; give edge_attr (PyG, .npz) or "

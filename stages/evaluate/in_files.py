@@ -21,6 +21,7 @@ from ...storage.errors import RunError
 from ...storage.features import FeatureStore, MappedFeatures, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
+from ...storage.typed.graph_types import GraphTypes
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
@@ -45,6 +46,8 @@ class Layout:
     weighted: bool
     edges: Path | None = None
     """``.npy`` [E, D], features of edges, if the model reads them."""
+    types: GraphTypes | None = None
+    """Types of the graph; None: it has one of each."""
     max_bytes: int = MAX_BYTES
     """Bytes of blocks under way in one process."""
 
@@ -83,6 +86,8 @@ def lay_out(
         if isinstance(graph, LazyGraph):
             pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.indptr]
         _write(folder / f"{name}.npy", (length,), kind, pieces)
+    if graph.edge_type is not None:
+        _write(folder / "edge_type.npy", graph.edge_type.shape, graph.edge_type.dtype, [graph.edge_type])
     mapped = _graph(folder, weighted)
     _write(folder / "degree.npy", (num_nodes,), torch.empty(0, dtype=dtype).numpy().dtype, _degrees(mapped))
     of_nodes = _file_of(features, folder / "features.npy")
@@ -94,7 +99,7 @@ def lay_out(
             place = np.zeros(len(mask), np.int32)
             place[nodes] = np.arange(len(nodes), dtype=np.int32)
             np.save(folder / f"place-{k}.npy", place)
-    return Layout(folder, of_nodes, tuple(layer_counts(mapped, needed)), weighted, of_edges)
+    return Layout(folder, of_nodes, tuple(layer_counts(mapped, needed)), weighted, of_edges, graph.types)
 
 
 def _file_of(features: FeatureStore, path: Path) -> Path:
@@ -121,7 +126,7 @@ class FileLayers:
             model: on the host, in evaluation mode.
         """
         self.layout, self.model = layout, model
-        self.graph = _graph(layout.folder, layout.weighted)
+        self.graph = _graph(layout.folder, layout.weighted, layout.types)
         self.degree = torch.from_numpy(_mapped(layout.folder / "degree.npy"))
         self.features = MemoryFeatures(_mapped(layout.features))
         self.edges = None if layout.edges is None else MemoryFeatures(_mapped(layout.edges))
@@ -309,9 +314,11 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
         return np.load(path)  # nothing can be mapped of an empty array
 
 
-def _graph(folder: Path, weighted: bool) -> Graph:
+def _graph(folder: Path, weighted: bool, types: GraphTypes | None = None) -> Graph:
     indptr, indices = (_mapped(folder / f"{name}.npy") for name in ("indptr", "indices"))
-    return Graph(indptr, indices, _mapped(folder / "edge_weight.npy") if weighted else None)
+    weight = _mapped(folder / "edge_weight.npy") if weighted else None
+    kinds = None if types is None else _mapped(folder / "edge_type.npy")
+    return Graph(indptr, indices, weight, types=types, edge_type=kinds)
 
 
 def _degrees(graph: Graph) -> Iterator[npt.NDArray[np.float64]]:

@@ -59,17 +59,20 @@ class ExchangeFetch:
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+        return Exchange(self, placement, job, *self.owned(placement, job))
+
+    def owned(self, placement: Placement, job: RankJob) -> tuple[OwnedRows, OwnedRows | None]:
+        """Rows of nodes, and of edges if the model reads them. All ranks call this at the same time."""
         features, first, book, group, degree = self.held(placement, job)
         owned = OwnedRows(features, first, book, group, degree, job.arrays.features)
         edges, empty = placement.edge_features, job.arrays.features
         if edges is None:
-            return Exchange(self, placement, job, owned)
+            return owned, None
         edges = CountedFeatures(edges, job.ledger, "store")
         if isinstance(placement, BlockRows):
-            return Exchange(self, placement, job, owned, OwnedRows(edges, 0, placement.edge_book, group, None, empty))
+            return owned, OwnedRows(edges, 0, placement.edge_book, group, None, empty)
         books = RangeBook(edges.num_rows * np.arange(book.num_parts + 1, dtype=np.int64) // book.num_parts)
-        first = int(books.offsets[group.rank])
-        return Exchange(self, placement, job, owned, OwnedRows(edges, first, books, group, None, empty))
+        return owned, OwnedRows(edges, int(books.offsets[group.rank]), books, group, None, empty)
 
     def held(
         self, placement: Placement, job: RankJob, same_thread: bool = False

@@ -24,7 +24,6 @@ from ..sample.temporal import degrees_until
 from .exchange import Exchange, ExchangeFetch
 from .gather import Gather, GatherFetch
 from .isolated import CoverageFetch, CoverageFetcher
-from .owned_rows import OwnedRows
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,12 @@ class LinkFetch(GatherFetch):
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkGather":
         """See `FetchPolicy.fetcher`. The module has the decoder; None: pairs come without scores."""
-        fetcher = LinkGather(placement, CountedFeatures(placement.features, job.ledger, "store"))
+        edges = placement.edge_features
+        fetcher = LinkGather(
+            placement,
+            CountedFeatures(placement.features, job.ledger, "store"),
+            None if edges is None else CountedFeatures(edges, job.ledger, "store"),
+        )
         fetcher.pairs = _Pairs.of(self.sample, placement, job, module)
         return fetcher
 
@@ -48,10 +52,7 @@ class LinkExchangeFetch(ExchangeFetch):
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LinkExchange":
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
-        features, first, book, group, degree = self.held(placement, job)
-        fetcher = LinkExchange(
-            self, placement, job, OwnedRows(features, first, book, group, degree, job.arrays.features)
-        )
+        fetcher = LinkExchange(self, placement, job, *self.owned(placement, job))
         fetcher.pairs = _Pairs.of(self.sample, placement, job, module)
         return fetcher
 
@@ -109,7 +110,11 @@ class _WithPairs(Gather):
         degree = cache(
             lambda: self._of_others(work, degrees) if ends.moments is None else self._until(work, ends.moments)
         )
-        neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
+        of_edges = self._of_edges(work) or [None] * len(work.blocks)
+        neighbourhoods = tuple(
+            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edges=edges)
+            for b, edges in zip(work.blocks, of_edges)
+        )
         y = torch.zeros(len(pairs), dtype=torch.int64)
         links = PairsToScore(torch.from_numpy(ends.places), self.pairs.decoder)
         return Fetched(work.epoch, work.index, neighbourhoods, h, y, links=links)

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup.checks import check_edges
 from millrace.stages.partition.stage import book_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
@@ -250,6 +253,13 @@ def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, opt
     with pytest.raises(InputError, match=told):
         mr.run(pairs, out=tmp_path / "r", verbose=False, **{**JOB, **options})
     assert not (tmp_path / "r").exists()
+
+
+def test_devices_are_refused() -> None:
+    job = resolve({"model": {"name": "gatv2", "edge_width": 3}}).model_copy(update={"device": "cuda"})
+    told = r'device is \'cuda\', and they are gathered into .* use device = "cpu", or model\.edge_width = 0'
+    with pytest.raises(InputError, match=told):
+        check_edges(job, make_system(job))
 
 
 def test_no_plan_and_no_edges(tmp_path: Path) -> None:

@@ -317,7 +317,6 @@ def test_what_knows_one_type_only_is_refused(data, tmp_path):
     for call in (
         lambda: mr.reorder(data, np.arange(384)),
         lambda: mr.plan(data, verbose=False),
-        lambda: mr.predict(Own(), data, workers=2),
     ):
         with pytest.raises(InputError, match=said):
             call()

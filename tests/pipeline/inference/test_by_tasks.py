@@ -74,6 +74,14 @@ def test_modules_of_ones_own_and_learnt_rows(data, scheduler, tmp_path):
         np.testing.assert_allclose(alone.logits, shared.logits, rtol=1e-5, atol=1e-6)
 
 
+def test_relations(scheduler, tmp_path):
+    data = mr.open_dataset("hsbm:nodes=40,features=4")
+    mr.run(data, model="rgcn", out=tmp_path / "run", **SAMPLED)
+    alone, shared = (mr.predict(tmp_path / "run", **o) for o in ({}, {"scheduler": scheduler}))
+    assert alone.logits.shape == (40, data.num_classes)
+    np.testing.assert_allclose(alone.logits, shared.logits, rtol=1e-5, atol=1e-6)
+
+
 def test_a_model_alone_and_workers_of_this_machine(data, run, tmp_path):
     """By the command line; a bare module from Python. Each starts two processes."""
     args = ("--nodes", "n5,n2", "--workers", "2", "--out", tmp_path / "p.parquet")

@@ -12,14 +12,16 @@ from torch import nn
 from millrace.stages.evaluate import in_files
 from millrace.stages.evaluate.in_files import FileLayers, lay_out
 from millrace.stages.evaluate.layerwise import evaluating, infer
-from millrace.stages.models import GINE
+from millrace.stages.models import GINE, RGAT
 from millrace.stages.models.base import as_model
+from millrace.stages.models.relational import TypedInput
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.features import MappedFeatures, MemoryFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.lazy_dataset import open_lazily
+from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.stages.evaluate.test_direct import OPTIONS, WIDTHS, build, large, rows_of
 from millrace.tests.stages.evaluate.test_layerwise import Maxed, cases, dense, hub_graph
 
@@ -88,6 +90,23 @@ def test_features_of_edges_come_from_a_store_and_from_a_file(tmp_path):
             got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes)
             assert not driver.in_parts and (folder / "edge_features.npy").exists() == (number == 0)
             torch.testing.assert_close(got, infer(model, graph, x, nodes=nodes), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", ["memory", "store"])
+def test_relations_and_the_features_of_their_edges(place, tmp_path):
+    data = typed_dataset(edge_features=True)
+    torch.manual_seed(0)
+    given = TypedInput(data.graph.types, data.features.widths)
+    model = RGAT(hidden=8, layers=2, heads=2, dropout=0.0, edge_width=3).build_typed(given, 3).double()
+    nodes = np.array([0, 3, 19, 30, 35])
+    wanted = infer(model, data, nodes=nodes)
+    if place == "store":
+        write_dataset(tmp_path / "store", data)
+        data = open_lazily(tmp_path / "store")
+    (tmp_path / "f").mkdir()
+    got, driver = computed(tmp_path / "f", model, data.graph, data.features, nodes)
+    assert not driver.in_parts
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def hooked(model: nn.Module) -> nn.Module:

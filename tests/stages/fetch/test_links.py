@@ -1,6 +1,8 @@
 """Minibatches of pairs as tensors: with all neighbours, loss and gradient are those of a dense model on the graph
 without the minibatch's own edges, in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -28,17 +30,18 @@ def placement_of(weighted):
     src, dst = rng.integers(V, size=(2, 120))
     src, dst = np.r_[src, dst[:40], src[:20]], np.r_[dst, src[:40], dst[:20]]
     weight = rng.random(len(src)) + 0.1 if weighted else None
-    graph = mr.from_edges(src, dst, V, edge_weight=weight)
+    graph = mr.from_edges(src, dst, V, edge_weight=weight, edge_features=rng.normal(size=(len(src), 2)))
     pairs = np.unique(np.stack([src[:30], dst[:30]], 1), axis=0)
     labels = torch.from_numpy(np.insert(pairs, 2, 0, axis=1))
     none = np.empty(0, np.int64)
     features = MemoryFeatures(rng.normal(size=(V, F)))
     degree = torch.from_numpy(graph.degree)
-    return Placement(graph, features, labels, degree, mr.Split(np.arange(len(pairs)), none, none))
+    split = mr.Split(np.arange(len(pairs)), none, none)
+    return Placement(graph, features, labels, degree, split, edge_features=graph.edge_features)
 
 
 def work_of(placement, negatives, model):
-    sample = SampledLinks.of(mr.NeighborSampler((-1, -1)), negatives)
+    sample = SampledLinks.of(mr.NeighborSampler((-1, -1), edge_ids=True), negatives)
     job = RankJob(
         seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64,
         kernel=sampling_backend("cpu"), group=Solo(), ledger=Ledger(),
@@ -48,7 +51,7 @@ def work_of(placement, negatives, model):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", [mr.GCN, mr.GraphSAGE, mr.GIN])
+@pytest.mark.parametrize("kind", [mr.GCN, mr.GraphSAGE, mr.GIN, partial(mr.GINE, edge_width=2)], ids=str)
 def test_loss_and_gradient_are_those_of_the_graph_without_own_edges(kind, weighted):
     placement = placement_of(weighted)
     torch.manual_seed(1)
@@ -68,7 +71,8 @@ def test_loss_and_gradient_are_those_of_the_graph_without_own_edges(kind, weight
         keep = np.array([(u, v) not in own for u, v in zip(graph.indices.tolist(), dst.tolist())])
         assert not keep.all()
         weight = None if graph.edge_weight is None else graph.edge_weight[keep]
-        left = mr.from_edges(graph.indices[keep], dst[keep], V, edge_weight=weight)
+        of_edges = graph.edge_features.gather(np.flatnonzero(keep))
+        left = mr.from_edges(graph.indices[keep], dst[keep], V, edge_weight=weight, edge_features=of_edges)
         model.zero_grad()
         rows = dense(model, left, torch.from_numpy(placement.features.gather(np.arange(V))))
         scores = model.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
@@ -85,8 +89,9 @@ def dense(model, graph, h):
     from millrace.storage.minibatch import Block
 
     block = Block(V, np.arange(V), graph.indptr, graph.indices.astype(np.int32), graph.edge_weight)
+    degree, of_edges = torch.from_numpy(graph.degree), torch.from_numpy(graph.edge_features.rows)
     for i in range(model.num_layers):
-        h = model.layer(i, BlockNeighbourhood(block, torch.from_numpy(graph.degree)), h)
+        h = model.layer(i, BlockNeighbourhood(block, degree, edges=lambda: of_edges), h)
     return h
 
 
