@@ -1,8 +1,10 @@
-"""Folder for PATH whose ``millrace`` and ``python`` are forked, not started (`forked_command`), for scripts that call
-them."""
+"""Folder for PATH whose ``millrace``, ``python`` and ``dask-worker`` are forked, not started (`forked_command`), for
+scripts that call them."""
 
 import json
+import select
 import shlex
+import signal
 import socket
 import sys
 import tempfile
@@ -14,14 +16,17 @@ from pathlib import Path
 from millrace.tests.contracts import fresh_python
 from millrace.tests.contracts.forked_command import COMMAND, ForkedCommand, fork_server
 
-PROGRAMS = {"millrace": (COMMAND, True), "python": (fresh_python.__name__, False)}
+PROGRAMS = {
+    "millrace": (COMMAND, True),
+    "python": (fresh_python.__name__, False),
+    "dask-worker": ("distributed.cli.dask_worker", True),
+}
 """Module of each, and whether its workers are forked too."""
 CALL = """#!{python} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
-    server.sendall(json.dumps([os.getpid(), {name!r}, sys.argv[1:], dict(os.environ)]).encode())
-    server.shutdown(socket.SHUT_WR)
+    server.sendall(json.dumps([os.getpid(), {name!r}, sys.argv[1:], dict(os.environ)]).encode() + b"\\n")
     sys.exit(int(server.makefile().read()))
 """
 
@@ -50,11 +55,15 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _run(connection: socket.socket) -> None:
-    with connection, suppress(BrokenPipeError):
-        pid, name, words, environment = json.loads(connection.makefile().read())
+    with connection, suppress(OSError):
+        pid, name, words, environment = json.loads(connection.makefile().readline())
         program, forks_workers = PROGRAMS[name]
         # Opened anew by the process that is forked: they are pipes or files.
         out, err = (Path(f"/proc/{pid}/fd/{number}") for number in (1, 2))
         options = {"program": program, "forks_workers": forks_workers, "variables": environment}
         command = ForkedCommand(*words, out=out, err=err, **options)
-        connection.sendall(str(command.wait(500) & 255).encode())
+        while command.poll() is None:
+            if select.select([connection], [], [], 0.02)[0]:  # its caller was killed
+                command.send_signal(signal.SIGTERM)
+                break
+        connection.sendall(str(command.wait(60) & 255).encode())
