@@ -31,8 +31,8 @@ torch.set_num_threads(1)
 # Tests make few cycles, and each collection looks at all that torch, numba and pytest have made.
 gc.set_threshold(20_000, 50, 100)
 
-# Neither a busy machine nor a kernel's first compilation is a failure.
-settings.register_profile("millrace", deadline=None)
+# Neither a busy machine nor a kernel's first compilation is a failure. Each run draws other examples.
+settings.register_profile("millrace", deadline=None, max_examples=50)
 settings.load_profile("millrace")
 
 WHOLE_RUNS = Path(__file__).with_name("whole_runs")

@@ -173,7 +173,7 @@ def test_full_neighbourhoods_give_the_whole_graphs_output() -> None:
         assert torch.allclose(net(batch.x, batch.edge_index)[: batch.batch_size], whole[batch.input_id], atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_graph(draws: st.DataObject) -> None:
     n = draws.draw(st.integers(1, 9))

@@ -94,7 +94,7 @@ def tree(
     return edges, found
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(typed_graphs())
 def test_whole_neighbourhoods_on_any_graph(graph: Graph) -> None:
     data = of_graph(graph)

@@ -32,7 +32,7 @@ def edges_of(block):
     return list(zip(block.src[block.indices].tolist(), block.src[dst].tolist()))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: f"{s.name}-{s.record()}"[:40])
 @given(graph=graphs(), seed=st.integers(0, 5))
 def test_a_sample_lacks_its_own_edges_and_no_others(sampler, graph, seed):

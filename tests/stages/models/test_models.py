@@ -181,7 +181,7 @@ ONE_LAYER = [
     first=st.booleans(),
     activation=st.sampled_from(["none", "relu", "elu"]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 def test_either_order_equals_the_dense_formula_on_any_block(
     case: tuple[Block, Tensor], config: ModelConfig, first: bool, activation: str
 ) -> None:
@@ -217,7 +217,7 @@ def test_either_order_equals_the_dense_formula_on_any_block(
     config=st.sampled_from([SAGE(layers=1), GCN(layers=1)]),
     activation=st.sampled_from(["none", "relu", "elu"]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_what_aggregates_first_does_so_without_parameters(
     case: tuple[Block, Tensor], config: ModelConfig, activation: str
 ) -> None:

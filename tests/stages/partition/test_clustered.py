@@ -105,7 +105,7 @@ def test_one_gpu_and_several_find_the_same_where_the_algorithm_does(monkeypatch)
 
 
 @pytest.mark.parametrize("method", [Louvain(), Leiden()], ids=METHODS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graph=graphs(), parts=st.integers(1, 15), seed=st.integers(0, 3))
 @example(graph=from_edges([], [], 0), parts=3, seed=0)
 @example(graph=from_edges([0, 0, 0], [0, 0, 0], 1), parts=1, seed=0)

@@ -73,7 +73,7 @@ def test_an_unknown_balance_is_refused():
 
 
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graph=graphs(), parts=st.integers(1, 15), seed=st.integers(0, 3))
 @example(graph=from_edges([], [], 0), parts=3, seed=0)
 @example(graph=from_edges([], [], 5), parts=2, seed=0)

@@ -38,7 +38,7 @@ CUTS = {"seed": st.integers(0, 10**6), "ranks": st.integers(1, 3), "m": st.integ
 
 @given(**CUTS)
 @example(seed=3, ranks=3, m=2)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_chunks_in_order_are_the_part_that_they_make(seed: int, ranks: int, m: int) -> None:
     """Bit for bit."""
     case = cut(seed, ranks, m, ordered=True)
@@ -72,7 +72,7 @@ def edges_by_name(shards: EdgeShards, owned: list[np.ndarray]) -> Counter[tuple[
 
 @given(**CUTS)
 @example(seed=8, ranks=2, m=3)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_chunks_in_any_order_hold_every_edge_once(seed: int, ranks: int, m: int) -> None:
     case = cut(seed, ranks, m, ordered=False)
     parts = [of_rank(case, r, m) for r in range(ranks)]

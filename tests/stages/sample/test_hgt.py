@@ -110,7 +110,7 @@ def test_at_most_fifty_in_edges_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chisquare([sizes[n] for n in range(3)], np.array([1, 4, 1]) * draws / 6).pvalue > 1e-3
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(typed_graphs())
 def test_edges_are_all_those_among_the_nodes(graph: Graph) -> None:
     types, relations = graph.types, RelationRows.of(graph)

@@ -55,7 +55,7 @@ def digests(graph, plan, sampler, kernel, workspace=None):
 
 
 @WAYS
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     graph=graphs(),
     fanout=fanouts,

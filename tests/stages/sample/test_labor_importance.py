@@ -69,7 +69,7 @@ def hubs(draw: st.DrawFn) -> Graph:
     return from_edges(src, np.minimum(dst, max(n - 1, 0)), n, edge_weight=draw(st.sampled_from([None, src % 3 + 0.5])))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     graph=hubs(),
     fanout=fanouts,

@@ -33,7 +33,7 @@ def by_loop(graph: Graph, owner: np.ndarray) -> list[int]:
     return order
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(graphs(), st.data())
 def test_orders_are_those_of_plain_loops(graph, data):
     owner = np.array(data.draw(st.lists(st.integers(0, 2), min_size=graph.num_nodes, max_size=graph.num_nodes)), int)

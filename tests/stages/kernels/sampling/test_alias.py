@@ -52,7 +52,7 @@ def masses_in(slots: np.ndarray) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(weights)
 def test_slots_hold_masses_in_proportion_to_weights(row: list[float]) -> None:
     graph = graph_of([row])
@@ -75,7 +75,7 @@ def test_slots_hold_masses_in_proportion_to_weights(row: list[float]) -> None:
     assert all(w[slot >> 32] > 0 for slot in table.slots.tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(st.lists(weights, max_size=6), st.integers(1, 3))
 def test_compiled_tables_are_those_of_the_reference(rows: list[list[float]], count: int) -> None:
     threads.set_num_threads(count)

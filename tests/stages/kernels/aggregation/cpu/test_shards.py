@@ -135,7 +135,7 @@ def sums(
 @pytest.mark.parametrize("name", AGGREGATION)
 @example(case=RICH, width=4, weighted=True, scaled=True)
 @given(case=cases, width=widths, weighted=st.booleans(), scaled=st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_sums_are_those_of_the_dense_matrix(name: str, case: Case, width: int, weighted: bool, scaled: bool) -> None:
     lists = case.lists
     # Each pair of types is a compiled version more, and seconds: of wide ids one is enough.
@@ -175,7 +175,7 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
 @pytest.mark.parametrize("name", AGGREGATION)
 @example(case=RICH, width=4, nan=True)
 @given(case=cases, width=widths, nan=st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_maxima_and_their_ties_are_those_of_the_whole_graph(name: str, case: Case, width: int, nan: bool) -> None:
     V = case.lists.num_src
     x, grad = case.rand(V, width, salt=1).round(), case.rand(V, width, salt=2)
@@ -239,7 +239,7 @@ def attention(
 
 @example(case=RICH, width=4, dropout=0.4)
 @given(case=cases, width=widths, dropout=st.sampled_from([0.0, 0.4]))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: float) -> None:
     """With dropout too: the whole graph's numbers of edges decide, wherever an edge lies."""
     V, rule = case.lists.num_src, AttentionRule(0.2, dropout, case.seed)
@@ -405,7 +405,7 @@ def test_taken_rows_lie_in_the_arena() -> None:
 
 
 @given(V=st.integers(0, 40), shape=st.sampled_from([(1,), (2,), (7,), (3, 5)]), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_dropout_follows_the_names_of_rows(V: int, shape: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.standard_normal((V, *shape)))

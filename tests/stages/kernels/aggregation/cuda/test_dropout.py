@@ -31,7 +31,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 @example((3,), torch.float64, 2**64 - 1, 0.3)
 @example((5, 601), torch.float32, 2**63 - 1, 0.3)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), DTYPES, KEYS, CHANCES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_same_bits_as_the_cpu(shape: tuple[int, ...], dtype: torch.dtype, key: int, p: float) -> None:
     x = random(shape, dtype)
     got = CUDA.scale_kept(x.to(DEVICE), key, p)

@@ -30,7 +30,7 @@ def assert_same(graph: Graph, rows: int, keys: np.ndarray, s: int, poisson: bool
         assert np.array_equal(a.indices, b.indices)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from([0, 1, 4, 5, 6, 63, 64, 65, 128, 255, 256, 257, 400, 1500]), min_size=1, max_size=8),
     st.sampled_from([1, 3, 5, 64, 200]),

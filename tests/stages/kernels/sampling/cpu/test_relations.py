@@ -39,7 +39,7 @@ def drawn(sampler, graph, kernel, k, num_threads=1, seed=0):
     return [m for bulk in bulks for m in bulk.minibatches]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(typed_graphs(), st.data())
 def test_same_minibatches_for_any_kernel_threads_and_bulk_size_with_true_edges(graph, data):
     relations = {",".join(r): data.draw(st.tuples(numbers | st.just(0), numbers)) for r in graph.types.relations[:2]}
