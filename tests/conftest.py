@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 gc.set_threshold(20_000, 50, 100)
 
 # Neither a busy machine nor a kernel's first compilation is a failure. Each run draws other examples.
-settings.register_profile("millrace", deadline=None, max_examples=50)
+settings.register_profile("millrace", deadline=None, max_examples=30)
 settings.load_profile("millrace")
 
 WHOLE_RUNS = Path(__file__).with_name("whole_runs")

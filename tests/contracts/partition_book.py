@@ -23,7 +23,7 @@ class PartitionBookTests:
         raise AssertionError("a subclass makes the book")
 
     # The contract is one test for several classes on purpose.
-    @settings(deadline=None, max_examples=35, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
     @given(SIZES, st.integers(0, 1000))
     def test_agrees_with_the_list_of_owners(self, sizes, seed):
         book, owners = self.make(sizes, seed)

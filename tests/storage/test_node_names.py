@@ -12,7 +12,7 @@ from millrace.storage.node_names import NodeNames
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=8)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(TEXTS, st.randoms())
 def test_names_are_the_list_that_they_were_made_from(texts, random):
     names = NodeNames.of(texts).check()

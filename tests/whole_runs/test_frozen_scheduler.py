@@ -48,7 +48,6 @@ class Cell:
 FEW = [
     Cell("bulk", False, None),
     Cell("bulk", True, "TERM"),
-    Cell("grappa", True, None),
 ]
 ALL = [Cell(system, own, sig) for system in SYSTEMS for own in (False, True) for sig in (None, "INT", "TERM")]
 

@@ -376,7 +376,7 @@ def test_all_splits_are_evaluated_in_one_pass(monkeypatch, multilabel):
         evaluate(model, dataset, degree_of(graph), ("vall",))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(1, 8), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_micro_f1_equals_scikit_learns(n, c, random):
     logits = torch.tensor([[random.uniform(-1, 1) for _ in range(c)] for _ in range(n)])

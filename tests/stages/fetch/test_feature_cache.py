@@ -52,7 +52,7 @@ def check_ids(ids: np.ndarray) -> list[int]:
 SAMPLES = st.lists(st.lists(st.integers(0, 11), unique=True), max_size=8)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     samples=SAMPLES,
     count=st.integers(0, 13),

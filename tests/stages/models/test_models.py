@@ -181,7 +181,7 @@ ONE_LAYER = [
     first=st.booleans(),
     activation=st.sampled_from(["none", "relu", "elu"]),
 )
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=50)
 def test_either_order_equals_the_dense_formula_on_any_block(
     case: tuple[Block, Tensor], config: ModelConfig, first: bool, activation: str
 ) -> None:

@@ -46,7 +46,7 @@ class TestReference(WholeGraph):
 
 
 @given(case=blocks(), shape=st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int, ...]) -> None:
     block, degree = case
     neighbourhood = BlockNeighbourhood(block, degree)
@@ -68,7 +68,7 @@ def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int
 
 
 @given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(
     case: tuple[Block, Tensor], dropout: float, seed: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_sums_with_factors_and_own_rows_equal_dense(case: tuple[Block, Tensor], 
 
 
 @given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(
     case: tuple[Block, Tensor], dropout: float, seed: int
 ) -> None:

@@ -13,7 +13,7 @@ from millrace.tests.contracts.typed import typed_graphs
 from millrace.tests.stages.neighbourhood.test_relations import block_of, matrix
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(typed_graphs(), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3), st.booleans())
 def test_means_are_those_of_dense_matrices(graph, some, whole):
     types = graph.types

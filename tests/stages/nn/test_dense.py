@@ -33,7 +33,7 @@ def test_every_activation_of_the_models_is_fused() -> None:
     bias=st.booleans(),
     arena=st.booleans(),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_linear_equals_the_formula_in_any_blocks(n: int, block: int, activation: str, bias: bool, arena: bool) -> None:
     x, w, b = torch.randn(n, 5, **DOUBLE), torch.randn(3, 5, **DOUBLE), torch.randn(3, **DOUBLE)
     leaves = [x, w, b] if bias else [x, w]
@@ -49,7 +49,7 @@ def test_linear_equals_the_formula_in_any_blocks(n: int, block: int, activation:
 
 
 @given(n=st.integers(0, 20), block=st.integers(1, 9), heads=st.integers(1, 3), activation=st.sampled_from(FUSED))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_per_head_equals_the_formula_in_any_blocks(n: int, block: int, heads: int, activation: str) -> None:
     x, w, b = torch.randn(n, heads, 5, **DOUBLE), torch.randn(heads, 2, 5, **DOUBLE), torch.randn(2 * heads, **DOUBLE)
     with pytest.MonkeyPatch.context() as patch:

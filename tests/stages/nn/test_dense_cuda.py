@@ -80,7 +80,7 @@ def test_per_head_equals_the_formula_whatever_needs_a_gradient(n: int, heads: in
 
 @example(n=0, activation="relu", needed=(True, True))
 @given(n=st.integers(0, 20), activation=ACTIVATION, needed=st.tuples(st.booleans(), st.booleans()))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_activate_equals_the_formula(n: int, activation: str, needed: tuple[bool, bool]) -> None:
     def call(x: Tensor, b: Tensor) -> Tensor:
         return Activate.apply(x, b, activation)  # pyright: ignore[reportReturnType]

@@ -27,7 +27,7 @@ def neighbours(graph: Graph, v: int) -> list[int]:
     return [u for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist() if u != v]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(graph=graphs(), most=st.integers(1, 30), data=st.data())
 def test_clusters_are_those_of_a_plain_loop(graph: Graph, most: int, data: st.DataObject) -> None:
     n = graph.num_nodes
@@ -51,7 +51,7 @@ def test_clusters_are_those_of_a_plain_loop(graph: Graph, most: int, data: st.Da
         assert (got.tolist(), loads.tolist(), count.any()) == (label, load, False)
 
 
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 @given(graph=graphs(), room=st.integers(1, 12), data=st.data())
 def test_edges_between_clusters_are_thinned_evenly(graph: Graph, room: int, data: st.DataObject) -> None:
     n = graph.num_nodes
@@ -67,7 +67,7 @@ def test_edges_between_clusters_are_thinned_evenly(graph: Graph, room: int, data
     assert keys[: state[2]].tolist() == between[each - 1 :: each]
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=50)
 @given(
     graph=graphs(), parts=st.integers(1, 4), two=st.booleans(), loss=st.sampled_from([0.0, 0.5, 1.0]), data=st.data()
 )

@@ -98,7 +98,7 @@ def test_each_node_in_one_part_each_edge_kept_halo_exact(method, graph, parts, s
 
 
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graph=graphs(), parts=st.integers(1, 6), data=st.data())
 def test_quality_equals_a_count_by_hand(method, graph, parts, data):
     train = np.array(

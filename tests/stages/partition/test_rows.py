@@ -25,7 +25,7 @@ def stored(graph: Graph, folder) -> StoredGraph:
     return open_stored(folder).graph
 
 
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 @given(graph=graphs(), most_rows=st.integers(1, 9), most_edges=st.integers(1, 9))
 def test_every_row_comes_once_and_few_edges_at_a_time(graph: Graph, most_rows: int, most_edges: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

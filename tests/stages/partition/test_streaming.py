@@ -57,7 +57,7 @@ def by_hand(method: Ldg | Fennel, graph: Graph, parts: int) -> list[int]:
 @example(graph=sbm(60, 3, 6), parts=4, method=Fennel(slack=1.0))
 @example(graph=sbm(60, 3, 6), parts=4, method=Ldg(passes=3))
 @example(graph=from_edges([0, 0], [1, 1], 3), parts=9, method=Fennel())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_each_node_goes_where_the_formula_says(graph: Graph, parts: int, method: Ldg | Fennel) -> None:
     book = method.assign(graph, parts, 0)
     assert book.part(np.arange(graph.num_nodes)).tolist() == by_hand(method, graph, parts)

@@ -39,7 +39,7 @@ def test_other_schedules() -> None:
     reshuffle_fraction=st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0]),
     rotation=st.sampled_from(SWEEPS), t=st.integers(0, 5),
 )  # fmt: skip
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_every_chunk_has_one_rank(
     seed: int, ranks: int, per_rank: int, reshuffle_fraction: float, rotation: Any, t: int
 ) -> None:

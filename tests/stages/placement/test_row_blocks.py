@@ -94,7 +94,7 @@ def assert_same_graph(got: Graph, want: Graph) -> None:
         assert same_bits(getattr(got, name), getattr(want, name)), name
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_rows_of_a_part_are_the_whole_graphs(data: st.DataObject) -> None:
     """Isolated nodes, loops, multi-edges, one node, no edges; empty parts and parts of one node."""

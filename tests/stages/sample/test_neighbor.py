@@ -68,7 +68,7 @@ def digests(graph, plan, sampler, kernel, epoch=0):
     ]
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs(), fanouts, st.integers(1, 9), st.integers(0, 2**40), st.data())
 def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, batch_size, seed, data):
     sampler = data.draw(samplers(fanout, graph))
@@ -87,7 +87,7 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, ba
     assert all(s == seen[0] for s in seen)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs(), fanouts, st.integers(0, 2**32))
 def test_every_row_holds_distinct_true_edges_in_the_right_number(graph, fanout, seed):
     seeds = np.arange(0, graph.num_nodes, 2, dtype=np.int64)

@@ -135,7 +135,7 @@ def grids() -> dict[tuple[int, int], list[dict[str, Any]]]:
     return {grid: [r for rank in ranks for r in rank if r["grid"] == grid] for grid in GRIDS}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graph=st.deferred(lambda: graphs), data=st.data())
 def test_one_rank_that_owns_all_rows_draws_what_the_serial_samplers_draw(graph: Graph, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -477,7 +477,7 @@ def test_a_rank_that_dies_in_mid_bulk_is_told_at_once(tmp_path: Path) -> None:
 # The kernels, beside NumPy.
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from([np.int32, np.int64]), st.integers(0, 2**31 - 4000))
 def test_numbering_is_first_come_first_served_and_ascending_within_a_hop(
     data: st.DataObject, dtype: Any, base: int
@@ -554,7 +554,7 @@ def check_drawn(drawn: Drawn, samples: list[Any], graph: Graph, first_edge: int,
         assert (drawn.positions + first_edge).tolist() == positions
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.data(),
     blocks(),
@@ -595,7 +595,7 @@ def test_rows_of_a_block_agree_on_sources_as_in_the_whole_graph(
     check_drawn(drawn, reference.labor(graph, seeds, keys, (fanout,), poisson=poisson), graph, first_edge, True)
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), blocks(), st.sampled_from([np.int32, np.int64]))
 def test_edges_between_nodes_are_extracted_in_the_order_of_rows(
     data: st.DataObject, cut: tuple[Graph, Graph, int, int], dtype: Any
@@ -634,7 +634,7 @@ def rates_of(graph: Graph, block: Graph) -> Rates:
     )
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), blocks())
 def test_a_dart_lands_in_the_term_that_covers_it(data: st.DataObject, cut: tuple[Graph, Graph, int, int]) -> None:
     graph, block, first, _ = cut
@@ -653,7 +653,7 @@ def test_a_dart_lands_in_the_term_that_covers_it(data: st.DataObject, cut: tuple
     assert found.dtype == dtype and found.tolist() == wanted
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), blocks())
 def test_partial_sums_are_those_of_the_rows(data: st.DataObject, cut: tuple[Graph, Graph, int, int]) -> None:
     graph, block, first, _ = cut

@@ -45,7 +45,7 @@ def edges(data: Dataset, old: np.ndarray) -> list[tuple[int, int, float, int]]:
     return sorted(zip(*(c.tolist() for c in columns)))
 
 
-@settings(max_examples=35)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_same_graph_under_other_numbers(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 9))

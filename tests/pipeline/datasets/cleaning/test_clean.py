@@ -89,7 +89,7 @@ def test_edges_equal_the_model(edges, direction, duplicates, self_loops):
     assert all((np.diff(graph.indices[a:b]) >= 0).all() for a, b in zip(graph.indptr, graph.indptr[1:]))
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(edge_lists(), st.sampled_from(["merge", "keep"]))
 def test_symmetric_input_is_recognised_and_only_then(edges, duplicates):
     num_nodes, ends, weights = edges
@@ -109,7 +109,7 @@ def test_symmetric_input_is_recognised_and_only_then(edges, duplicates):
         assert any("a test says so" in n for n in notes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(edge_lists())
 def test_making_symmetric_twice_changes_nothing(edges):
     options = ReadOptions(direction="undirected", duplicates="keep")

@@ -9,7 +9,7 @@ from millrace.pipeline.datasets.cleaning.edges import clean_edges
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(1, 6), st.booleans())
 @pytest.mark.parametrize("direction", ["directed", "reverse", "undirected"])
 @pytest.mark.parametrize("duplicates", ["merge", "keep"])

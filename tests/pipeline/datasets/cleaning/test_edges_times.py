@@ -25,7 +25,7 @@ def events(graph):
     )
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(1, 5))
 @pytest.mark.parametrize("direction", ["directed", "reverse", "undirected"])
 def test_events_are_kept_and_a_reverse_has_the_time_of_its_edge(direction, data, nodes):

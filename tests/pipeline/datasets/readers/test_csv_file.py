@@ -31,7 +31,7 @@ def in_blocks(path, block, monkeypatch=None):
     return pa.concat_tables([seen[-1].empty_table(), *tables]), len(tables), len(seen)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(VALUES), min_size=2, max_size=2), max_size=12), st.integers(0, 8))
 def test_types_are_those_of_the_whole_file(tmp_path_factory, rows, ones):
     path = tmp_path_factory.mktemp("csv") / "t.csv"

@@ -40,7 +40,7 @@ lists_of = st.builds(
 
 
 @given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_cpu_equals_reference(lists: InLists, width: int, dropout: float) -> None:
     got, want = (results(aggregation_backend(name), lists, width, torch.float64, dropout) for name in AGGREGATION)
     for a, b in zip(got, want, strict=True):
@@ -93,7 +93,7 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(lists=lists_of, parts=st.integers(1, 9), width=st.integers(1, 3))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_parts_cover_all_rows_in_order(lists: InLists, parts: int, width: int) -> None:
     set_num_threads(parts)
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def test_parts_are_balanced_by_edges() -> None:
 
 
 @given(lists=lists_of)
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=25)
 def test_transpose(lists: InLists) -> None:
     t = lists.transposed
     edges = [(int(lists.indices[e]), int(v), e) for e, v in enumerate(lists.rows)]

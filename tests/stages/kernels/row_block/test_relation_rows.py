@@ -8,7 +8,7 @@ from millrace.storage.graph import Graph
 from tests.contracts.typed import typed_graphs
 
 
-@settings(max_examples=35)
+@settings(max_examples=25)
 @given(typed_graphs())
 def test_each_row_has_the_edges_of_its_relation(graph: Graph) -> None:
     relations, types = RelationRows.of(graph), graph.types

@@ -75,7 +75,7 @@ def test_slots_hold_masses_in_proportion_to_weights(row: list[float]) -> None:
     assert all(w[slot >> 32] > 0 for slot in table.slots.tolist())
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(weights, max_size=6), st.integers(1, 3))
 def test_compiled_tables_are_those_of_the_reference(rows: list[list[float]], count: int) -> None:
     threads.set_num_threads(count)

@@ -25,7 +25,7 @@ def test_scaled_is_a_product_rounded_once():
     assert scaled(weight, np.empty(0, np.int64), np.zeros(3, np.int64), np.ones(3)).shape == (0,)
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     graph=graphs(12, 60).filter(lambda g: g.num_nodes > 0),
     fanout=st.lists(st.sampled_from([-1, 1, 3, 70]), min_size=1, max_size=3).map(tuple),

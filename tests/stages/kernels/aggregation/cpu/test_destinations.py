@@ -36,7 +36,7 @@ def lists(graph: Graph, dst: np.ndarray, held: np.ndarray, real=np.float64, loop
     return kernels.flatten(graph.indptr, graph.indices, place, dst, **args, real=real, loops=loops)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=blocks(), kind=st.integers(0, 3), half=st.booleans(), seed=st.integers(0, 5))
 def test_sums(case, kind, half, seed):
     graph, dst, held = case
@@ -67,7 +67,7 @@ def test_sums(case, kind, half, seed):
         np.testing.assert_allclose(out[i], want, rtol=1e-5 if half else 1e-12, atol=1e-5 if half else 1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=blocks(), nan=st.booleans())
 def test_maxima(case, nan):
     graph, dst, held = case
@@ -85,7 +85,7 @@ def test_maxima(case, nan):
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("real", [np.float64, np.float32])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=blocks(), shift=st.sampled_from([0.0, 300.0]))
 def test_attention(apart, real, case, shift):
     """Large logits do not overflow."""

@@ -7,7 +7,7 @@ from millrace.stages.kernels.aggregation.cpu.numbering import new_table, number_
 from millrace.tests.stages.kernels.aggregation.cpu.test_destinations import blocks
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=blocks())
 def test_destinations_come_first_and_the_others_ascend(case):
     graph, dst, _ = case

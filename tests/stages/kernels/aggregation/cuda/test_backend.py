@@ -153,7 +153,7 @@ def test_large_logits_stay_finite() -> None:
 
 
 @given(lists=lists_of)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_transposed_lists_are_those_of_the_host(lists: InLists) -> None:
     device = torch.device(DEVICE)
     back, edge = lists.on(device).transposed
@@ -164,7 +164,7 @@ def test_transposed_lists_are_those_of_the_host(lists: InLists) -> None:
 
 
 @given(lists=lists_of.filter(lambda lists: lists.num_dst) | st.just(hub(3, 4, 133)))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_pieces_are_the_edges_that_the_first_chunk_left(lists: InLists) -> None:
     there = lists.on(torch.device(DEVICE))
     walked = [set(range(a, min(a + 3, b))) for a, b in zip(there.begin.tolist(), there.end.tolist())]

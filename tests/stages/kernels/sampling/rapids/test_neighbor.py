@@ -36,7 +36,7 @@ def request(graph: Graph, seed: int, k: int = 2) -> BulkRequest:
     return BulkRequest(seed, 0, 0, 0, tuple(nodes[i::k] for i in range(k) if len(nodes[i::k])))
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs(), st.sampled_from(["new", "all"]), st.integers(1, 3))
 def test_whole_neighbourhoods_are_those_of_the_cpu(graph, expand, hops):
     with pytest.MonkeyPatch.context() as m:
@@ -69,7 +69,7 @@ def together(calls):
         return [f.result(30) for f in [pool.submit(c) for c in calls]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graphs(), st.sampled_from(["new", "all"]), st.integers(1, 4), st.data())
 def test_a_graph_on_several_gpus_is_the_whole_graph_to_each(graph, expand, size, data):
     nodes = np.arange(graph.num_nodes)
@@ -119,7 +119,7 @@ def test_a_process_that_calls_alone_is_not_answered(monkeypatch):
         together([partial(process, rank) for rank in range(2)])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     graphs(),
     st.lists(st.sampled_from([-1, 1, 2, 3, 7]), min_size=1, max_size=3).map(tuple),
