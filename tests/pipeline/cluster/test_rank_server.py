@@ -161,7 +161,11 @@ def test_a_server_ends_with_its_driver_and_removes_its_folder() -> None:
     ) as driver:
         assert driver.stdout is not None and driver.stdout.readline() == "begun\n"
         (server,) = psutil.Process(driver.pid).children()
-        folder = Path(server.cmdline()[-1])
+        until = time.monotonic() + 60
+        # Between its fork and its program a process has no words.
+        while not (words := server.cmdline()) and time.monotonic() < until:
+            time.sleep(0.01)
+        folder = Path(words[-1])
         assert folder.is_dir()
         driver.kill()
     until_gone(server.pid)
