@@ -1,7 +1,7 @@
 """Two checkouts of Millrace in turns, in processor time: what a change does to the speed of sampling and of an epoch.
 
-    git worktree add /tmp/before/millrace COMMIT
-    python benchmarks/checkouts.py /tmp/before/millrace --work sampling,epoch --pairs 12
+    git worktree add ../before/millrace COMMIT
+    python benchmarks/checkouts.py ../before/millrace --work sampling,epoch --pairs 12
 
 Both are loaded, each in a process of its own, and one works while the other waits; every other pair runs backwards.
 Times are those of the process's threads (`time.process_time`), which other work on the machine changes little. The

@@ -44,7 +44,10 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {f"millrace/{p.relative_to(ROOT).as_posix()}" for layer in LAYERS for p in (ROOT / layer).rglob("*.py")}
-    page = {f"millrace/pipeline/report/{name}" for name in ("page.css", "page.html", "stages.html", "stores.html")}
+    page = {
+        f"millrace/pipeline/report/{name}"
+        for name in ("head.html", "page.css", "page.html", "stages.html", "stores.html")
+    }
     assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py", "millrace/py.typed"}
 
 

@@ -100,8 +100,8 @@ class _CommandLog(OnCluster):
         """See `OnCluster`."""
         from .publisher import show
 
-        about = {"client": client.id, **self._about}
-        with show(client, about, f"{self._about['command']}-{uuid.uuid4().hex[:8]}", self._emit) as self._page:
+        about, name = {"client": client.id, **self._about}, f"{self._about['command']}-{uuid.uuid4().hex[:8]}"
+        with show(client, lambda: about, name, self._emit, "this command") as self._page:
             try:
                 yield
             finally:

@@ -4,7 +4,7 @@ run."""
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -38,27 +38,25 @@ END_S = 2.0
 
 def show_run(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> AbstractContextManager[Emit]:
     """`show` a run, in the folder `out`."""
-    return show(client, partial(_about, client, prepared, out), run, emit)
+    return show(client, partial(_about, client, prepared, out), run, emit, "this run")
 
 
 @contextmanager
-def show(
-    client: Client, about: Mapping[str, Any] | Callable[[], dict[str, Any]], run: str, emit: Emit
-) -> Iterator[Emit]:
+def show(client: Client, about: Callable[[], dict[str, Any]], run: str, emit: Emit, what: str) -> Iterator[Emit]:
     """Show a run or a command on the dashboard, if possible, while the block runs.
 
     Args:
         client: the cluster's client.
-        about: what it is, see `history.RunState`; or a function that says so.
+        about: returns what it is, see `history.RunState`; called if there is a page.
         run: its name; that of a run is in its ranks' messages.
         emit: called with a note with the page's address, or the reason why there is none, and with all events of the
             block.
+        what: it, in the words of that note.
 
     Yields:
         Function to call with the run's events.
     """
     heard = None
-    what = "this run" if callable(about) else "this command"
     try:
         from .plugin import NO_DASHBOARD, PAGE, TOPIC
 
@@ -71,7 +69,7 @@ def show(
             address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
             emit(Note(f"{what}: {address}?token={token}"))
             heard = _Publisher(client, TOPIC, run, emit)
-            heard.tell(about=about() if callable(about) else dict(about))
+            heard.tell(about=about())
     except Exception as e:
         emit(_no_page(what, f"{type(e).__name__}: {e}"))
     if heard is None:

@@ -34,7 +34,7 @@ class StageRow:
 
 @dataclass
 class StoreRecord:
-    """What a command has left."""
+    """Stages, memory and bytes of a command that made a store, and how it ended."""
 
     path: Path
     """The store."""
@@ -42,7 +42,7 @@ class StoreRecord:
     dataset: str = ""
     starts: int = 0
     seconds: float = 0.0
-    """Of all starts."""
+    """Seconds of all starts together."""
     peak: int = 0
     read: int = 0
     written: int = 0
@@ -62,7 +62,7 @@ class StoreRecord:
 
     @property
     def findings(self) -> list[str]:
-        """Where most of the time went."""
+        """Sentence that names the stage with most of the time; none without stages."""
         if not self.stages or self.seconds <= 0:
             return []
         most = max(self.stages, key=lambda s: s.seconds)
@@ -108,7 +108,7 @@ def records_behind(dataset: str, most: int = 8) -> list[StoreRecord]:
     """Records of the commands that made a run's dataset, the first one first."""
     found: list[StoreRecord] = []
     path = Path(dataset)
-    while len(found) < most and is_recorded(path):
+    while len(found) < most and is_recorded(path) and path not in (r.path for r in found):
         found.insert(0, read_record(path))
         path = Path(found[0].dataset)
     return found

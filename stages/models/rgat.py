@@ -85,8 +85,8 @@ class RGAT(RelationalConfig):
     slope: float = 0.2
     """Slope of the leaky ReLU below zero."""
     edge_width: int = -1
-    """Whether logits read the features of edges, with the columns that each relation has: -1 if any edges have them, 0
-    not. A run writes the widest relation's number here."""
+    """Columns of the features of edges that logits read: -1 for those that each relation has, 0 for none. A run writes
+    the widest relation's number here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -139,7 +139,8 @@ def _main(writing: int, sent: str) -> None:
     """Process that `_apart` starts. If memory is short the system ends it, rather than the process that waits for it,
     and it ends with that."""
     parts, seed, shapes, parent = json.loads(sent)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    with suppress(AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit(1)
     with suppress(OSError):

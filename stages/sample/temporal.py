@@ -36,7 +36,7 @@ class TimedGraph:
     order: IdArray
     """int64 [E], position of each edge in the graph that this was made of."""
     relations: RelationRows | None = None
-    """Of a graph with types, whose nodes have a row for each relation into their type; None: a row is a node."""
+    """Rows of a graph with types, one for each node and relation into its type; None: a row is a node."""
     timeless: frozenset[int] = frozenset()
     """Relations whose edges have been there always."""
 

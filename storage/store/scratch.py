@@ -38,7 +38,7 @@ class InFiles:
     """Makes arrays that map unnamed files. See `Empty`."""
 
     folder: Path
-    """Where the files are; not a file system in memory."""
+    """Folder of the files; not in a file system that is in memory."""
 
     def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Raises RunError if the disk is full."""

@@ -114,8 +114,8 @@ def test_events_go_to_the_page_of_a_cluster_while_it_lives(tmp_path, monkeypatch
     shown, printed, about = [], [], {}
 
     @contextmanager
-    def show(client, described, run, emit):
-        about.update(described, run=run)
+    def show(client, described, run, emit, what):
+        about.update(described(), run=run, what=what)
         yield lambda event: (shown.append(event), emit(event))
 
     monkeypatch.setattr(publisher, "show", show)
@@ -130,7 +130,7 @@ def test_events_go_to_the_page_of_a_cluster_while_it_lives(tmp_path, monkeypatch
             work(emit)
         emit(Note("after"))
     assert len(shown) == 6 and len(printed) == 8
-    assert about.pop("run").startswith("partition-")
+    assert about.pop("run").startswith("partition-") and about.pop("what") == "this command"
     assert about == {"client": "c", "command": "partition", "dataset": "store", "out": str(tmp_path / "parts")}
 
 
