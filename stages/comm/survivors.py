@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -16,6 +17,8 @@ from .base import Group, Overlap, Swap, nothing
 ORDER_S = 15.0
 """Time within which the process that starts the ranks reports who is left, after the others have noticed a loss."""
 POLL_S = 0.02
+WAIT = timedelta(minutes=5)
+"""Longest wait for a key where torch sets no other."""
 
 Meet = Callable[[Store, int, int], "Closing"]
 """Makes a group from a store that no other group has used, this rank's place in it, and the number of ranks."""
@@ -124,7 +127,7 @@ class Survivors:
         return self._group
 
     def _place(self) -> Store:
-        return PrefixStore(f"meeting/{self._order}", self._store)
+        return _Meeting(self._store, self._order)
 
     def _sum(self, flat: Tensor, kind: str, add: Callable[[], object]) -> None:
         if not self.bears:
@@ -174,10 +177,10 @@ class Survivors:
         members: tuple[int, ...] = ()
         while True:
             before = self._order
-            while self._store.check([f"members/{self._order + 1}"]):
+            while self._store.check([_members(self._order + 1)]):
                 self._order += 1
             if self._order > before:
-                members = tuple(json.loads(self._store.get(f"members/{self._order}")))
+                members = tuple(json.loads(self._store.get(_members(self._order))))
                 if self.rank not in members:
                     raise lost
                 self._store.set(f"here/{self._order}/{self.rank}", "")
@@ -186,6 +189,42 @@ class Survivors:
             if not members and time.monotonic() > until:
                 raise lost
             time.sleep(POLL_S)
+
+
+class _Meeting(Store):
+    """The store in which ranks meet by an order. It ends the wait for a rank's address when a newer order is there: the
+    rank may have died on its way, and gloo would wait for as long as for a sum."""
+
+    def __init__(self, store: Store, order: int) -> None:
+        super().__init__()
+        self._store, self._of_all = PrefixStore(f"meeting/{order}", store), store
+        self._newer = _members(order + 1)
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta = WAIT) -> None:
+        until = time.monotonic() + timeout.total_seconds()
+        while not self._store.check(keys):
+            if self._of_all.check([self._newer]):
+                raise RuntimeError("one of those who were to meet is gone")
+            if time.monotonic() > until:
+                raise RuntimeError(f"timed out: no {' or '.join(keys)}")
+            time.sleep(POLL_S)
+
+
+def _members(order: int) -> str:
+    return f"members/{order}"
 
 
 def here(order: int, members: Sequence[int]) -> list[str]:

@@ -15,6 +15,8 @@ from millrace.stages.comm.survivors import Survivors
 from millrace.storage.errors import PeerLostError
 from millrace.storage.ledger import Ledger
 
+TIMEOUT_S = 50.0
+
 
 class DeadError(Exception):
     """This rank counts as a process that is gone."""
@@ -55,7 +57,7 @@ class ThreadedRanks:
     def join(self, rank: int) -> Survivors:
         def meet(store: Any, place: int, size: int) -> Line:
             self.at_meeting(rank, size)
-            self.lines[rank] = Line(store, place, size, self.ledgers[rank], host="127.0.0.1", timeout_s=2)
+            self.lines[rank] = Line(store, place, size, self.ledgers[rank], host="127.0.0.1", timeout_s=TIMEOUT_S)
             return self.lines[rank]
 
         group = Survivors(self.store, rank, self.size, meet)
