@@ -287,7 +287,7 @@ class Reaper:
 
 CLUSTERED = {
     **TABLE, "epochs": 2 * LONG, "grappa": {"repartition_every": LONG},
-    "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": 10},
+    "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": LONG},  # validation needs all ranks
     "model": {"hidden": 8, "layers": 2}, "checkpoint": {"every_s": 1000.0},
 }  # fmt: skip
 DATASET = f"sbm:nodes=400,classes=3,degree=6,features={F},train=0.4"
