@@ -100,7 +100,11 @@ class Gloo:
             self._group: Any = backend(store, rank, size, options)
             # Connected to all is not yet connected by all: a rank that ends at once must not disturb the meeting of the
             # others.
-            self._group.barrier().wait()
+            try:
+                self._group.barrier().wait()
+            except RuntimeError:
+                self._group.shutdown()  # the frames of the error would keep the connections
+                raise
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Gloo":
         """See `Group.sub`."""

@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -17,8 +18,6 @@ from .base import Group, Overlap, Swap, nothing
 ORDER_S = 15.0
 """Time within which the process that starts the ranks reports who is left, after the others have noticed a loss."""
 POLL_S = 0.02
-WAIT = timedelta(minutes=5)
-"""Longest wait for a key where torch sets no other."""
 
 Meet = Callable[[Store, int, int], "Closing"]
 """Makes a group from a store that no other group has used, this rank's place in it, and the number of ranks."""
@@ -72,7 +71,7 @@ class Survivors:
         """Completed sums while `bears` was set."""
         self._last = torch.empty(0), "control"
         """Result of the last of them, and its kind."""
-        self._group = meet(self._place(), rank, size)
+        self._group = self._met(rank, size)
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
@@ -126,8 +125,32 @@ class Survivors:
         assert len(self.present) == self.size, f"only ranks {self.present} of {self.size} are left, and this needs all"
         return self._group
 
-    def _place(self) -> Store:
-        return _Meeting(self._store, self._order)
+    def _met(self, place: int, size: int) -> Closing:
+        """The group of the newest order, which a newer one gives up: gloo may wait for a rank that dies on its way for
+        as long as for a sum, and cannot be interrupted."""
+        # On its own connection, since a wait for peers blocks the other one.
+        store = PrefixStore(f"meeting/{self._order}", self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]
+        met = Future[Closing]()
+
+        def meet() -> None:
+            try:
+                group = self._meet(store, place, size)
+            except BaseException as e:
+                if met.set_running_or_notify_cancel():
+                    met.set_exception(e)
+            else:
+                if met.set_running_or_notify_cancel():
+                    met.set_result(group)
+                else:
+                    group.close()
+
+        Thread(target=meet, daemon=True).start()
+        while True:
+            try:
+                return met.result(timeout=POLL_S)
+            except TimeoutError:
+                if self._store.check([_members(self._order + 1)]) and met.cancel():
+                    raise PeerLostError(f"a rank that rank {self.rank} was to meet is gone") from None
 
     def _sum(self, flat: Tensor, kind: str, add: Callable[[], object]) -> None:
         if not self.bears:
@@ -156,7 +179,7 @@ class Survivors:
             members = self._ordered(lost)
             place = members.index(self.rank)
             try:
-                self._group = self._meet(self._place(), place, len(members))
+                self._group = self._met(place, len(members))
                 done = torch.zeros(len(members), dtype=torch.int64)
                 done[place] = self._sums
                 self._group.all_reduce(done, "control")
@@ -188,38 +211,6 @@ class Survivors:
                 return members
             if not members and time.monotonic() > until:
                 raise lost
-            time.sleep(POLL_S)
-
-
-class _Meeting(Store):
-    """The store in which ranks meet by an order. It ends the wait for a rank's address when a newer order is there: the
-    rank may have died on its way, and gloo would wait for as long as for a sum."""
-
-    def __init__(self, store: Store, order: int) -> None:
-        super().__init__()
-        self._store, self._of_all = PrefixStore(f"meeting/{order}", store), store
-        self._newer = _members(order + 1)
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._store.get(key)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(key, value)
-
-    def wait(self, keys: list[str], timeout: timedelta = WAIT) -> None:
-        until = time.monotonic() + timeout.total_seconds()
-        while not self._store.check(keys):
-            if self._of_all.check([self._newer]):
-                raise RuntimeError("one of those who were to meet is gone")
-            if time.monotonic() > until:
-                raise RuntimeError(f"timed out: no {' or '.join(keys)}")
             time.sleep(POLL_S)
 
 

@@ -52,11 +52,11 @@ class ThreadedRanks:
         self.ledgers = [Ledger() for _ in range(size)]
         self.lock = threading.Lock()
         self.orders = 0
-        self.at_meeting: Callable[[int, int], None] = lambda rank, size: None
+        self.at_meeting: Callable[[int, int, Any], None] = lambda rank, size, store: None
 
     def join(self, rank: int) -> Survivors:
         def meet(store: Any, place: int, size: int) -> Line:
-            self.at_meeting(rank, size)
+            self.at_meeting(rank, size, store)
             self.lines[rank] = Line(store, place, size, self.ledgers[rank], host="127.0.0.1", timeout_s=TIMEOUT_S)
             return self.lines[rank]
 

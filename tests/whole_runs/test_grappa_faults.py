@@ -323,9 +323,11 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
     )
     result = mr.run(DATASET, out=out, resume=True, emit=reaper, config=config)
     assert len(reaper.epochs) == 2 * LONG
-    assert [(r["rank"], r["phase"]) for r in result.lost] == [(2, 0), (0, 0), (1, 1)]
-    for record, epoch in zip(result.lost, (1, 3, LONG + 1)):
-        assert record["epoch"] >= epoch
+    # The first two may be missing from the same step on.
+    assert sorted((r["phase"], r["rank"]) for r in result.lost) == [(0, 0), (0, 2), (1, 1)]
+    assert result.lost[-1]["phase"] == 1
+    for record in result.lost:
+        assert record["epoch"] >= {2: 1, 0: 3, 1: LONG + 1}[record["rank"]]
         assert record["epochs"] == LONG * (record["phase"] + 1) - record["epoch"]
         left_out = (
             f"its {record['seeds']} seeds, and validation, are left out until super-epoch {record['phase'] + 1} ends"

@@ -1,18 +1,23 @@
 """Sums over ranks of which some are lost: what they come to, who agrees, and what is raised."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from millrace.stages.comm import survivors
+from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.survivors import Survivors, here
 from millrace.storage.errors import PeerLostError
+from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.failing_ranks import TIMEOUT_S, DeadError, ThreadedRanks
 
 SUMS = 6
@@ -82,13 +87,43 @@ def test_ranks_die_one_after_the_other_until_one_is_left() -> None:
     assert threaded.run(rank)[3] == [1111.0, 1110.0, 1100.0, 1000.0, 1000.0, 1000.0]
 
 
-def test_a_rank_may_die_on_the_way_to_the_others() -> None:
-    """Rank 0 dies in sum 1; rank 1, when all are to meet without it. Ranks 2 and 3, which wait for its address, hear of
-    the second order at once, and meet by that."""
-    threaded = ThreadedRanks(4)
+class Deserted(dist.Store):
+    """Of a rank that gives its address and then does nothing more."""
 
-    def at_meeting(rank: int, size: int) -> None:
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.store = store
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        time.sleep(TIMEOUT_S)
+        raise DeadError
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self.get(keys[0])
+
+
+def desert(store: Deserted) -> None:
+    with suppress(PeerLostError, DeadError):
+        Gloo(store, 0, 3, Ledger(), host="127.0.0.1")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_rank_may_die_on_the_way_to_the_others(known: bool) -> None:
+    """Rank 0 dies in sum 1; rank 1, when all are to meet without it, before or after its address is known. Ranks 2 and
+    3, which wait for it, hear of the second order at once, and meet by that."""
+    threaded = ThreadedRanks(4)
+    deserted: list[Deserted] = []
+
+    def at_meeting(rank: int, size: int, store: dist.Store) -> None:
         if rank == 1 and size == 3:
+            if known:
+                deserted.append(Deserted(store))
+                threading.Thread(target=desert, args=deserted, daemon=True).start()
+                store.wait(["0/0", "0/1", "0/2"])
+                time.sleep(0.1)
             raise DeadError
 
     threaded.at_meeting = at_meeting
@@ -106,6 +141,7 @@ def test_a_rank_may_die_on_the_way_to_the_others() -> None:
     start = time.monotonic()
     assert threaded.run(rank)[2:] == [[1111.0, 1100.0, 1100.0]] * 2
     assert time.monotonic() - start < TIMEOUT_S
+    assert len(deserted) == known
 
 
 def test_a_slow_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
