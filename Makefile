@@ -47,7 +47,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 
 types: venv
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --output-format min-text --summary=none
 
 # With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once. Three on two
 # cores: they wait at times.

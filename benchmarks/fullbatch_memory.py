@@ -78,7 +78,7 @@ class Cell:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Mode of each layer."""
-        return ("halo" if self.mode == UNFUSED else self.mode,) * LAYERS  # pyright: ignore[reportReturnType]
+        return ("halo" if self.mode == UNFUSED else self.mode,) * LAYERS
 
     def module(self) -> nn.Module:
         """The model, its parameters always the same."""

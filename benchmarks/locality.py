@@ -64,7 +64,7 @@ def measured(store: Path, args: argparse.Namespace) -> dict[str, float]:
     # Kernels are compiled, and their memory is there.
     warm = next(iter(mr.sample_minibatches(data, sampler, data.split.train, **options)))
     data.features.gather(warm.nodes)
-    for array in (data.graph.indptr, data.graph.indices, data.features.rows):  # pyright: ignore[reportAttributeAccessIssue]
+    for array in (data.graph.indptr, data.graph.indices, data.features.rows):
         advise(array, DONTNEED)
         if not args.read_ahead:
             advise(array, RANDOM)

@@ -127,7 +127,7 @@ class Work:
 def opened(folder: Path, name: str, seed: int) -> mr.Dataset:
     """A dataset with the split of this seed."""
     setting = DATASETS[name]
-    options = mr.ReadOptions(**setting.read)  # pyright: ignore[reportArgumentType]
+    options = mr.ReadOptions(**setting.read)
     return mr.open_dataset(folder / f"{name}.npz", options=options, split=setting.split, seed=seed)
 
 
@@ -301,7 +301,7 @@ def table(summaries: list[dict[str, Any]]) -> str:
     ]
     for s in summaries:
         gaps = f"{s['gap_plain']:>+7.1f}{s['gap']:>+7.1f}" if "gap" in s else f"{'':>14}"
-        met = {True: "yes", False: "no"}.get(s.get("met"), "")  # pyright: ignore[reportArgumentType, reportCallIssue]
+        met = {True: "yes", False: "no"}.get(s.get("met"), "")
         auc = "" if s["auc"] is None else f"{s['auc']:.1f}"
         lines.append(
             f"{s['dataset']:<18}{s['model']:<6}{s['variant']:<11}{s['lr']:>6}{s['dropout']:>5}{s['test']:>7.1f}"

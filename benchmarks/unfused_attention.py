@@ -40,7 +40,7 @@ class Unfused(nn.Module):
             # Evaluation visits one rank after the other in every mode.
             return conv(neighbourhood, h, activation)
         z = linear(h, conv.linear.weight).view(-1, conv.heads, conv.head_width)
-        out = self._attend(neighbourhood, neighbourhood._all(z), conv)  # pyright: ignore[reportPrivateUsage]
+        out = self._attend(neighbourhood, neighbourhood._all(z), conv)
         return activate(out.flatten(1) if conv.concat else out.mean(1), conv.bias, activation)
 
     def _attend(self, neighbourhood: HaloNeighbourhood, z: Tensor, conv: GATConv) -> Tensor:

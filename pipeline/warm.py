@@ -13,7 +13,7 @@ from typing import Any
 GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
 TYPED = "hsbm:nodes=60,classes=2,degree=3,features=8"
 TIMED = "tsbm:nodes=100,days=20,degree=3,features=8"
-TINY = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "dropout": 0.5}
+TINY: dict[str, Any] = {"epochs": 1, "hidden": 8, "layers": 2, "threads": 1, "dropout": 0.5}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         InputError: there is no GPU, or no driver.
     """
     _check_has(needed, what, instead)
-    import cupy  # pyright: ignore[reportMissingImports]
+    import cupy
 
     runtime = cupy.cuda.runtime
     try:
@@ -60,7 +60,7 @@ def gpu_cluster(gpus: int) -> Iterator[Any]:
 
     Device memory is freed when the processes end, at the end of the block.
     """
-    from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    from dask_cuda import LocalCUDACluster
     from distributed import Client
 
     with (

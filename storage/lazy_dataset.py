@@ -4,7 +4,7 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 """
 
 # Fields become cached properties, which behave the same to readers.
-# pyright: reportIncompatibleVariableOverride=false
+# pyrefly: ignore-errors[bad-override]
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property

@@ -48,7 +48,8 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             InputError: the name is taken by another entry.
         """
-        name: str = entry.name  # pyright: ignore[reportAttributeAccessIssue]
+        # pyrefly: ignore[missing-attribute]
+        name: str = entry.name
         if self._entries.get(name, entry) is not entry or (name in self._deferred and name not in self._entries):
             raise InputError(f"the {self.kind} '{name}' is registered already; give this one another name")
         self._entries[name] = entry

@@ -34,7 +34,7 @@ def test_each_name_leads_somewhere(name):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="'Graf'"):
-        mr.Graf  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+        mr.Graf  # noqa: B018
 
 
 def test_a_partitioning_by_public_names(tmp_path):

@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPET = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```(\w+)\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
 CALL = re.compile(r"`(millrace [^`\n]*)`|^(millrace .*(?:\\\n.*)*)", re.MULTILINE)
 """A command in running text or in a block, with its continued lines."""
-COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
+COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands
 
 
 def shape(text: str) -> list[str]:

@@ -7,10 +7,10 @@ nodes with all in-neighbours, as in DGL's examples).
 from collections.abc import Callable
 from typing import Any
 
-import dgl  # pyright: ignore[reportMissingImports]
+import dgl
 import numpy as np
 import torch
-from dgl import nn as dglnn  # pyright: ignore[reportMissingImports]
+from dgl import nn as dglnn
 from evaluate_task import CLASSES, FEATURES, HEADS, HIDDEN, LAYERS, Evaluation, evaluate
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -19,7 +19,7 @@ def start(task: Evaluation) -> Callable[[], np.ndarray]:
     torch.manual_seed(0)
     options = {"heads": HEADS} if task.model == "gat" else {}
     model = MODELS[task.model](hidden=HIDDEN, layers=LAYERS, **options).build(FEATURES, CLASSES)
-    for i, conv in enumerate(model.convs):  # pyright: ignore
+    for i, conv in enumerate(model.convs):
         given = {name: torch.from_numpy(w) for name, w in task.weights(i).items()}
         with torch.no_grad():
             if task.model == "sage":

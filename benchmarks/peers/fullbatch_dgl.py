@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import dgl  # pyright: ignore[reportMissingImports]
+import dgl
 import torch
-from dgl import nn as dglnn  # pyright: ignore[reportMissingImports]
+from dgl import nn as dglnn
 from fullbatch_task import CLASSES, FEATURES, HEADS, HIDDEN, LR, Epoch, FullBatch, train
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from dgl import graphbolt as gb  # pyright: ignore[reportMissingImports]
+from dgl import graphbolt as gb
 
 METADATA = """
 dataset_name: graph

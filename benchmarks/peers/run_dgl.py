@@ -8,7 +8,7 @@ minibatch on (a third of them were left after ten).
 
 from collections.abc import Iterator
 
-import dgl  # pyright: ignore[reportMissingImports]
+import dgl
 import numpy as np
 import torch
 from serve import LATER, Engine, Hop, Job, reverses, serve

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import dgl  # pyright: ignore[reportMissingImports]
+import dgl
 import torch
-from dgl import nn as dglnn  # pyright: ignore[reportMissingImports]
+from dgl import nn as dglnn
 from serve import reverses
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -7,7 +7,7 @@ The whole frontier is expanded again at each hop. Ids are int64: see `run_dgl`.
 from collections.abc import Iterator
 from typing import Any
 
-import dgl  # pyright: ignore[reportMissingImports]
+import dgl
 import numpy as np
 import torch
 from serve import LATER, Engine, Hop, Job, serve

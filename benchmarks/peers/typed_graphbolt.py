@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl import graphbolt as gb  # pyright: ignore[reportMissingImports]
+from dgl import graphbolt as gb
 from serve import Engine, Hop, Job, serve
 
 Nodes = dict[str, torch.Tensor]

@@ -232,7 +232,7 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
     """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank, except for a CUDA context and
     the memory that RMM is configured to take."""
     try:
-        from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+        from dask_cuda import LocalCUDACluster
     except ImportError as e:
         raise MissingExtraError(
             f'device is "cuda", but dask-cuda cannot be imported ({e}); {INSTALL}, '

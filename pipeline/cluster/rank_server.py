@@ -94,7 +94,8 @@ def serving(*variables: Mapping[str, str]) -> Iterator[None]:
             for server in servers:
                 server.kill()
                 server.wait()
-                server.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+                # pyrefly: ignore[missing-attribute]
+                server.stdin.close()
             os.environ.pop(PLACE, None)
             if before is not None:
                 os.environ[PLACE] = before

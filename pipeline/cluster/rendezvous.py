@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ..config.schema import Cluster

@@ -139,7 +139,7 @@ def _train(
         table = without_executor(table)
     resolved = resolve(table)
     leave_compiler_out()
-    arguments = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
+    arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
     arguments |= from_code_flags(code)
     if dry:
         with Terminal() as terminal:

@@ -44,7 +44,7 @@ def sweep(
 
     grid: dict[str, Any] = dict(values_of(text) for text in overrides or [])
     table = job_table(job, {"dataset": dataset, "epochs": epochs}, [])
-    own = {} if model is None else {"model": model}
+    own: dict[str, Any] = {} if model is None else {"model": model}
     with Terminal() as terminal:
         found = run_sweep(
             grid=grid, seeds=seeds, out=expanded(out), jobs=jobs, emit=terminal, config=table, **own,

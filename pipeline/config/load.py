@@ -29,8 +29,8 @@ PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 5
 def add_sections() -> None:
     """Add a section to `Job` for each registered system. Call it again after registering a system by hand."""
     systems = SYSTEMS.available()
-    choices: Any = Literal[tuple(sorted(systems))]
-    Job.model_fields["system"].annotation = choices
+    literal: Any = Literal
+    Job.model_fields["system"].annotation = literal[tuple(sorted(systems))]
     Job.model_fields["system"].default = next(iter(SYSTEMS))
     for name, entry in sorted(systems.items()):
         Job.model_fields[name] = FieldInfo.from_annotated_attribute(entry.options, entry.options())

@@ -56,7 +56,8 @@ def make_optimizer(train: Train, parameters: Sequence[tuple[str, nn.Parameter]])
     if train.optimizer in FUSED and not {"fused", "foreach"} & options.keys() and parameters[0][1].is_cuda:
         options["fused"] = True
     try:
-        return kind(_grouped(train, parameters), lr=train.lr, **options)  # pyright: ignore[reportCallIssue]
+        # pyrefly: ignore[bad-argument-type, unexpected-keyword]
+        return kind(_grouped(train, parameters), lr=train.lr, **options)
     except (TypeError, ValueError, RuntimeError, IndexError) as e:
         raise InputError(f"train.optimizer is '{train.optimizer}', which torch refuses: {e}") from None
 

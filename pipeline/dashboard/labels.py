@@ -1,5 +1,6 @@
 """Text of the page: a run's description, progress and waits. Names chosen by users are escaped."""
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def notes(run: dict[str, Any]) -> str:
     return table(("when", "note"), rows[:8]) if rows else ""
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """An HTML table; cells are HTML."""
     left = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
     top = "".join(f"<th style='{left};color:{PALE};font-weight:normal'>{cell}</th>" for cell in head)

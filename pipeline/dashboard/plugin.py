@@ -85,6 +85,7 @@ class _Json(RequestHandler):
     def initialize(self, history: History) -> None:
         self.history = history
 
+    # pyrefly: ignore[bad-override-mutable-attribute]
     def get(self) -> None:
         """Send everything that the page shows as JSON."""
         self.set_header("Content-Type", "application/json")

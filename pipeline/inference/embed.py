@@ -82,7 +82,8 @@ class FirstLayers(nn.Module):
 
     def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
         """See `Model.forward`."""
-        return Model.forward(self, neighbourhoods, h)  # pyright: ignore[reportArgumentType]
+        # pyrefly: ignore[bad-argument-type]
+        return Model.forward(self, neighbourhoods, h)
 
 
 def embed(

@@ -121,7 +121,7 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
         MissingExtraError: DGL is not installed.
     """
     try:
-        import dgl  # pyright: ignore[reportMissingImports]
+        import dgl
     except ImportError:
         raise MissingExtraError(
             "to_dgl_blocks needs DGL, which is not installed: see https://www.dgl.ai/pages/start.html"

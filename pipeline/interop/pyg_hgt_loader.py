@@ -68,7 +68,8 @@ class HGTLoader(NeighborLoader):
         self._num_samples = np.empty((0, 0), np.int64)
         super().__init__(
             data,
-            num_samples,  # pyright: ignore[reportArgumentType]
+            # pyrefly: ignore[bad-argument-type]
+            num_samples,
             input_nodes,
             transform=transform,
             transform_sampler_output=transform_sampler_output,

@@ -189,7 +189,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self._workspaces: list[Any] = []
         try:
             super().__init__(
-                range(len(self._seeds)),  # pyright: ignore[reportArgumentType]
+                # pyrefly: ignore[bad-argument-type]
+                range(len(self._seeds)),
                 batch_size=size,
                 shuffle=self._shuffle,
                 num_workers=workers,
@@ -222,13 +223,15 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             raise InputError(f"time_attr is '{time_attr}', which '{self._type}' has not; give the seeds' by input_time")
         return arguments.moments(time_attr, self._times.of_nodes[self._seeds], len(self._seeds), "input node"), None
 
-    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    # pyrefly: ignore[bad-override]
+    def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch."""
         seed, epoch = self._epoch_seed(), self.epoch
         self.epoch += 1
         return self._minibatches(seed, epoch, self._cuts(seed, epoch))
 
-    def _get_iterator(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    # pyrefly: ignore[bad-override]
+    def _get_iterator(self) -> Iterator[Any]:
         # A DataLoader's own iterator would sample in worker processes.
         return iter(self)
 
@@ -248,7 +251,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """Do nothing: there are no worker processes."""
 
-    def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override-mutable-attribute]
+    def collate_fn(self, index: Any) -> Any:
         """Sample like `__call__`; if `filter_per_worker` is False, return PyG's `SamplerOutput`, the argument of
         `filter_fn`."""
         cut = arguments.positions(index, len(self._seeds), "index")

@@ -300,7 +300,8 @@ class ManyTypes:
             node=found.node,
             row=found.row,
             col=found.col,
-            edge=found.edge,  # pyright: ignore[reportArgumentType]
+            # pyrefly: ignore[bad-argument-type]
+            edge=found.edge,
             batch=found.batch,
             num_sampled_nodes=found.num_sampled_nodes,
             num_sampled_edges=found.num_sampled_edges,

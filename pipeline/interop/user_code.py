@@ -23,6 +23,7 @@ def pickled(module: Any) -> str:
         return (build, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments), *rest)
 
     class Pickler(cloudpickle.Pickler):
+        # pyrefly: ignore[bad-override]
         dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_with_file}, dispatch)
 
     file = io.BytesIO()

@@ -156,7 +156,7 @@ def check_cluster(job: Job) -> None:
 def _check_names(options: Mapping[str, Any]) -> None:
     """Check that dask-cuda, if it is installed, has these options, and that none of them follows from the job."""
     try:
-        from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+        from dask_cuda import LocalCUDACluster
     except ImportError:
         return
     of_dask_cuda = signature(LocalCUDACluster).parameters.values()

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 import torch
-from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore
 
 from ...stages.comm.gloo import Gloo
 from ...stages.comm.solo import Solo

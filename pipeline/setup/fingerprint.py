@@ -49,6 +49,7 @@ def fingerprint_of(
     }
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
     if "loss" in train:
+        # pyrefly: ignore[missing-attribute]
         train["loss"] = {k: v for k, v in train["loss"].items() if k not in LATER_OF_LOSS or v != LATER_OF_LOSS[k]}
     if job.train.schedule.needs_epochs:
         train["epochs"] = job.epochs

@@ -65,4 +65,5 @@ def _damage(path: Path, graph: GraphPlace) -> str | None:
 
 def open_shared(path: Path, name: str, features: str, graph: GraphPlace) -> LazyDataset:
     """Open the store returned by `share`, under the driver's name for the dataset. Arrays are read once used."""
-    return open_lazily(path, features, name=name, names=False, graph=graph)  # pyright: ignore[reportArgumentType]
+    # pyrefly: ignore[bad-argument-type]
+    return open_lazily(path, features, name=name, names=False, graph=graph)

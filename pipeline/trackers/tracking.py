@@ -103,7 +103,8 @@ class _Beside:
                     if values:
                         self._tracker.log(values, axis, at)
                 else:
-                    self._tracker.end(told[0], told[1])  # pyright: ignore[reportArgumentType]
+                    # pyrefly: ignore[bad-argument-type]
+                    self._tracker.end(told[0], told[1])
                     return
         # Whatever a library raises, also SystemExit: the run goes on.
         except BaseException as e:

@@ -158,7 +158,8 @@ def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -
     for i, neighbourhood in enumerate(neighbourhoods):
         # Layers differ in width: what one has used would lie idle beside what the next one takes.
         with reusing(Arena()):
-            h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
+            # pyrefly: ignore[not-callable]
+            h = module.layer(i, neighbourhood, h)
         give_back()
     return h
 

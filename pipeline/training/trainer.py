@@ -153,6 +153,7 @@ def train_and_evaluate(
         model=model,
         device=device,
     )
+    # pyrefly: ignore[bad-argument-type]
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
     prepared, system, rank_job = with_learned(prepared, system, rank_job)
     if device is not None:
@@ -236,7 +237,8 @@ def rank_job_of(
         minibatches_per_step=job.train.per_step(group.size),
         producer_alive=producer_alive,
         tell=lambda text: emit(Note(text)),
-        num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
+        # pyrefly: ignore[bad-argument-type]
+        num_layers=int(model.num_layers),
         folder=out,
         generation=generation,
         fingerprint=digest_record(prepared.fingerprint),

@@ -129,7 +129,8 @@ class Survivors:
         """The group of the newest order, which a newer one gives up: gloo may wait for a rank that dies on its way for
         as long as for a sum, and cannot be interrupted."""
         # On its own connection, since a wait for peers blocks the other one.
-        store = PrefixStore(f"meeting/{self._order}", self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]
+        # pyrefly: ignore[missing-attribute]
+        store = PrefixStore(f"meeting/{self._order}", self._store.clone())
         met = Future[Closing]()
 
         def meet() -> None:

@@ -38,10 +38,13 @@ class Source(Protocol):
     """Columns."""
     itemsize: int
     """Bytes per number, as stored."""
-    device: torch.device
-    """Device of the model, where rows are needed."""
     dtype: torch.dtype
     """Dtype of the model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, where rows are needed."""
+        ...
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         """[n, width] of `dtype` on `device`; valid until the next call."""

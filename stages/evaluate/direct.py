@@ -145,7 +145,8 @@ class PartsRun:
             # Rows beyond the nodes' are never read.
             logits = None
             for piece, h in self.pieces(features, base, nodes):
-                found = part.logits(h).numpy()  # pyright: ignore[reportOptionalCall]
+                # pyrefly: ignore[not-callable]
+                found = part.logits(h).numpy()
                 logits = np.empty((len(base), found.shape[1]), self.dtype) if logits is None else logits
                 logits[piece] = found
             return LayerRows(base, np.empty(0, np.int32), logits)

@@ -135,6 +135,7 @@ class Exchange(Gather):
         return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
 
     @property
+    # pyrefly: ignore[bad-override]
     def exchange_s(self) -> float:
         """See `Fetcher.exchange_s`: of the fetching thread."""
         return self._ahead.exchange_s if self._ahead else 0.0

@@ -332,6 +332,7 @@ class MovedFetcher:
 class MovedAhead(MovedFetcher):
     """`MovedFetcher` for a fetcher that works ahead."""
 
+    # pyrefly: ignore[bad-override-mutable-attribute]
     _inner: FetchesAhead
 
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:

@@ -58,7 +58,8 @@ class LearnedTable:
         self.rows = nn.Parameter(initial_rows(self.first, self.last, width, dtype, seed))
         """[last - first, D], the rows of this rank."""
         self._ends = torch.tensor(self.bounds[1:])
-        self._optimizer: Any = OPTIMIZERS[optimizer]([self.rows], lr=lr)  # pyright: ignore[reportCallIssue]
+        # pyrefly: ignore[missing-argument, unexpected-keyword]
+        self._optimizer: Any = OPTIMIZERS[optimizer]([self.rows], lr=lr)
         self._lr = lr
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._best: Tensor | None = None

@@ -67,6 +67,7 @@ class LazyRows(Tensor):
         return self._rows
 
     @classmethod
+    # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(LazyRows, LazyRows.gathered, (args, kwargs or {}))
         return func(*args, **kwargs)

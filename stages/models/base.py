@@ -235,6 +235,7 @@ class Stack(Model):
             counts: sizes of each layer.
             degree: [V], see `Destinations.degree`.
         """
+        # pyrefly: ignore[unsafe-overlap]
         return [conv.parts(n, degree) for conv, n in zip(self.convs, counts) if isinstance(conv, InParts)]
 
     def combined(self, i: int, parts: ConvParts, aggregated: Tensor) -> Tensor:

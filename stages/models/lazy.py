@@ -162,7 +162,8 @@ class Phase(nn.Module):
         """[num_dst, C]."""
         if isinstance(self.head, nn.Identity):
             return self._convolved(still, "none")
-        return linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
+        # pyrefly: ignore[bad-argument-type]
+        return linear(self._hidden(still), self.head.weight, self.head.bias)
 
     def hand_on(self, still: FrozenInputs) -> Tensor:
         """[num_dst, hidden] or [num_dst, C], not yet rounded."""
@@ -174,14 +175,16 @@ class Phase(nn.Module):
         """Logits [n, C] of rows from `hand_on`."""
         if self.model.phases.propagate == "logits":
             return handed_on
-        return linear(handed_on, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
+        # pyrefly: ignore[bad-argument-type]
+        return linear(handed_on, self.head.weight, self.head.bias)
 
     def of_rows(self, h: Tensor) -> Tensor:
         """`hand_on` of the phase without neighbours, rounded outside training: [n, F] -> [n, hidden or C]."""
         assert self.inner is not None
         out = self._from_inner(h, None)
         if self.model.phases.propagate == "logits":
-            out = linear(out, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
+            # pyrefly: ignore[bad-argument-type]
+            out = linear(out, self.head.weight, self.head.bias)
         return self.model._rounded(out)
 
     def digest_before(self) -> str:
@@ -212,5 +215,6 @@ class Phase(nn.Module):
             kept = dropout(
                 still.aggregated, p, self.training, None if names is None else names[: still.neighbourhood.num_dst]
             )
-            return self.conv.combine(kept, activation)  # pyright: ignore[reportCallIssue]
+            # pyrefly: ignore[not-callable]
+            return self.conv.combine(kept, activation)
         return self.conv(still.neighbourhood, dropout(still.h, p, self.training, names), activation)

@@ -60,6 +60,7 @@ class InParts(Protocol):
 
 def can_be_taken_apart(conv: nn.Module) -> bool:
     """True if `conv` has parts, and no subclass, nor this object, has changed what they are parts of."""
+    # pyrefly: ignore[unsafe-overlap]
     if not isinstance(conv, InParts):
         return False
     definitions = [vars(conv), *(vars(c) for c in type(conv).__mro__)]

@@ -44,6 +44,7 @@ class RGATConv(RelationalConv):
         self.edge: Any = nn.ModuleDict({r: nn.Linear(w, heads * head_width, bias=False) for r, w in wide.items()})
         self.a_edge: Any = nn.ParameterDict({r: nn.Parameter(torch.empty(heads, head_width)) for r in wide})
         for p in (*(own.weight for own in self.edge.values()), *self.a_edge.values()):
+            # pyrefly: ignore[bad-argument-type]
             nn.init.xavier_uniform_(p)
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:

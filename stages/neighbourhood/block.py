@@ -350,18 +350,18 @@ class BlockNeighbourhood(ListNeighbourhood):
         return self.block.num_edges
 
     @cached_property
-    def lists(self) -> InLists:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def lists(self) -> InLists:
         """The block's edges as the kernels read them."""
         return InLists.of(self.block.indptr, self.block.indices, self.num_src)
 
     @cached_property
-    def _edge_lists(self) -> InLists:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _edge_lists(self) -> InLists:
         """Lists in which every edge is a source of its own."""
         positions = np.arange(self.block.num_edges, dtype=self.block.indices.dtype)
         return InLists.of(self.block.indptr, positions, self.block.num_edges)
 
     @cached_property
-    def weight(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def weight(self) -> Tensor | None:
         """`Block.weight` as a tensor, float32 [e]."""
         weight = self.block.weight
         return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))

@@ -35,14 +35,14 @@ class ResidentNeighbourhood(ListNeighbourhood):
         return self._lists
 
     @cached_property
-    def _edge_lists(self) -> DeviceLists:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _edge_lists(self) -> DeviceLists:
         x = self._lists
         return DeviceLists(
             x.indptr, torch.arange(x.num_edges, device=x.indices.device), x.num_edges, x.longest, x.limit
         )
 
     @cached_property
-    def weight(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def weight(self) -> Tensor | None:
         """`Block.weight` on the device, float32 [e]."""
         bulk, q, hop = self._where
         return bulk.weight_of(q, hop)

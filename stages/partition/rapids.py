@@ -43,7 +43,7 @@ def communities(
 
 @contextmanager
 def _on_one_gpu(columns: Columns) -> Iterator[Find]:
-    import cugraph  # pyright: ignore[reportMissingImports]
+    import cugraph
 
     graph = cugraph.Graph(directed=False)
     graph.from_cudf_edgelist(_frame(columns), **NAMES)
@@ -54,10 +54,10 @@ def _on_one_gpu(columns: Columns) -> Iterator[Find]:
 def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
     with gpu_cluster(gpus) as client:
         # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
-        import cugraph  # pyright: ignore[reportMissingImports]
-        import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
-        import cugraph.dask.comms.comms as comms  # pyright: ignore[reportMissingImports]
-        import dask_cudf  # pyright: ignore[reportMissingImports]
+        import cugraph
+        import cugraph.dask as on_all
+        import cugraph.dask.comms.comms as comms
+        import dask_cudf
 
         comms.initialize(p2p=True)
         try:
@@ -79,7 +79,7 @@ def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
 
 
 def _frame(columns: Columns) -> Any:
-    import cudf  # pyright: ignore[reportMissingImports]
+    import cudf
 
     return cudf.DataFrame(columns)
 

@@ -50,7 +50,8 @@ class _StageBook:
 
     def part(self, ids: Ids) -> npt.NDArray[np.int32]:
         """See `Book.part`."""
-        return self._column_of[self._book.part(ids)]  # pyright: ignore[reportAttributeAccessIssue]
+        # pyrefly: ignore[missing-attribute]
+        return self._column_of[self._book.part(ids)]
 
 
 class StagedRows(Owners):
@@ -66,6 +67,7 @@ class StagedRows(Owners):
         """
         super().__init__(rows, row)
         self._blocks = Owners(rows, column)
+        # pyrefly: ignore[bad-override-mutable-attribute]
         self._asked_dtype, self.local_dtype = self.local_dtype, self.dtype
         grid = Grid(column.size * row.size, row.size)
         column_of = np.empty(grid.blocks, np.int32)

@@ -52,7 +52,7 @@ class SeedWeightedMean:
             grads = [p.grad for p in parameters if p.grad is not None]
             if count and grads:
                 # On a device in a few launches, whatever the number of parameters.
-                torch._foreach_div_(grads, count)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_div_(grads, count)
             return count, flag
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
         message = parameters[0].new_tensor([count, flag])

@@ -88,7 +88,11 @@ class LaborSampler:
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         # Options at their defaults are left out, so that older stores fit.
-        options = {"expand": self.expand != "new", "weighted": self.weighted, "iterations": self.iterations}
+        options: dict[str, Any] = {
+            "expand": self.expand != "new",
+            "weighted": self.weighted,
+            "iterations": self.iterations,
+        }
         options["edge_ids"] = self.edge_ids
         options["batch_dependency"] = self.batch_dependency if self.batch_dependency > 1 else 0
         options["relations"] = NeighborSampler(self.fanout, relations=self.relations).record().get("relations")

@@ -45,7 +45,8 @@ class ResidentMiniBatch(MiniBatch):
     edge_ids: bool
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def blocks(self) -> tuple[Block, ...]:
         """Copies on the host, outermost first."""
         b, q, hops = self.bulk, self.q, range(self.bulk.num_hops)
         b.await_here()

@@ -230,6 +230,7 @@ def open_edge_shards(
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
     with proving(path):
+        # pyrefly: ignore[bad-argument-type]
         return EdgeShards(**{**store.meta, **{name: store.read_into(name, empty) for name in store.entries}}).check()
 
 

@@ -46,7 +46,7 @@ def fork_server() -> ForkServerContext:
 
 def become_fork_server() -> None:
     """Fork a fork server from this process, so that what it forks is below this process. There must be no threads."""
-    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    server: Any = forkserver._forkserver
     address = f"\0millrace-fork-server-{os.getpid()}"
     alive, ours = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -30,7 +30,7 @@ class _File:
         self._number = number
 
     def __reduce__(self) -> Any:
-        return _received, (reduction.DupFd(self._number),)  # pyright: ignore[reportAttributeAccessIssue]
+        return _received, (reduction.DupFd(self._number),)
 
 
 def _received(file: Any) -> int:

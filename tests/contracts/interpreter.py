@@ -23,7 +23,7 @@ def prepare() -> None:
         with one_kernel:
             launch(self, *args, **kwargs)
 
-    interpreter.GridExecutor.__call__ = one_at_a_time  # pyright: ignore[reportAttributeAccessIssue]
+    interpreter.GridExecutor.__call__ = one_at_a_time
     interpreter._patch_lang = _once(interpreter._patch_lang, interpreter._LangPatchScope)
     builder: Any = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)

@@ -48,10 +48,10 @@ class OnDevice(Tensor):
     """
 
     held: Tensor
-    device = property(lambda self: DEVICE)  # pyright: ignore[reportAssignmentType]
-    is_cuda = property(lambda self: True)  # pyright: ignore[reportAssignmentType]
-    is_cpu = is_meta = property(lambda self: False)  # pyright: ignore[reportAssignmentType]
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_cpu = is_meta = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls: type, held: Tensor, requires_grad: bool = False) -> "OnDevice":
@@ -210,7 +210,7 @@ def _to(real: Any) -> Any:
             return there
         if type(there) not in (Tensor, nn.Parameter):
             there = there + 0  # rows that are only named are gathered
-        return _Upload.apply(there) if there.requires_grad else OnDevice(there.detach().clone())  # pyright: ignore
+        return _Upload.apply(there) if there.requires_grad else OnDevice(there.detach().clone())
 
     return to
 

@@ -102,7 +102,7 @@ class DeviceArray:
     def __eq__(self, other):
         return self._with(np.equal, other)
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __hash__ = None
 
 
 def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):

@@ -406,7 +406,7 @@ def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
     graph = rng.choice(["memory", "mapped"]) if name == "npy" else "memory"
 
     def read() -> None:
-        bench.use(open_dataset_store(path, place, graph=graph))  # pyright: ignore[reportArgumentType]
+        bench.use(open_dataset_store(path, place, graph=graph))
         stored = open_stored(path)
         stored.graph.rows(0, stored.graph.num_nodes)
         describe(str(path), None)

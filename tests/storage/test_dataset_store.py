@@ -358,7 +358,7 @@ def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weig
 
 def test_what_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"dataset is a str; expected a Dataset: pass open_dataset\(...\) of it"):
-        write_dataset(tmp_path / "d", "digits")  # pyright: ignore[reportArgumentType]
+        write_dataset(tmp_path / "d", "digits")
 
 
 def test_names_come_back_and_leave_the_rest_as_it_was(tmp_path, small):

@@ -385,7 +385,7 @@ def test_damage_that_shows_in_mid_run_can_be_mended(world, tmp_path):
     assert mended["parameters_sha256"] == json.loads((world / "run" / "result.json").read_text())["parameters_sha256"]
 
 
-COMMANDS = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
+COMMANDS = typer.main.get_command(cli.app).commands
 
 
 def test_help_and_version():

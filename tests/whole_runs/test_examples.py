@@ -390,7 +390,7 @@ def test_on_kubernetes_gives_millrace_what_millrace_takes(manifest):
     compile(shlex.split(wait)[-1], "wait", "exec")
     exec_, *words = shlex.split(train.replace("$(POD_IP)", "10.1.2.3"))
     assert (exec_, *words[:2]) == ("exec", "millrace", "run")
-    taken = command.commands["run"].make_context("run", words[2:]).params  # pyright: ignore[reportAttributeAccessIssue]
+    taken = command.commands["run"].make_context("run", words[2:]).params
     assert (taken["ranks"], taken["resume"]) == (2, True)
     assert taken["overrides"][:2] == ["cluster.scheduler=tls://millrace-scheduler:8786", "cluster.host=10.1.2.3"]
     assert taken["overrides"][-1] == "threads=1", "what the user says comes after what the script says"

@@ -75,7 +75,7 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
     system = grappa(NeighborSampler((-1, -1)), halo=0, correction=correction)
     total, count = np.zeros(len(flat(model))), 0.0
     for rank in set(range(RANKS)) - {victim}:
-        place = placed(case, system.partition, rank)  # pyright: ignore[reportArgumentType]
+        place = placed(case, system.partition, rank)
         solo = replace(job(Solo(), 2), batch_size=1000, kernel=reference)
         feed = system.sample.feed(place, Phase(0, 0, 1), solo, (0, 0))
         fetched = system.fetch.fetcher(place, solo, model).fetch(feed.get(0, 0))
@@ -174,7 +174,7 @@ def one_life(
     built: list[nn.Module] = []
     make = prepared.build_model
     prepared = replace(prepared, build_model=lambda: built.append(make()) or built[-1])
-    own = dist.PrefixStore("survivors", store)  # pyright: ignore[reportPrivateImportUsage]
+    own = dist.PrefixStore("survivors", store)
     group = Doomed(
         own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, host="127.0.0.1", timeout_s=30)
     )

@@ -198,7 +198,7 @@ def test_a_rank_opens_its_own_part_and_no_other(dataset, tmp_path):
     prepared = prepare_part(job, Outline.of(dataset), folder, 0, {"made": "by the driver"})
     assert prepared.fingerprint == {"made": "by the driver"}
     assert prepared.whole is None
-    owned = prepared.data.owned  # pyright: ignore[reportAttributeAccessIssue]
+    owned = prepared.data.owned
     np.testing.assert_array_equal(prepared.data.features.gather(np.arange(len(owned))), dataset.features.gather(owned))
     with pytest.raises(mr.StoreError, match="part-0001"):
         prepare_part(job, Outline.of(dataset), folder, 1, {})

@@ -24,7 +24,8 @@ def parse_spec(text: str, kind: type[T]) -> T:
         InputError: an unknown, repeated or malformed key, or a value of the wrong type or out of range.
     """
     name, _, rest = text.partition(":")
-    known = {f.name: f for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    # pyrefly: ignore[bad-argument-type]
+    known = {f.name: f for f in fields(kind)}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))

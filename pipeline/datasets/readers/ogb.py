@@ -41,7 +41,7 @@ def find_ogb(name: str) -> Path:
     if name not in OGB:
         raise InputError(near_ogb(name))
     try:
-        from ogb.nodeproppred import NodePropPredDataset  # pyright: ignore[reportMissingImports]
+        from ogb.nodeproppred import NodePropPredDataset
     except ImportError:
         raise MissingExtraError(
             f"{name} is not at {folders[0]} and the ogb package, which downloads it, is not installed: pip install "

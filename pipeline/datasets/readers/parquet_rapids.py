@@ -116,8 +116,8 @@ def _read(
 ) -> Any:
     """(frame of ``dst`` and ``src`` as numbers of nodes, with weights also ``weight`` and ``row``; number of self loops
     in it), or None if it is not clean."""
-    import cudf  # pyright: ignore[reportMissingImports]
-    import cupy  # pyright: ignore[reportMissingImports]
+    import cudf
+    import cupy
 
     table = cudf.read_parquet(piece.file, columns=columns, row_groups=[[piece.group]])
     if any(table[c].null_count for c in columns):
@@ -161,7 +161,7 @@ def _in_order(frame: Any, **_: Any) -> Any:
 
 
 def _all_in_order(frames: list[Any], num_nodes: int) -> Any:
-    import cudf  # pyright: ignore[reportMissingImports]
+    import cudf
 
     return _on_host(_in_order(cudf.concat(frames, ignore_index=True)), num_nodes)
 
@@ -170,8 +170,8 @@ def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> l
     """Ranges of destinations in ascending order, each sorted in the memory of one GPU."""
     # Imported after the cluster has started: these set up the first GPU for this process, which workers must not
     # inherit.
-    import cudf  # pyright: ignore[reportMissingImports]
-    import dask_cudf  # pyright: ignore[reportMissingImports]
+    import cudf
+    import dask_cudf
     from dask.delayed import delayed
 
     empty = {"dst": np.empty(0, np.int64), "src": np.empty(0, np.int64)}
@@ -186,7 +186,7 @@ def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> l
 def _on_host(frame: Any, num_nodes: int) -> Any:
     """(first destination, edges of it and of each after it, sources, weights, True if an edge is repeated) of sorted
     edges; None if there are none."""
-    import cupy  # pyright: ignore[reportMissingImports]
+    import cupy
 
     if not len(frame):
         return None

@@ -237,7 +237,7 @@ def _numbered(
 def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], option: str, what: str) -> None:
     """Raise InputError for a column that an option names and none of the tables has."""
     every = {c for table in tables for c in table.column_names}
-    if named not in (None, ("*",)) and (absent := [c for c in named if c not in every]):
+    if named is not None and named != ("*",) and (absent := [c for c in named if c not in every]):
         raise InputError(
             f"{option} has '{absent[0]}', which no {what} has; expected of {_listed(every)}"
             f"{nearest(absent[0], sorted(every))}"

@@ -28,9 +28,9 @@ class ParameterAverage:
         """Take the parameters of a step into the average."""
         now = [p.detach() for p in self._parameters.values()]
         if self._updates:
-            torch._foreach_lerp_(self._values, now, 1 - self._decay)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_lerp_(self._values, now, 1 - self._decay)
         else:
-            torch._foreach_copy_(self._values, now)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(self._values, now)
         self._updates += 1
 
     @contextmanager

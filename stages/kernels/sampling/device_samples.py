@@ -93,16 +93,19 @@ class DeviceEdges(EdgeList):
         return len(self.on_device[0])
 
     @cached_property
-    def indices(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def indices(self) -> Any:
         """See `EdgeList.indices`."""
         return self._host(0)
 
     @cached_property
-    def positions(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def positions(self) -> Any:
         """See `EdgeList.positions`."""
         return self._host(1)
 
     @cached_property
-    def weight(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def weight(self) -> Any:
         """See `EdgeList.weight`."""
         return self._host(2)

@@ -62,7 +62,8 @@ def refuse(conv: object) -> None:
 def is_network(module: object) -> bool:
     """True for a whole model of `torch_geometric.nn.models` whose layers are known: GraphSAGE, GCN, GAT, PNA, ..."""
     basic = next((c for c in type(module).__mro__ if c.__name__ == "BasicGNN"), None)
-    return basic is not None and type(module).forward is basic.forward  # pyright: ignore[reportAttributeAccessIssue]
+    # pyrefly: ignore[missing-attribute]
+    return basic is not None and type(module).forward is basic.forward
 
 
 def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
@@ -96,11 +97,13 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     width = num_features
     for i in range(model.num_layers):
         x = torch.randn(6, width, generator=generator).to(like)
-        plain = model.plain_layer(i, x, edges.to(like.device), attr)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        # pyrefly: ignore[not-callable]
+        plain = model.plain_layer(i, x, edges.to(like.device), attr)
         out = model.layer(i, neighbourhood, x[names])
         if plain is not None and not torch.allclose(out, plain[names[:3]], rtol=1e-3, atol=1e-4):
             raise InputError(
-                f"layer {i}, {_short(model.convs[i])}, "  # pyright: ignore[reportIndexIssue, reportArgumentType]
+                # pyrefly: ignore[bad-argument-type, bad-index]
+                f"layer {i}, {_short(model.convs[i])}, "
                 "computes other rows on a block than on the whole graph; use one whose row for a node depends on the "
                 "node's own row and in-edges alone: a convolution of one hop, without normalisation over all rows"
             )
@@ -151,7 +154,8 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int, edge_wi
     try:
         with torch.no_grad():
             for i, conv in enumerate(convs):
-                read = model.columns(i, width)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+                # pyrefly: ignore[not-callable]
+                read = model.columns(i, width)
                 _check_width(i, conv, read, source)
                 check_edge_columns(i, conv, _short(conv), edge_width)
                 known = next(

@@ -77,7 +77,8 @@ def _declared(conv: nn.Module) -> tuple[int, str] | None:
     if isinstance(product, nn.Module):
         return _columns(product), "edge_dim"
     if _is(conv, "NNConv"):
-        columns = (_columns(m) for m in conv.nn.modules())  # pyright: ignore[reportAttributeAccessIssue]
+        # pyrefly: ignore[missing-attribute]
+        columns = (_columns(m) for m in conv.nn.modules())
         first = next((c for c in columns if c), None)
         return None if first is None else (first, "")
     return None

@@ -53,7 +53,7 @@ class Foreign(Section):
 def test_keys_of_other_packages_have_their_meaning_too(tmp_path, monkeypatch):
     (tmp_path / "foreign_section.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
-    import foreign_section  # pyright: ignore[reportMissingImports]
+    import foreign_section
 
     assert _meanings(foreign_section.Foreign) == {"rate": "Its meaning."}
     assert _meanings(type("Made", (foreign_section.Foreign,), {"__module__": "nowhere"})) == {"rate": "Its meaning."}

@@ -379,9 +379,9 @@ def test_bad_objects(call, phrase):
 
 def test_bad_options_and_folders(tmp_path):
     with pytest.raises(InputError, match="did you mean 'merge'"):
-        ReadOptions(duplicates="merg")  # pyright: ignore[reportArgumentType]
+        ReadOptions(duplicates="merg")
     with pytest.raises(InputError, match="direction is 'both'"):
-        ReadOptions(direction="both")  # pyright: ignore[reportArgumentType]
+        ReadOptions(direction="both")
     with pytest.raises(InputError, match=r"holds no manifest\.json"):
         open_dataset(tmp_path)
     with pytest.raises(InputError, match="leave out direction, self_loops"):

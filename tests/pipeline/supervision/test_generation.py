@@ -50,14 +50,14 @@ class Driver:
             note=self.notes.append,
             watch=SchedulerWatch(client, cluster, self.notes.append, self.clock),
             messages=queue.SimpleQueue(),
-            silence=generation.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
+            silence=generation.Silence(10.0, self.notes.append),
             frozen=set(),
             stop=lambda: self.stop,
             save=lambda: False,
             resume_point=lambda: "from there it goes on",
         )
         self.owner = owner
-        self.generation: Any = Generation(owner, 4, self.store)  # pyright: ignore[reportArgumentType]
+        self.generation: Any = Generation(owner, 4, self.store)
         self.seen: dict[str, int] = {}
         self.generation.addresses = sorted(self.workers)
         self.outcomes: dict[int, Any] = {}

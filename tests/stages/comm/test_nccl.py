@@ -76,7 +76,7 @@ class InPlaceOfNccl:
 def stood_in(group: Gloo) -> Nccl:
     """Such a group on the ranks of `group`, each with the pretended device."""
     to = install_for_good()
-    dist.ProcessGroupNCCL = InPlaceOfNccl  # pyright: ignore[reportAttributeAccessIssue]
+    dist.ProcessGroupNCCL = InPlaceOfNccl
     store = dist.PrefixStore("gpus", group._store)
     return Nccl(store, group.rank, group.size, Ledger(), device=to, **HERE)
 

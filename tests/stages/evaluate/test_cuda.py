@@ -198,7 +198,7 @@ def test_metrics_of_outputs_on_the_device(task: Any) -> None:
 
 def test_a_layer_with_a_wrong_result_is_refused() -> None:
     model = build("user").to(DEVICE)
-    model.layer = lambda i, neighbourhood, h: h[:1]  # pyright: ignore
+    model.layer = lambda i, neighbourhood, h: h[:1]
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
         infer(
             model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30)

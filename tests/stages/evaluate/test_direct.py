@@ -273,7 +273,7 @@ def test_only_float32_is_rounded_and_the_word_is_checked():
     graph, x, model = hub_graph(), rows_of(40, 8), build("sage", 8)
     assert torch.equal(infer(model, graph, x, rows="bfloat16"), infer(model, graph, x))
     with pytest.raises(InputError, match="rows is 'bfloat'; expected one of full, bfloat16; did you mean 'bfloat16'"):
-        infer(model, graph, x, rows="bfloat")  # pyright: ignore[reportArgumentType]
+        infer(model, graph, x, rows="bfloat")
 
 
 class Doubled(SAGEConv):
@@ -293,7 +293,7 @@ def others() -> dict[str, Stack]:
     hooked = build("sage", 3)
     hooked.convs[1].register_forward_hook(lambda m, args, out: 2 * out)
     replaced = build("sage", 3)
-    replaced.layer = lambda i, neighbourhood, h: plain.layer(i, neighbourhood, h) + 1  # pyright: ignore
+    replaced.layer = lambda i, neighbourhood, h: plain.layer(i, neighbourhood, h) + 1
     return {
         "hook": hooked,
         "method of an object": replaced,

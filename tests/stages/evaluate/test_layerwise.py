@@ -105,8 +105,8 @@ def dense(model: nn.Module, graph: Graph, x: np.ndarray) -> Tensor:
     h = torch.from_numpy(x)
     neighbourhood = DenseHood(graph)
     with torch.no_grad():
-        for i in range(model.num_layers):  # pyright: ignore
-            h = model.layer(i, neighbourhood, h)  # pyright: ignore
+        for i in range(model.num_layers):
+            h = model.layer(i, neighbourhood, h)
     return h
 
 
@@ -189,7 +189,7 @@ class Watch:
     chunks: int = 0
 
     def over(self, model: nn.Module) -> nn.Module:
-        layer = model.layer  # pyright: ignore
+        layer = model.layer
 
         def watched(i: int, neighbourhood, h: Tensor) -> Tensor:
             out = layer(i, neighbourhood, h)
@@ -202,7 +202,7 @@ class Watch:
             self.chunks += 1
             return out
 
-        model.layer = watched  # pyright: ignore
+        model.layer = watched
         return model
 
 
@@ -276,7 +276,7 @@ def test_a_scratch_folder_that_cannot_be_made_is_a_sentence(monkeypatch, tmp_pat
 def test_the_model_gets_its_modes_and_gradients_back():
     model, graph = build("gat"), hub_graph()
     model.train()
-    model.norms[0].eval()  # pyright: ignore
+    model.norms[0].eval()
     before = {name: m.training for name, m in model.named_modules()}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     out = infer(model, graph, MemoryFeatures(rows_of(40)), degree_of(graph), np.arange(40))
@@ -284,7 +284,7 @@ def test_the_model_gets_its_modes_and_gradients_back():
     assert not out.requires_grad
     assert torch.is_grad_enabled()
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()), "running statistics moved"
-    model.layer = lambda i, neighbourhood, h: 1 / 0  # pyright: ignore
+    model.layer = lambda i, neighbourhood, h: 1 / 0
     with pytest.raises(ZeroDivisionError):
         infer(model, graph, MemoryFeatures(rows_of(40)), degree_of(graph), np.arange(40))
     assert {name: m.training for name, m in model.named_modules()} == before
@@ -344,7 +344,7 @@ def test_features_of_another_width_are_a_sentence(name):
 @pytest.mark.parametrize("wrong", [lambda h: h[:1], lambda h: h[:, 0], lambda h: None])
 def test_a_layer_with_a_wrong_result_is_refused(wrong):
     model = build("user")
-    model.layer = lambda i, neighbourhood, h: wrong(h[: neighbourhood.num_dst])  # pyright: ignore
+    model.layer = lambda i, neighbourhood, h: wrong(h[: neighbourhood.num_dst])
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
         infer(model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40))
 

@@ -572,7 +572,7 @@ class Trainer:
             if self.way.slow == "training" and rank == p - 1:
                 time.sleep(0.03)
             if not self.way.ahead:
-                units: Any = self.feed._units  # pyright: ignore[reportAttributeAccessIssue]
+                units: Any = self.feed._units
                 assert max((u.epoch, u.last_step) for u in units) == (epoch, step + 1), (
                     "fetching and training take turns"
                 )
@@ -996,7 +996,7 @@ def die(group: Any, where: str, by_owners: bool, file: Path, on_device: bool = F
     way = Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False)
     trainer = Trainer(group, way, by_owners, sampler, device=the_device() if on_device else None)
     if dying and where != "sampling":
-        over = trainer.fetcher._owned.group  # pyright: ignore[reportAttributeAccessIssue]
+        over = trainer.fetcher._owned.group
         all_to_all, any_, calls = over.all_to_all, over.any, []
 
         def exchange(parts: Any, kind: str, into: Any = None) -> Any:

@@ -121,7 +121,7 @@ def test_by_degree_they_are_in_the_most_lists_however_the_graph_is_held(
             assert check_ids(choose("degree", count, block, book, group, unused)) == due, count
             # What travels is bounded by what is chosen from: the rank's own best, told to all.
         before = group.ledger.get("network", "graph")
-        choose("degree", 2, block, book, group, unused)  # pyright: ignore[reportArgumentType]
+        choose("degree", 2, block, book, group, unused)
         owners = np.searchsorted(book.offsets[1:], np.unique(block.indices), side="right")
         foreign = int((owners != group.rank).sum())
         mine = len([u for u in listed if book.offsets[group.rank] <= u < book.offsets[group.rank + 1]])

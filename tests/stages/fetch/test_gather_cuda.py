@@ -52,7 +52,7 @@ def test_a_minibatch_of_the_host(where: Any, cache_rows: int, nested: bool, on_d
         for neighbourhood, block in zip(fetched.neighbourhoods, work.blocks, strict=True):
             assert neighbourhood.degree.is_cuda
             assert np.array_equal(neighbourhood.degree.cpu(), place.graph.degree[block.src])
-            weight: Any = neighbourhood.weight  # pyright: ignore[reportAttributeAccessIssue]
+            weight: Any = neighbourhood.weight
             assert (weight is None) == nested
             assert block.weight is None or np.array_equal(weight.cpu(), block.weight)
             total = neighbourhood.sum(torch.ones(block.num_src, 1, dtype=torch.float64, device=on_device))

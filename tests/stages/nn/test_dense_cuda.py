@@ -55,7 +55,7 @@ def test_linear_equals_the_formula_whatever_needs_a_gradient(n: int, activation:
         leaves = tensors((n, 5), (3, 5), (3,))[: 2 + bias]
 
         def call(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return Linear.apply(x, w, b, activation, False)  # pyright: ignore[reportReturnType]
+            return Linear.apply(x, w, b, activation, False)
 
         def formula(x: Tensor, w: Tensor, b: Tensor | float = 0.0) -> Tensor:
             return ACTIVATIONS[activation](x @ w.t() + b)
@@ -70,7 +70,7 @@ def test_per_head_equals_the_formula_whatever_needs_a_gradient(n: int, heads: in
     for needed in NEEDED:
 
         def call(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-            return PerHead.apply(x, w, b, activation, False)  # pyright: ignore[reportReturnType]
+            return PerHead.apply(x, w, b, activation, False)
 
         def formula(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
             return ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", x, w).flatten(1) + b)
@@ -83,7 +83,7 @@ def test_per_head_equals_the_formula_whatever_needs_a_gradient(n: int, heads: in
 @settings(deadline=None, max_examples=20)
 def test_activate_equals_the_formula(n: int, activation: str, needed: tuple[bool, bool]) -> None:
     def call(x: Tensor, b: Tensor) -> Tensor:
-        return Activate.apply(x, b, activation)  # pyright: ignore[reportReturnType]
+        return Activate.apply(x, b, activation)
 
     compare(call, lambda x, b: ACTIVATIONS[activation](x + b), tensors((n, 4), (4,)), needed)
 
@@ -109,8 +109,8 @@ def test_bfloat16_is_rounded_operands_and_nothing_else(n: int, activation: str) 
     x, w, b, xh, wh = tensors((n, 64), (32, 64), (32,), (n, 2, 64), (2, 16, 64), dtype=torch.float32)
     for a in (x, w, b, xh, wh):
         a.requires_grad_()
-    got: Tensor = Linear.apply(x, w, b, activation, True)  # pyright: ignore[reportAssignmentType]
-    got_heads: Tensor = PerHead.apply(xh, wh, b, activation, True)  # pyright: ignore[reportAssignmentType]
+    got: Tensor = Linear.apply(x, w, b, activation, True)
+    got_heads: Tensor = PerHead.apply(xh, wh, b, activation, True)
     low, low_heads = (a.detach().bfloat16().float() for a in (w, wh))
     want = ACTIVATIONS[activation](x.bfloat16().float() @ low.t() + b)
     want_heads = ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", xh.bfloat16().float(), low_heads).flatten(1) + b)
@@ -144,7 +144,7 @@ def test_the_host_waits_for_nothing(activation: str, low: bool) -> None:
         PerHead.apply(leaf(9, 1, 5), leaf(1, 3, 5), b, activation, low),
         Activate.apply(leaf(9, 3), b, activation),
     ):
-        out.sum().backward()  # pyright: ignore[reportAttributeAccessIssue]
+        out.sum().backward()
     assert w.grad is not None and b.grad is not None and w.grad.is_meta
 
 

@@ -69,7 +69,7 @@ def test_a_senseless_number_of_parts_is_refused(method, parts):
 
 def test_an_unknown_balance_is_refused():
     with pytest.raises(InputError, match="'nodes' or 'edges'"):
-        Contiguous("halo")  # pyright: ignore[reportArgumentType]
+        Contiguous("halo")
 
 
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
@@ -334,7 +334,7 @@ def test_a_part_that_is_not_there_is_refused(tmp_path):
 
 def test_the_stage_refuses_no_parts_and_no_dataset(tmp_path):
     with pytest.raises(InputError, match="dataset is a str; expected a Dataset"):
-        partition_dataset("digits", Hash(), 2, tmp_path / "out")  # pyright: ignore[reportArgumentType]
+        partition_dataset("digits", Hash(), 2, tmp_path / "out")
     with pytest.raises(InputError, match="expected a whole number"):
         partition_dataset(toy(), Hash(), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()

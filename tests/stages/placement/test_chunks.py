@@ -31,7 +31,7 @@ CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]
 SWEEPS = ("sweep", "fixed", "none")
 SEED = 3
 """Seed of `job`."""
-JOB = job(Seat(0, 1), 1)  # pyright: ignore[reportArgumentType]
+JOB = job(Seat(0, 1), 1)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,7 +116,7 @@ def test_one_rank_sees_the_whole_graph() -> None:
     whole = Placement(
         case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split
     )
-    place = Chunks().place(whole, Phase(0, 0, 1), job(Seat(0, 1), 1))  # pyright: ignore[reportArgumentType]
+    place = Chunks().place(whole, Phase(0, 0, 1), job(Seat(0, 1), 1))
     assert all(
         getattr(place, name) is getattr(whole, name) for name in ("graph", "features", "labels", "degree", "split")
     )
@@ -126,7 +126,7 @@ def test_one_rank_sees_the_whole_graph() -> None:
 
 def test_the_ledger_counts_what_is_read() -> None:
     case = make_case(0, 3)
-    of = job(Seat(1, 3), 1)  # pyright: ignore[reportArgumentType]
+    of = job(Seat(1, 3), 1)
     peers = CasePeers(case)
     place = Chunks().place(peers.own(1), Phase(0, 0, of.epochs), of)
     rows = place.graph.num_nodes
@@ -268,7 +268,7 @@ def sampled(place: Isolated, seeds: Any, fanout: tuple[int, ...], expand: Any = 
 
 
 def fetched(place: Isolated, work: MiniBatch, policy: CoverageFetch) -> Any:
-    return policy.fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
+    return policy.fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)
 
 
 @given(

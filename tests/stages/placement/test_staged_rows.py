@@ -143,7 +143,7 @@ def request_of(rank: int) -> Any:
 
 def measure(group: Gloo) -> dict[Any, Any]:
     """What this rank sent and its darts, by grid and case."""
-    remote_layerwise.Throw = RecordedThrow  # pyright: ignore[reportPrivateImportUsage]
+    remote_layerwise.Throw = RecordedThrow
     found: dict[Any, Any] = {}
     for p, c in MEASURED:
         grid = Grid(p, c)

@@ -81,7 +81,7 @@ def test_on_a_device_as_on_the_host() -> None:
 
 
 def train_rank(group: Group, frozen_input: bool) -> tuple[list[dict[str, Tensor]], int, int]:
-    ledger: Any = group._ledger  # pyright: ignore[reportAttributeAccessIssue]
+    ledger: Any = group._ledger
     seen = train([rows_of(step, group.size)[group.rank] for step in range(STEPS)], group, frozen_input)
     return seen, ledger.get("network", "activations"), sum(sum(kinds.values()) for kinds in ledger.as_record().values())
 
@@ -223,7 +223,7 @@ def test_other_channels_are_refused() -> None:
 def test_only_training_modules_are_touched_and_all_are_put_back() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2).eval(), nn.LayerNorm(2))
     own = nn.BatchNorm1d(3)
-    own.forward = lambda x: x + 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    own.forward = lambda x: x + 1.0
     model.append(own)
     before = [vars(m).get("forward") for m in model]
 

@@ -84,7 +84,7 @@ def on_grid(circle: Gloo, c: int) -> dict[str, Any]:
     grid = Grid(circle.size, c)
     column = grid.among(circle, "column")
     wrong, minibatches, idle, rowless, darts, told = [], 0, 0, 0, watch_darts(), []
-    layer_wise.Throw = RecordedThrow  # pyright: ignore[reportPrivateImportUsage]
+    layer_wise.Throw = RecordedThrow
     for number, (name, graph, samplers) in enumerate(all_worlds()):
         book = book_in_world(number, grid.blocks)
         owners = Owners(block_rows(graph, book, grid.block(circle.rank), column), column)
@@ -124,7 +124,7 @@ def watch_darts() -> dict[str, int]:
         return complete(key, s, found, count, total, candidates, mass)
 
     draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete
-    kind.draw, kind._round, darts.complete = draw, one_round, counted  # pyright: ignore[reportAttributeAccessIssue]
+    kind.draw, kind._round, darts.complete = draw, one_round, counted
     return seen
 
 
@@ -333,7 +333,7 @@ def watch_extraction(group: Gloo) -> dict[str, int]:
         plain(self, minibatches, drawn)
         seen["extraction"] += delta(group, before)["graph"]
 
-    layer_wise._RemoteLayers.extract = counted  # pyright: ignore[reportAttributeAccessIssue]
+    layer_wise._RemoteLayers.extract = counted
     return seen
 
 

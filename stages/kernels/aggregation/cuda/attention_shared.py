@@ -28,7 +28,7 @@ _HEADS, _HELD = 4, 8 * TILE
 def _per_head(values, v, first_head, inside, H: tl.constexpr, HEADS: tl.constexpr):
     """[BR] for each of HEADS heads."""
     found = ()
-    for g in tl.static_range(HEADS):  # pyright: ignore[reportGeneralTypeIssues]
+    for g in tl.static_range(HEADS):
         found += (tl.load(values + v * H + first_head + g, inside, 0),)
     return found
 
@@ -116,7 +116,7 @@ def _logit_gradients(a, u, name, here, g, mine, log, delta, logit_src, first_hea
 def _plus(x, d, a, HEADS: tl.constexpr):
     """For each head, ``x + d``, or times the rows `a`."""
     found = ()
-    for h in tl.static_range(HEADS):  # pyright: ignore[reportGeneralTypeIssues]
+    for h in tl.static_range(HEADS):
         if a is None:
             found += (x[h] + d[h],)
         else:

@@ -247,7 +247,7 @@ def _max_backward_rows(
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     total = tl.zeros([BR, BF], grad.dtype.element_ty)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+        for t in tl.static_range(UNROLL):
             q = start + j + t
             here = q < stop
             seen = here[:, None] & columns[None, :]

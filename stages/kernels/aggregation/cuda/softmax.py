@@ -91,9 +91,11 @@ def _log_sums(
         u = tl.load(indices + q, q < stop, 0).to(tl.int64)
         x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
         if logit_dst is not None:
+            # pyrefly: ignore[unbound-name]
             x = leaky(x + mine, SLOPE)
         top, total = _raise(top, total, x, here)
     if OWN:
+        # pyrefly: ignore[unbound-name]
         x = leaky(tl.load(logit_src + v[:, None] * H + h[None, :], both, 0) + mine, SLOPE)
         top, total = _raise(top, total, x, both)
     tl.store(place, top + tl.log(total), both)

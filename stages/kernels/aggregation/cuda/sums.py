@@ -53,7 +53,7 @@ def _sum_rows(
     if scale is not None:
         s = tl.load(scale + v, inside, 0)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+        for t in tl.static_range(UNROLL):
             q = start + j + t
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
@@ -66,8 +66,10 @@ def _sum_rows(
             if coef is not None:
                 a *= tl.load(coef + q, here, 0).to(total.dtype)[:, None]
             if source_scale is not None:
+                # pyrefly: ignore[unbound-name]
                 a *= factor[:, None]
             if scale is not None:
+                # pyrefly: ignore[unbound-name]
                 a = tl.where(here[:, None], a * s[:, None], 0)
             total += a
     at = v if TO_ROWS else i.to(tl.int64)

@@ -255,7 +255,8 @@ def _bulk(
     space = workspace if workspace is not None else Workspace()
     threads = max(1, min(k, get_num_threads()))
     bounds = [k * t // threads for t in range(threads + 1)]
-    samples: list[LayerSample] = [None] * k  # pyright: ignore[reportAssignmentType]
+    # pyrefly: ignore[bad-assignment]
+    samples: list[LayerSample] = [None] * k
     if every_row:
         # Before the threads start, since it is made once.
         _ = rates(graph).everywhere

@@ -68,7 +68,7 @@ def _count(
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """Count the edges that are taken in this range, and up to each row's begin and end in it."""
-    some, e, f, first, degree, _, _, _, taken = _read_edges(  # pyright: ignore[reportGeneralTypeIssues]
+    some, e, f, first, degree, _, _, _, taken = _read_edges(
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)
@@ -85,7 +85,7 @@ def _write(
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the edges taken: the sample, marked, or with EXACT the candidates' words and their positions in the row."""
-    some, e, f, first, degree, start, u, word, taken = _read_edges(  # pyright: ignore[reportGeneralTypeIssues]
+    some, e, f, first, degree, start, u, word, taken = _read_edges(
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)

@@ -79,12 +79,14 @@ class DeviceSparse(Sparse):
         return found
 
     @cached_property
-    def columns(self) -> npt.NDArray[np.integer]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def columns(self) -> npt.NDArray[np.integer]:
         """See `Sparse.columns`."""
         return self.host.columns if self.host is not None else self.on_device[0].cpu().numpy()
 
     @cached_property
-    def values(self) -> IdArray | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    # pyrefly: ignore[bad-override]
+    def values(self) -> IdArray | None:
         """See `Sparse.values`."""
         values = self.on_device[1]
         if values is None:

@@ -102,8 +102,8 @@ class AcrossGpus:
 
     def __init__(self, graph: Graph, rank: int, size: int, unique: Any) -> None:
         check_available()
-        import pylibcugraph  # pyright: ignore[reportMissingImports]
-        import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+        import pylibcugraph
+        import pylibcugraph.comms as comms
 
         # dask-cuda makes each process's own GPU its first.
         comms.cugraph_comms_init(rank, size, unique, device=0)
@@ -146,7 +146,7 @@ class AcrossGpus:
 
     def close(self) -> None:
         """Leave the other processes."""
-        import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+        import pylibcugraph.comms as comms
 
         # The graph must be freed before its communicator.
         del self._on
@@ -155,7 +155,7 @@ class AcrossGpus:
 
 def new_unique_id() -> Any:
     """Id by which the processes of an `AcrossGpus` find each other; made by one of them."""
-    import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+    import pylibcugraph.comms as comms
 
     return comms.cugraph_comms_create_unique_id()
 
@@ -172,7 +172,7 @@ def check_available() -> int:
 def _draw(
     on: _OnDevice, graph: Graph, seeds: Sequence[npt.NDArray[np.int64]], keys: npt.NDArray[np.uint64], asked: _Asked
 ) -> list[NeighborSample]:
-    import pylibcugraph  # pyright: ignore[reportMissingImports]
+    import pylibcugraph
 
     hops = len(asked.fanout)
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in seeds])])
@@ -247,7 +247,7 @@ def _on_device(graph: Graph) -> _OnDevice:
     """The graph on one GPU; copied at first use."""
     if graph not in _graphs:
         check_available()
-        import pylibcugraph  # pyright: ignore[reportMissingImports]
+        import pylibcugraph
 
         handle, dtype = pylibcugraph.ResourceHandle(), _ids_of(graph)
         arrays = _edges(graph, dtype, 0, graph.num_edges)
@@ -290,6 +290,6 @@ def _edges(graph: Graph, dtype: np.dtype, first: int, last: int) -> dict[str, An
 
 
 def _moved(array: npt.NDArray[Any]) -> Any:
-    import cupy  # pyright: ignore[reportMissingImports]
+    import cupy
 
     return cupy.asarray(array)

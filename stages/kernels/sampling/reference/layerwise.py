@@ -119,12 +119,14 @@ def _layers(
         p = normalise(P)
         for q in range(k):
             # Drawn from the exact integers: FastGCN's one row of P as it is, LADIES' row before its terms are added up.
+            # pyrefly: ignore[missing-attribute]
             terms = (P[[q]].toarray().ravel(), np.arange(V)) if every_row else squared.terms(nodes[q])
             drawn = sample(int(keys[q, h]), s, *terms, debias)
             dst, new = nodes[q], np.setdiff1d(drawn.nodes, nodes[q])
             nodes[q] = np.concatenate([dst, new])
             ends[q].append(len(nodes[q]))
             indptr, indices, positions = extract(graph, A, dst, nodes[q])
+            # pyrefly: ignore[missing-attribute]
             weight = _debias(graph, debias, dst, nodes[q], indptr, indices, positions, p[[q]].toarray().ravel(), drawn)
             blocks[q].append((indptr, indices, weight, positions))
     return [

@@ -156,7 +156,7 @@ def test_columns_that_are_not_read_are_named_with_the_key_that_takes_them(tmp_pa
         open_dataset(folder, options=ReadOptions(feature_columns=("city",)))
     for bad in ("age,,income", 5, ("age", 5)):
         with pytest.raises(InputError, match="expected names of columns such as"):
-            ReadOptions(feature_columns=bad)  # pyright: ignore[reportArgumentType]
+            ReadOptions(feature_columns=bad)
     np.savez(tmp_path / "g.npz", y=np.zeros(3))
     with pytest.raises(InputError, match=r"not a file or folder of tables, and feature_columns"):
         open_dataset(tmp_path / "g.npz", options=ReadOptions(feature_columns="age"))

@@ -27,7 +27,7 @@ def update_of(module, train):
 
     rules = SimpleNamespace(optimizer=optimizer)
     phase = Phase(0, 0, EPOCHS, "all")
-    return Update(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)  # pyright: ignore[reportArgumentType]
+    return Update(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)
 
 
 def with_gradients(module, generator):

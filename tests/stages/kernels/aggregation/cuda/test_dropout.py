@@ -58,7 +58,7 @@ def test_rows_that_are_only_named_are_read_where_they_lie(
 ) -> None:
     base, ids = random((50, width), dtype), torch.randint(50, (rows,), generator=torch.Generator().manual_seed(rows))
     names = np.random.default_rng(1).permutation(rows) if named else None
-    x = LazyRows(base.to(DEVICE), ids.to(DEVICE, ids_dtype))  # pyright: ignore[reportArgumentType]
+    x = LazyRows(base.to(DEVICE), ids.to(DEVICE, ids_dtype))
     got = CUDA.scale_kept(x, 77, 0.4, names)
     assert device_base_and_ids(x)[1] is not None, "they were gathered on the way"
     assert torch.equal(got.cpu(), dropout_cpu.scale_kept(base[ids], 77, 0.4, names))

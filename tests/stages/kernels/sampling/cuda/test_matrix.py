@@ -95,7 +95,7 @@ def test_edges_stay_on_the_device() -> None:
     # The topology is there once.
     assert cuda.matrix.adjacency(plain).on_device[0] is device_graph.on_device(plain).indices
     (m,) = SaintSampler(1, 2, 2).sample_on_device(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),))).minibatches
-    assert m.bulk.lists[0].indices.is_cuda and m.num_edges > 0  # pyright: ignore[reportAttributeAccessIssue]
+    assert m.bulk.lists[0].indices.is_cuda and m.num_edges > 0
 
 
 def test_a_topology_in_host_memory_is_refused() -> None:
