@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     path: Path | None
     """None: zeros."""
     rows: int
-    base: int = 0
+    base: float = 0
     """Added to all values."""
     offset: int = 0
     """First byte in the file."""
@@ -139,6 +139,17 @@ class Matrix(NamedTuple):
     dtype: str = "float32"
     kind: FeatureDtype | None = None
     """Rows are narrowed to it when they are written; digests are those of the rows as they are read again."""
+    suffix: str = ""
+    """Behind the name of the array or file: those of a node type have one each."""
+    nodes_before: int = 0
+    """Nodes of the types before."""
+    num_nodes: int | None = None
+    """Nodes of all types; None: these are all."""
+
+    @property
+    def name(self) -> str:
+        """Name of the array, or of the file without its ending."""
+        return f"features{self.suffix}"
 
     @property
     def kept(self) -> tuple[tuple[int, int], str]:
@@ -160,10 +171,10 @@ class Matrix(NamedTuple):
     def make(self) -> dict[str, Any]:
         """Make the file or the array, unless it is there; return the manifest's entries for it."""
         with open(self._sample, "ab") as file:
-            file.truncate(len(sampled_rows(self.shape[0])) * self.row_bytes)
+            file.truncate(len(self._sampled()) * self.row_bytes)
         if not self.npy:
-            return make_arrays(self.store, {"features": self.kept})
-        make_npy(self.store, "features", *self.kept)
+            return make_arrays(self.store, {self.name: self.kept})
+        make_npy(self.store, self.name, *self.kept)
         return {}
 
     def put(self, first: int, rows: npt.NDArray[np.floating]) -> bytes:
@@ -174,28 +185,37 @@ class Matrix(NamedTuple):
             rows = widen(kept, self.kind)
         self._put_sample(first, rows)
         if self.npy:
-            put_npy(self.store, "features", self.kept[0], first, kept)
+            put_npy(self.store, self.name, self.kept[0], first, kept)
         elif kept.size:
-            put_rows(self.store, "features", first, kept)
+            put_rows(self.store, self.name, first, kept)
         return digest_leaves(rows, self.dtype)
 
     @property
     def _sample(self) -> Path:
         """File of the rows that the manifest's digest of a sample is made of."""
-        return self.store.with_name("sample")
+        return self.store.with_name(f"sample{self.suffix}")
+
+    def _sampled(self) -> npt.NDArray[np.int64]:
+        """Numbers of these rows."""
+        count = self.shape[0]
+        sampled = sampled_rows(count if self.num_nodes is None else self.num_nodes) - self.nodes_before
+        return sampled[(sampled >= 0) & (sampled < count)]
 
     def _put_sample(self, first: int, rows: npt.NDArray[np.floating]) -> None:
-        sampled = sampled_rows(self.shape[0])
+        sampled = self._sampled()
         low, high = np.searchsorted(sampled, (first, first + len(rows))).tolist()
         if low < high:
             with open(self._sample, "r+b") as file:
                 file.seek(low * self.row_bytes)
                 file.write(rows[sampled[low:high] - first].tobytes())
 
+    def sample(self) -> npt.NDArray[np.floating]:
+        """The sampled rows, once all are put."""
+        return np.fromfile(self._sample, self.dtype).reshape(len(self._sampled()), self.shape[1])
+
     def sample_digest(self) -> str:
         """Digest of a sample of the rows, once all are put. See `feature_sample_digest`."""
-        rows = np.fromfile(self._sample, self.dtype).reshape(len(sampled_rows(self.shape[0])), self.shape[1])
-        return feature_sample_digest(self.shape[0], rows)
+        return feature_sample_digest(self.shape[0], self.sample())
 
     def put_stream(
         self, seams: Path, first: int, stop: int, parts: Iterator[npt.NDArray[np.floating]]

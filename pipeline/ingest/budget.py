@@ -68,18 +68,17 @@ class DiskNeed:
 
     num_nodes: int
     num_edges: int
-    num_features: int
+    feature_values: int
+    """Numbers of all rows of features; twice those that are spilled, since nodes come in another order."""
     spilled_edge: int
     sorted_edge: int
-    in_order: bool
-    """Nodes come in the order of their numbers, so that their features are not spilled."""
 
     @property
     def nbytes(self) -> int:
         """The peak."""
         nodes, edges = 64 * self.num_nodes, self.num_edges
         stored = edges * self.sorted_edge
-        features = 4 * self.num_nodes * self.num_features * (1 if self.in_order else 2)
+        features = 4 * self.feature_values
         return nodes + max(edges * (self.spilled_edge + self.sorted_edge), 2 * stored, stored + features)
 
 

@@ -22,7 +22,6 @@ from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
-from ..datasets.readers.typed_names import are_typed
 from ..setup.open_data import open_data, with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
@@ -30,10 +29,11 @@ from .run import Ingest, Settings
 from .scratch import commit, scratch, scratch_of
 from .source import Source, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
-from .url_files import fetched_store, holds_store, names_at, uploaded
+from .typed import TypedIngest
+from .url_files import fetched_store, holds_store, uploaded
 
 FORMATS = ("zarr", "npy")
-LAYOUT = 3
+LAYOUT = 4
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 
@@ -122,9 +122,7 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     """Reason for reading a source into memory, empty if it is none to mention; None if it need not be."""
     at_url = isinstance(spec, str) and is_url(spec)
     reader = None if at_url else reader_of(spec)
-    if are_typed(names_at(spec)) if at_url else reader is not None and reader.name == "typed-tables":
-        return "tables of several types are joined in memory"
-    if not at_url and (reader is None or reader.name not in ("tables", "edge-file")):
+    if not at_url and (reader is None or reader.name not in ("tables", "edge-file", "typed-tables")):
         return ""
     if options.components == "largest":
         return "components=largest needs the whole graph"
@@ -147,7 +145,8 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
-        Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
+        ingest = TypedIngest if source.relations else Ingest
+        ingest(source, settings, budget, Stages(folder, execute, emit)).run()
         commit(folder, out)
     store = open_store(out, KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
@@ -238,9 +237,9 @@ def convert(
 ) -> Store:
     """Write a dataset as a Millrace store; it opens fast, and can leave its features on disk.
 
-    Files of edges and nodes, Parquet or CSV, are read in pieces and sorted on disk: memory grows with neither edges nor
-    features. Everything else is opened by `open_dataset` first, and so are tables with ``components=largest``,
-    ``normalize_features=standard`` or ``edges_on=gpu``, and tables of several types. The store is the same, to the bit.
+    Files of edges and nodes, Parquet or CSV, of one type or several, are read in pieces and sorted on disk: memory
+    grows with neither edges nor features. Everything else is opened by `open_dataset` first, and so are tables with
+    ``components=largest``, ``normalize_features=standard`` or ``edges_on=gpu``. The store is the same, to the bit.
 
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 

@@ -1,6 +1,6 @@
 """Edges: cleaned and spilled by ranges of destinations, then sorted and merged range by range."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from ...storage.errors import InputError
 from ...storage.graph import index_dtype, unusable_edge_rows
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.typed.graph_types import RelationType, edge_dtype
 from ..datasets.cleaning.edges import (
     OfEdges,
     WeightFaults,
@@ -28,7 +29,7 @@ from ..datasets.readers.parquet import feature_rows, numbers_of
 from .names import NodeMap
 from .scan import UnequalListsError
 from .source import Span, Table, batches
-from .spill import Field, RunWriter, cells_of, read_cells, shift_of
+from .spill import Cells, Field, RunWriter, read_cells
 
 ENDS = ("src", "dst")
 
@@ -39,14 +40,24 @@ class EdgeWork:
 
     folder: Path
     options: ReadOptions
-    nodes: NodeMap
+    offsets: tuple[int, ...]
+    """First node of each node type, and V; without types (0, V)."""
     weighted: bool
-    batch_rows: int
-    """Edges handled at a time."""
-    columns: tuple[str, ...] = ()
-    """Columns of their features."""
+    """True if edges have weights in the store."""
     width: int = 0
-    """D, columns of the features in the store; 0: none."""
+    """D, columns of their features in the store; 0: none."""
+    relations: int = 0
+    """R, of a graph with types, whose edges are sorted by (destination, relation, source); else 0."""
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return self.offsets[-1]
+
+    @property
+    def cells(self) -> Cells:
+        """Ranges of destinations."""
+        return Cells(self.offsets)
 
     @property
     def both_ways(self) -> bool:
@@ -65,24 +76,50 @@ class EdgeWork:
         return ("forward", "backward") if self.both_ways else ("forward",)
 
 
-def spill_edges(work: EdgeWork, table: Table, number: int, span: Span) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EdgeTable:
+    """The edges of a table, which are those of one relation."""
+
+    table: Table
+    spans: tuple[Span, ...]
+    """Its rows in pieces; none where a task has one of them."""
+    batch_rows: int
+    """Edges handled at a time."""
+    weighted: bool
+    """True if it has weights that are read. Without, an edge counts 1 in a graph with weights."""
+    columns: tuple[str, ...] = ()
+    """Columns of features."""
+    relation: RelationType | None = None
+    """None: there is one type of edges."""
+    width: int = 0
+    """Columns of features in the store, at most those of `EdgeWork`."""
+    maps: tuple[NodeMap, ...] = ()
+    """Numbers of the nodes at both ends, within their types."""
+    kinds: tuple[int, int] = (0, 0)
+    """Node types of both ends."""
+    number: int = 0
+    """Number of the relation."""
+    reverse: int | None = None
+    """Number of the relation of the same edges turned round, if there is one."""
+
+
+def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
-    num_nodes = work.nodes.num_nodes
-    cells, shift = cells_of(num_nodes), shift_of(num_nodes)
-    seen = dict(_NOTHING)
-    columns = (*ENDS, *(("weight",) if work.weighted else ()), *work.columns)
-    writers = [RunWriter(work.folder / way, number, work.fields, cells) for way in work.ways]
+    cells, seen = work.cells, dict(_NOTHING)
+    columns = (*ENDS, *(("weight",) if own.weighted else ()), *own.columns)
+    writers = [RunWriter(work.folder / way, number, work.fields, len(cells)) for way in work.ways]
     try:
         for writer in writers:
             writer.__enter__()
-        for batch in batches(table, span, columns, work.batch_rows):
-            edges = _cleaned(batch, work, seen, span.first)
+        for batch in batches(own.table, span, columns, own.batch_rows):
+            edges = _cleaned(batch, work, own, seen, span.first)
             if edges is None:
                 continue
             src, dst, w = edges
-            for writer, (a, b) in zip(writers, ((src, dst), (dst, src))):
-                keys = edge_keys(a, b, num_nodes)
-                writer.add((b >> shift).astype(np.int16), keys, *(x for x in (w.weight, w.rows) if x is not None))
+            more = [x for x in (w.weight, w.rows) if x is not None]
+            for at, a, b, kind, relation in _ways(work, own, src, dst):
+                rows = b.astype(np.int64) * work.relations + relation if work.relations else b
+                writers[at].add(cells.of(b, kind), edge_keys(a, rows, work.num_nodes), *more)
     except BaseException as e:
         for writer in writers:
             writer.__exit__(type(e), e, None)
@@ -90,6 +127,17 @@ def spill_edges(work: EdgeWork, table: Table, number: int, span: Span) -> dict[s
     for writer in writers:
         writer.__exit__(None, None, None)
     return seen
+
+
+def _ways(
+    work: EdgeWork, own: EdgeTable, src: AnyArray, dst: AnyArray
+) -> Iterator[tuple[int, AnyArray, AnyArray, int, int]]:
+    """Edges as they are spilled: number of the folder, sources, destinations, their node type, and the relation."""
+    yield 0, src, dst, own.kinds[1], own.number
+    if work.both_ways:
+        yield 1, dst, src, own.kinds[0], own.number
+    if own.reverse is not None:
+        yield 0, dst, src, own.kinds[0], own.reverse
 
 
 _NOTHING: dict[str, Any] = {
@@ -109,7 +157,9 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any], first: int) -> tuple[AnyArray, AnyArray, OfEdges] | None:
+def _cleaned(
+    batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], first: int
+) -> tuple[AnyArray, AnyArray, OfEdges] | None:
     """Ends and values of the edges of a batch; None if they have defects that no option mends."""
     begin = first + seen["edges"]
     seen["edges"] += batch.num_rows
@@ -118,27 +168,35 @@ def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any], first: int) -> tu
     if any(nulls) or not batch.num_rows:
         return None
     ends = []
-    for i, end in enumerate(ENDS):
-        numbers, unknown, first_unknown = work.nodes.numbers(batch[end])
+    for i, (end, known, kind) in enumerate(zip(ENDS, own.maps, own.kinds)):
+        numbers, unknown, first_unknown = known.numbers(batch[end])
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= known.num_nodes:  # ids that are numbers of rows
+            outside = (numbers < 0) | (numbers >= known.num_nodes)
+            unknown, first_unknown = int(outside.sum()), str(numbers[np.argmax(outside)])
         if unknown:
             seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or first_unknown)
             seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + unknown)
-        seen["least"] = _put(seen["least"], i, min(seen["least"][i], int(numbers.min())))
-        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], int(numbers.max())))
-        ends.append(numbers)
-    if any(seen["unknown"]) or min(seen["least"]) < 0 or max(seen["largest"]) >= work.nodes.num_nodes:
+        seen["least"] = _put(seen["least"], i, min(seen["least"][i], low))
+        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], high))
+        ends.append(numbers.astype(np.int64) + work.offsets[kind] if kind else numbers)
+    if any(seen["unknown"]):
         return None
     w, rows = None, None
-    if work.width:
-        rows = _feature_rows(batch, work)
+    if own.width:
+        rows = _feature_rows(batch, own)
         count, row = unusable_edge_rows(rows)
         if count and not seen["unusable"]:
             seen["first_unusable"] = begin + row
         seen["unusable"] += count
-    if work.weighted:
+    if own.width < work.width:
+        rows = _widened(rows, batch.num_rows, work.width)
+    if own.weighted:
         w, faults = as_weights(numbers_of(batch["weight"], "edges.weight"))
         both = WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]) + faults
         seen["infinite"], seen["negative"], seen["least_weight"] = both.infinite, both.negative, both.least
+    elif work.weighted:
+        w = np.ones(batch.num_rows, np.float32)
     src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows), work.options)
     if loops and not seen["loops"]:
         seen["first_loop"] = first_loop
@@ -146,16 +204,24 @@ def _cleaned(batch: Any, work: EdgeWork, seen: dict[str, Any], first: int) -> tu
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
 
 
-def _feature_rows(batch: Any, work: EdgeWork) -> AnyArray:
+def _feature_rows(batch: Any, own: EdgeTable) -> AnyArray:
     """float32 [n, D]. Raises UnequalListsError for lists that are null or of several lengths."""
     try:
-        rows = feature_rows(batch, work.columns, "edges")
+        rows = feature_rows(batch, own.columns, own.table.called)
     except InputError as e:
         raise (UnequalListsError() if "lists" in str(e) or "nulls" in str(e) else e) from e
-    if rows is None or rows.shape[1] != work.width:
+    if rows is None or rows.shape[1] != own.width:
         raise UnequalListsError
     with np.errstate(over="ignore"):
         return np.array(rows, np.float32, order="C")
+
+
+def _widened(rows: AnyArray | None, count: int, width: int) -> AnyArray:
+    """float32 [count, width], zero beyond the columns of `rows`."""
+    out = np.zeros((count, width), np.float32)
+    if rows is not None:
+        out[:, : rows.shape[1]] = rows
+    return out
 
 
 def _put(pair: tuple[Any, Any], i: int, value: Any) -> tuple[Any, Any]:
@@ -201,7 +267,7 @@ def sorted_file(folder: Path, what: str, number: int) -> Path:
 
 def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
     """Sort the edges in the cells ``[first, stop)`` into rows, merge duplicates and add reverses."""
-    num_nodes, shift = work.nodes.num_nodes, shift_of(work.nodes.num_nodes)
+    num_nodes, cells = work.num_nodes, work.cells
     (work.folder / "sorted").mkdir(exist_ok=True)
     keys, w = _sorted_way(work, "forward", tasks, first, stop)
     keys, w, repeats = merge(keys, w, work.options)
@@ -214,8 +280,16 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
         else:
             keys, w = with_reverses(keys, w, back, back_w)
         del back, back_w
-    begin, end = first << shift, min(stop << shift, num_nodes)
-    keys -= begin * num_nodes
+    begin, end = cells.begin(first), cells.begin(stop)
+    keys -= begin * num_nodes * max(1, work.relations)
+    if work.relations:
+        dst = keys // num_nodes
+        kinds = (dst % work.relations).astype(edge_dtype(work.relations))
+        kinds.tofile(sorted_file(work.folder, "edge_type", number))
+        record["of_relations"] = np.bincount(kinds, minlength=work.relations).tolist()
+        # Without the relation they are keys of (destination, source), which need not ascend here.
+        keys -= (dst - dst // work.relations) * num_nodes
+        del dst, kinds
     indptr, indices = rows_of_keys(keys, num_nodes, end - begin)
     indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
     indices.tofile(sorted_file(work.folder, "indices", number))
@@ -238,10 +312,10 @@ def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> 
     return sort_keys(keys, OfEdges(others[0] if others else None, rows))
 
 
-def edge_bytes(work: EdgeWork) -> tuple[int, int]:
-    """Bytes on disk of an edge that is spilled, and of one that is sorted."""
+def edge_bytes(work: EdgeWork, turned: bool) -> tuple[int, int]:
+    """Bytes on disk of an edge that is spilled, and of one that is sorted; twice that if relations are `turned`."""
     record = sum(field.nbytes for field in work.fields)
-    ways = len(work.ways)
     widest = 2 if work.options.direction == "undirected" else 1
-    placed = index_dtype(work.nodes.num_nodes).itemsize + 4 * work.weighted + 4 * work.width
-    return ways * record, widest * placed
+    placed = index_dtype(work.num_nodes).itemsize + 4 * work.weighted + 4 * work.width
+    placed += edge_dtype(work.relations).itemsize if work.relations else 0
+    return (1 + turned) * len(work.ways) * record, (1 + turned) * widest * placed

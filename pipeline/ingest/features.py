@@ -1,6 +1,6 @@
 """Features: read in slices of rows, cleaned, and written where their nodes' numbers say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ class FeatureWork:
         return (Field("int64"), Field("float32", (self.matrix.shape[1],)))
 
 
-def feature_width(table: Table, spans: list[Span], columns: tuple[str, ...]) -> int:
+def feature_width(table: Table, spans: Sequence[Span], columns: tuple[str, ...]) -> int:
     """F, from the first row. Raises InputError if its lists are null."""
     for batch in batches(table, spans[0], columns, 1):
         if any(batch[c].null_count for c in columns if is_list(batch[c].type)):
             raise UnequalListsError
-        rows = feature_rows(batch, columns, table.stem)
+        rows = feature_rows(batch, columns, table.called)
         return 0 if rows is None else rows.shape[1]
     raise AssertionError("a span has rows")
 
@@ -125,8 +125,8 @@ class _Seen:
         return {"unusable": self.unusable, "first_unusable": self.first, "largest": self.largest}
 
 
-def explain_lists(table: Table, spans: list[Span], columns: list[str], rows: int) -> InputError:
-    """The error for lists that are null or of several lengths; reads the columns again."""
+def explain_lists(table: Table, spans: Sequence[Span], columns: Sequence[str], rows: int) -> InputError | None:
+    """The error for lists that are null or of several lengths, None if there are none; reads the columns again."""
     lists = [c for c in columns if c in table.empty.column_names and is_list(table.empty.schema.field(c).type)]
     for name in lists:
         nulls, width, ragged = 0, None, None
@@ -140,10 +140,10 @@ def explain_lists(table: Table, spans: list[Span], columns: list[str], rows: int
                         ragged = (first + row, len(length)) if len(length) != width else None
                 first += batch.num_rows
         if nulls:
-            return InputError(f"column {table.stem}.{name} holds {nulls} nulls; expected a list in every row")
+            return InputError(f"column {table.called}.{name} holds {nulls} nulls; expected a list in every row")
         if ragged is not None:
             return InputError(
-                f"column {table.stem}.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); "
+                f"column {table.called}.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); "
                 "expected one length"
             )
-    raise AssertionError("all lists have one length")
+    return None

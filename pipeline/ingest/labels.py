@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...storage.dataset import MATRIX_TASKS, SPLITS
-from ...storage.fingerprint import array_digest, digest_record
+from ...storage.fingerprint import array_digest
 from ..datasets.cleaning.clean import names_of_classes
 from ..datasets.cleaning.labels import clean_labels
 from ..datasets.cleaning.options import ReadOptions
@@ -45,7 +45,6 @@ def settle_labels(
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():
         ids.tofile(folder / name)
-    digests = {name: array_digest(array) for name, array in {"labels": y, **parts}.items()}
     return {
         "shape": list(y.shape),
         "dtype": str(y.dtype),
@@ -56,9 +55,5 @@ def settle_labels(
         "notes": notes,
         "split_notes": split_notes,
         "sizes": {name: len(ids) for name, ids in parts.items()},
-        "digests": digests,
-        "fingerprint": {
-            "labels": digest_record({"labels": digests["labels"]}),
-            "split": digest_record({name: digests[name] for name in SPLITS}),
-        },
+        "digests": {name: array_digest(ids) for name, ids in parts.items()},
     }

@@ -172,9 +172,11 @@ def _repeated_rows(index: AnyArray, mask: np.uint64, names: NodeNames) -> Iterat
         held = entries[last:]
 
 
-def name_ids(folder: Path, number: int, first: int, stop: int) -> dict[str, Any]:
-    """Write the names of nodes that have integer ids with gaps."""
-    names = numbers_as_names(np.array(_mapped(folder / "ids.npy")[first:stop]))
-    names.text.tofile(folder / f"names-{number:06d}.text")
-    names.starts[1:].tofile(folder / f"names-{number:06d}.starts")
+def name_ids(nodes: NodeMap, number: int, first: int, stop: int) -> dict[str, Any]:
+    """Write the names of some nodes that are called by integers: ids with gaps, or their own numbers."""
+    gaps = nodes.kind == "gaps"
+    ids = np.array(_mapped(nodes.folder / "ids.npy")[first:stop]) if gaps else np.arange(first, stop)
+    names = numbers_as_names(ids)
+    names.text.tofile(nodes.folder / f"names-{number:06d}.text")
+    names.starts[1:].tofile(nodes.folder / f"names-{number:06d}.starts")
     return {"rows": stop - first, "bytes": len(names.text)}

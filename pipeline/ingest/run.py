@@ -3,20 +3,29 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import FEATURES_FILE, KIND, NARROW
+from ...storage.dataset_store import KIND, NARROW, features_file
 from ...storage.errors import InputError
-from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
+from ...storage.fingerprint import (
+    GRAPH_DIGESTS,
+    describe_features,
+    digest_of_leaves,
+    digest_record,
+    feature_sample_digest,
+    typed_fingerprint,
+)
 from ...storage.graph import check_edge_rows, degree_summary, index_dtype
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow import FeatureDtype
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.typed.graph_types import GraphTypes, RelationType, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.edges import (
     IGNORED,
@@ -29,7 +38,7 @@ from ..datasets.cleaning.edges import (
     tell_repeats,
     tell_reverses,
 )
-from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps, unknown
+from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import is_csv
 from ..datasets.readers.parquet import (
@@ -43,22 +52,16 @@ from ..datasets.readers.parquet import (
 )
 from . import edges as edge_tasks
 from . import features as feature_tasks
-from .arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
+from .arrays import Matrix, Output, Piece, make_outputs, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
+from .edges import EdgeTable
 from .labels import settle_labels
-from .names import NodeMap, index_names, name_ids, sort_ids
-from .scan import UnequalListsError, ascend, scan_nodes
+from .nodes import IdColumn, NodeTable, are_text
+from .scan import UnequalListsError
 from .scratch import STORE
-from .source import Source, describe, import_csv, spans_of
-from .spill import cell_sizes, cells_of, shift_of
+from .source import IDS, File, Source, Table, describe, import_csv, spans_of
+from .spill import cell_sizes
 from .tasks import Stages
-
-SCAN_BYTES = 48
-"""Bytes of a node's id, label and split in memory, about."""
-SPAN_ROWS = 1 << 16
-"""Fewest nodes of a task, unless there are no more."""
-SEAMS_PER_TASK = 16
-"""Chunks of features with several writers that one task joins."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Settings:
 
 
 class Ingest:
-    """One ingest, in the folder of `stages`. Call `run`."""
+    """One ingest of a table of nodes and one of edges, in the folder of `stages`. Call `run`."""
 
     def __init__(self, source: Source, settings: Settings, budget: Budget, stages: Stages) -> None:
         self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
@@ -93,79 +96,71 @@ class Ingest:
             RunError: a task failed; the same command goes on.
         """
         self._describe()
-        self._check_space()
-        self._number_nodes()
+        self.nodes.number(self.ids_are_text, self.settings.options, self.notes)
+        self._put_names([self.nodes])
         with self._named():
-            self._settle_labels()
-        totals = self._spill_edges()
+            self._settle_labels(self.nodes)
+        self._spill_edges()
         with self._named():
-            groups = self._sort_edges(totals)
+            groups = self._sort_edges()
             self.notes += self.labels["notes"]
             features = self._write_features(groups)
             self.notes += self.labels["split_notes"]
-        self._write_manifest(features)
+        self._write_manifest([features])
 
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Context whose refusals begin with the name of the input."""
         try:
-            yield
-        except UnequalListsError as e:
-            raise self._explained() from e
+            with self.nodes.explained():
+                yield
         except InputError as e:
+            if isinstance(e.__cause__, UnequalListsError):
+                raise
             raise InputError(f"{self.source.name}: {e}") from e
 
     # -- what is there
 
+    def _table(self, files: Sequence[File], stem: str, stage: str, title: str | None = None) -> Table:
+        """The schema of a table; CSV is imported first. Whether its ids are numbers is in `flags`."""
+        imported = None
+        if is_csv(files[0]):
+            imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(files))]
+            items = [(file, stem, into) for file, into in zip(files, imported)]
+            found = self.stages.run(f"import-{stage}", f"reading {title or stem} from CSV", import_csv, items)
+            self.flags[stage] = {key: all(f.get(key) for f in found) for key in IDS[stem]}
+        return describe(files, stem, imported, title)
+
     def _describe(self) -> None:
         """The schemas of both tables, and what they refuse before any row is read."""
-        tables, flags = {}, {}
-        for stem, files in (("nodes", self.source.nodes), ("edges", self.source.edges)):
-            imported = None
-            if is_csv(files[0]):
-                imported = [self.folder / "import" / f"{stem}-{k:06d}.parquet" for k in range(len(files))]
-                items = [(file, stem, into) for file, into in zip(files, imported)]
-                flags[stem] = self.stages.run(f"import-{stem}", f"reading {stem} from CSV", import_csv, items)
-            tables[stem] = describe(files, stem, imported)
-            if stem == "nodes" and not tables[stem].rows:
-                raise InputError(
-                    f"{self.source.path}: there are no nodes; expected a row for each node in {files[0].name}"
-                )
-        self.nodes, self.edges = tables["nodes"], tables["edges"]
-        options, path, empty = self.settings.options, self.source.path, self.nodes.empty
-        self.label_columns = label_columns(empty, path, options)
-        labels_of(empty, self.label_columns)
-        self.feature_columns = chosen_features(empty, path, options, self.notes)
-        feature_rows(empty, self.feature_columns)
-        self.edge_columns = edge_columns(self.edges.empty, path, options, self.notes)
-        feature_rows(self.edges.empty, self.edge_columns, "edges")
-        self.ids_are_text = self._check_ids(flags)
-        has_weight = "weight" in self.edges.empty.column_names
-        if has_weight:
-            numbers_of(self.edges.empty["weight"], "edges.weight")
-        self.weighted = has_weight and options.edge_weights == "use"
-        self.ignored = has_weight and not self.weighted
-        row = 4 * len(self.feature_columns) + 2 * self.nodes.row_bytes
-        self.row_batch = self.budget.rows(row)
-        self.node_spans = spans_of(self.nodes, max(self.budget.span(self.row_batch, self.nodes.rows), SPAN_ROWS))
-        row = 4 * len(self.edge_columns) + 2 * self.edges.row_bytes if self.edge_columns else 0
-        self.edge_batch = self.budget.edge_batch(self.weighted, row)
-        self.edge_spans = spans_of(self.edges, self.budget.span(self.edge_batch, self.edges.rows))
-        self.edge_width = self._edge_feature_width()
+        self.flags: dict[str, dict[str, bool]] = {}
+        options, source, path = self.settings.options, self.source, self.source.path
+        nodes, edges = (self._table(files, s, s) for s, files in (("nodes", source.nodes), ("edges", source.edges)))
+        if not nodes.rows:
+            raise InputError(f"{path}: there are no nodes; expected a row for each node in {source.nodes[0].name}")
+        of_labels = label_columns(nodes.empty, path, options)
+        labels_of(nodes.empty, of_labels)
+        of_features = chosen_features(nodes.empty, path, options, self.notes)
+        feature_rows(nodes.empty, of_features)
+        of_edges = edge_columns(edges.empty, path, options, self.notes)
+        feature_rows(edges.empty, of_edges, "edges")
+        self.ids_are_text = self._check_ids(nodes, edges)
+        has_weight = "weight" in edges.empty.column_names
+        self.ignored = has_weight and options.edge_weights != "use"
+        self.nodes = NodeTable(nodes, self.folder, self.stages, self.budget, of_labels, of_features)
+        self.tables = [self._edge_table(edges, of_edges)]
+        self._check_space([self.nodes], self._edge_work((0, nodes.rows)), turned=False)
 
-    def _check_ids(self, flags: dict[str, list[dict[str, Any]]]) -> bool:
+    def _check_ids(self, nodes: Table, edges: Table) -> bool:
         """True if ids are text."""
         path, types = self.source.path, {}
-        for table, key in ((self.edges, "src"), (self.edges, "dst"), (self.nodes, "id")):
+        for table, key in ((edges, "src"), (edges, "dst"), (nodes, "id")):
             if key == "id" and key not in table.empty.column_names:
                 continue
-            kind, what = column_of(table.empty, key, table.stem, path).type, f"{table.stem}.{key}"
-            check_id_column(what, kind, 0, table.from_csv)
-            numbers = table.from_csv and all(found.get(key) for found in flags[table.stem])
-            types[what] = (kind, pa.int64() if numbers else kind)
-        if all(pa.types.is_integer(kind) for _, kind in types.values()):
+            column_of(table.empty, key, table.stem, path)
+            types[f"{table.stem}.{key}"] = self._id_column(table, table.stem, key)
+        if not are_text(types):
             return False
-        check_one_kind({what: kind for what, (kind, _) in types.items()})
         if "nodes.id" not in types:
             raise InputError(
                 f"{path}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges "
@@ -173,124 +168,106 @@ class Ingest:
             )
         return True
 
-    def _check_space(self) -> None:
-        spilled, placed = edge_tasks.edge_bytes(self._edge_work(NodeMap("rows", self.folder, self.nodes.rows)))
-        width = self._width() or 2
-        in_order = "id" not in self.nodes.empty.column_names
-        need = DiskNeed(self.nodes.rows, self.edges.rows, width, spilled, placed, in_order).nbytes
+    def _id_column(self, table: Table, stage: str, key: str) -> IdColumn:
+        numbers = table.from_csv and self.flags[stage][key]
+        return IdColumn(table.empty.schema.field(key).type, table.from_csv, numbers)
+
+    def _edge_table(
+        self, table: Table, columns: tuple[str, ...], row_bytes: int = 0, relation: RelationType | None = None
+    ) -> EdgeTable:
+        """The rows of a table of edges in pieces, and the width of their features, which take `row_bytes` or more."""
+        weighted = "weight" in table.empty.column_names
+        if weighted:
+            numbers_of(table.empty["weight"], f"{table.called}.weight")
+        weighted = weighted and self.settings.options.edge_weights == "use"
+        row = 4 * len(columns) + 2 * table.row_bytes if columns else 0
+        batch = self.budget.edge_batch(weighted, max(row, row_bytes))
+        spans = spans_of(table, self.budget.span(batch, table.rows))
+        rows = feature_rows(table.empty, columns, table.called)
+        own = EdgeTable(table, tuple(spans), batch, weighted, columns, relation, 0 if rows is None else rows.shape[1])
+        if not columns or not table.rows:
+            return own
+        try:
+            return replace(own, width=feature_tasks.feature_width(table, spans, columns))
+        except UnequalListsError as e:
+            raise self._explained(own) from e
+
+    def _check_space(self, nodes: Sequence[NodeTable], work: edge_tasks.EdgeWork, turned: bool) -> None:
+        """Raise InputError unless there is space for spilled and sorted edges, `turned` round too, and the store."""
+        spilled, placed = edge_tasks.edge_bytes(work, turned)
+        total = sum(own.table.rows for own in self.tables)
+        # Features made of degrees have two columns.
+        values = sum(own.feature_values for own in nodes) or (0 if work.relations else 2 * work.num_nodes)
+        need = DiskNeed(work.num_nodes, total, values, spilled, placed).nbytes
         check_disk(self.folder.parent, need, held_by(self.folder))
 
-    def _width(self) -> int:
-        if not self.feature_columns:
-            return 0
-        try:
-            self.width = feature_tasks.feature_width(self.nodes, self.node_spans, self.feature_columns)
-        except UnequalListsError as e:
-            raise self._explained() from e
-        return self.width
-
-    def _explained(self) -> InputError:
-        columns = [*self.label_columns, *self.feature_columns]
-        return feature_tasks.explain_lists(self.nodes, self.node_spans, columns, self.row_batch)
-
-    def _edge_feature_width(self) -> int:
-        """D, from the first row."""
-        if not self.edge_columns or not self.edges.rows:
-            rows = feature_rows(self.edges.empty, self.edge_columns, "edges")
-            return 0 if rows is None else rows.shape[1]
-        try:
-            return feature_tasks.feature_width(self.edges, self.edge_spans, self.edge_columns)
-        except UnequalListsError as e:
-            raise self._explained_edges() from e
-
-    def _explained_edges(self) -> InputError:
-        return feature_tasks.explain_lists(self.edges, self.edge_spans, list(self.edge_columns), self.edge_batch)
+    def _explained(self, *tables: EdgeTable) -> InputError:
+        """The error for lists of several lengths in some of the tables of edges."""
+        found = [feature_tasks.explain_lists(t.table, t.spans, t.columns, t.batch_rows) for t in tables]
+        own, error = next((own, error) for own, error in zip(tables, found) if error is not None)
+        return error if own.relation is None else InputError(f"relation {','.join(own.relation)}: {error}")
 
     # -- nodes
 
-    def _number_nodes(self) -> None:
-        """Numbers of the nodes from their ids; labels and split as they are, in files."""
-        rows = max(1, min(self.budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
-        more = rows, self.ids_are_text, self.label_columns
-        items = [(self.folder, self.nodes, k, span, *more) for k, span in enumerate(self.node_spans)]
-        try:
-            self.scanned = self.stages.run("scan", "reading ids and labels", scan_nodes, items)
-        except UnequalListsError as e:
-            raise self._explained() from e
-        check_id_column("nodes.id", pa.int64(), sum(r["nulls"] for r in self.scanned), self.nodes.from_csv)
-        total, spans = self.nodes.rows, [(span.first, span.rows) for span in self.node_spans]
-        kind = "rows"
-        if self.ids_are_text:
-            kind = "text"
-            self.stages.run("number", "numbering names", index_names, [(self.folder, len(spans))])
-        elif "id" in self.nodes.empty.column_names and not all(r.get("are_rows") for r in self.scanned):
-            (ends,) = self.stages.run("number", "sorting ids", sort_ids, [(self.folder, spans)])
-            gaps = have_gaps(total, ends["least"], ends["largest"], self.settings.options, self.notes)
-            kind = "gaps" if gaps else "dense"
-        self.map = NodeMap(kind, self.folder, total)
-        self._name_nodes()
-
-    def _name_nodes(self) -> None:
-        """Outputs with the names of nodes that have others than their numbers."""
-        if self.map.kind == "text":
-            text = self.folder / "names.text"
-            starts = self.folder / "starts.npy"
-            offset = starts.stat().st_size - 8 * (self.map.num_nodes + 1)
-            pieces = (Piece(text, text.stat().st_size),), (Piece(starts, self.map.num_nodes + 1, 0, offset),)
-        elif self.map.kind == "gaps":
-            step, total = 1 << 20, self.map.num_nodes
-            items = [(self.folder, k, i, min(i + step, total)) for k, i in enumerate(range(0, total, step))]
-            named = self.stages.run("name", "writing names", name_ids, items)
-            before = np.cumsum([0, *(r["bytes"] for r in named)]).tolist()
-            path = self.folder
-            pieces = (
-                tuple(Piece(path / f"names-{k:06d}.text", r["bytes"]) for k, r in enumerate(named)),
-                (
-                    Piece(None, 1),
-                    *(Piece(path / f"names-{k:06d}.starts", r["rows"], before[k]) for k, r in enumerate(named)),
-                ),
-            )
-        else:
+    def _put_names(self, tables: Sequence[NodeTable]) -> None:
+        """Outputs with the names of the nodes, if some have others than their numbers."""
+        if not any(own.is_named for own in tables):
             return
-        self.outputs += [
-            Output("node_name_text", "uint8", pieces[0]),
-            Output("node_name_starts", "int64", pieces[1]),
-        ]
+        texts, starts, before = list[Piece](), [Piece(None, 1)], 0
+        for own in tables:
+            text, ends = own.names()
+            texts += text
+            starts += [piece._replace(base=piece.base + before) for piece in ends]
+            before += sum(piece.rows for piece in text)
+        self.outputs.append(Output("node_name_text", "uint8", tuple(texts)))
+        self.outputs.append(Output("node_name_starts", "int64", tuple(starts)))
 
-    def _settle_labels(self) -> None:
-        spans = [(span.first, span.rows) for span in self.node_spans]
+    def _settle_labels(self, nodes: NodeTable, others: int = 0) -> None:
+        """Labels and split of the nodes; so many others behind them have none."""
         chosen = self.settings.options, self.settings.split, self.settings.seed
-        item = (self.map, spans, self.scanned, *chosen, self.label_columns)
+        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.label_columns)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
-        shape, folder = self.labels["shape"], self.folder
-        labels = Piece(folder / "labels", shape[0])
-        self.outputs.append(Output("labels", self.labels["dtype"], (labels,), entry=tuple(shape[1:])))
+        (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
+        pieces = [Piece(folder / "labels", count)]
+        if others:
+            pieces.append(Piece(None, others, np.nan if entry else -1))
+        self.outputs.append(Output("labels", dtype, tuple(pieces), dtype, tuple(entry)))
         for name in SPLITS:
             self.outputs.append(Output(name, "int64", (Piece(folder / name, self.labels["sizes"][name]),)))
 
     # -- edges
 
-    def _edge_work(self, nodes: NodeMap) -> edge_tasks.EdgeWork:
-        of_edges = self.edge_columns, self.edge_width
-        return edge_tasks.EdgeWork(self.folder, self.settings.options, nodes, self.weighted, self.edge_batch, *of_edges)
+    def _edge_work(self, offsets: tuple[int, ...], relations: int = 0) -> edge_tasks.EdgeWork:
+        weighted, width = any(own.weighted for own in self.tables), max(own.width for own in self.tables)
+        return edge_tasks.EdgeWork(self.folder, self.settings.options, offsets, weighted, width, relations)
 
-    def _spill_edges(self) -> dict[str, Any]:
-        work = self._edge_work(self.map)
-        items = [(work, self.edges, k, span) for k, span in enumerate(self.edge_spans)]
+    def _spilled(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
+        """Spill the edges of all tables; what was seen of each."""
+        every = [(replace(own, spans=()), span) for own in self.tables for span in own.spans]
+        items = [(work, own, k, span) for k, (own, span) in enumerate(every)]
         try:
-            totals = edge_tasks.total_of(self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items))
+            seen = self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items)
         except UnequalListsError as e:
-            raise self._explained_edges() from e
+            raise self._explained(*self.tables) from e
+        ends = np.cumsum([len(own.spans) for own in self.tables]).tolist()
+        return [edge_tasks.total_of(seen[end - len(own.spans) : end]) for own, end in zip(self.tables, ends)]
+
+    def _spill_edges(self) -> None:
+        known = self.nodes.map
+        self.tables = [replace(self.tables[0], maps=(known, known))]
+        self.work = self._edge_work((0, known.num_nodes))
+        (self.totals,) = self._spilled(self.work)
+        totals, (table,) = self.totals, self.tables
         kind = pa.string() if self.ids_are_text else pa.int64()
         for what, count in zip(edge_tasks.ENDS, totals["nulls"]):
-            check_id_column(f"edges.{what}", kind, count, self.edges.from_csv)
+            check_id_column(f"edges.{what}", kind, count, table.table.from_csv)
         for what, count, first in zip(edge_tasks.ENDS, totals["unknown"], totals["first_unknown"]):
-            if count:
+            if count and self.nodes.is_named:
                 raise unknown(count, f"edges.{what}", first)
-        return totals
 
-    def _sort_edges(self, totals: dict[str, Any]) -> list[dict[str, Any]]:
-        options, notes, num_nodes = self.settings.options, self.notes, self.map.num_nodes
+    def _sort_edges(self) -> list[dict[str, Any]]:
+        totals, work = self.totals, self.work
+        options, notes, num_nodes = work.options, self.notes, work.num_nodes
         if totals["edges"]:
             for name, low, high in zip(("source", "destination"), totals["least"], totals["largest"]):
                 check_range(name, low, high, num_nodes)
@@ -301,16 +278,20 @@ class Ingest:
         tell_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
             notes.append(REVERSED)
-        work, tasks = self._edge_work(self.map), len(self.edge_spans)
-        groups = self._groups(work)
-        items = [(work, tasks, k, *cells) for k, cells in enumerate(groups)]
-        found = self.stages.run("sort", "sorting edges", edge_tasks.sort_edges, items)
+        found = self._sorted(work)
         repeats = [r["repeats"] for r in found]
         first = next((key for count, key in repeats if count), 0)
-        tell_repeats((sum(c for c, _ in repeats), first), num_nodes, self.weighted, self.edge_width > 0, options, notes)
+        tell_repeats((sum(c for c, _ in repeats), first), num_nodes, work.weighted, work.width > 0, options, notes)
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
         settled_direction(all(r["symmetric"] for r in found), before, options, None, notes)
         tell_reverses(before, after, notes)
+        return found
+
+    def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
+        """Sort the spilled edges, by ranges of destinations, into outputs."""
+        tasks = sum(len(own.spans) for own in self.tables)
+        items = [(work, tasks, k, *cells) for k, cells in enumerate(self._groups(work, tasks))]
+        found = self.stages.run("sort", "sorting edges", edge_tasks.sort_edges, items)
         degrees, at = np.unique(np.concatenate([r["degrees"] for r in found]), return_inverse=True)
         counts = np.bincount(at, np.concatenate([r["counts"] for r in found])).astype(np.int64)
         self.in_degree = degree_summary(degrees.astype(np.int64), counts)
@@ -318,30 +299,32 @@ class Ingest:
             shutil.rmtree(self.folder / way, ignore_errors=True)
         starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
 
-        def pieces(what: str, count: str) -> list[Piece]:
+        def pieces(what: str, count: str = "edges") -> list[Piece]:
             return [Piece(edge_tasks.sorted_file(self.folder, what, k), r[count]) for k, r in enumerate(found)]
 
         rises = [piece._replace(base=start) for piece, start in zip(pieces("indptr", "rows"), starts)]
         outputs = {"indptr": ("int64", [Piece(None, 1), *rises])}
-        outputs["indices"] = (str(index_dtype(num_nodes)), pieces("indices", "edges"))
-        if self.weighted:
-            outputs["edge_weight"] = ("float32", pieces("edge_weight", "edges"))
+        outputs["indices"] = (str(index_dtype(work.num_nodes)), pieces("indices"))
+        if work.weighted:
+            outputs["edge_weight"] = ("float32", pieces("edge_weight"))
         self.outputs += [
             Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
             for name, (dtype, parts) in outputs.items()
         ]
-        if self.edge_width:
-            rows, npy = tuple(pieces(OF_EDGES, "edges")), self.settings.features == "npy"
-            self.outputs.append(Output(OF_EDGES, "float32", rows, "float32", (self.edge_width,), npy))
+        if work.relations:
+            kind = str(edge_dtype(work.relations))
+            self.outputs.append(Output("edge_type", kind, tuple(pieces("edge_type")), kind))
+        if work.width:
+            rows, npy = tuple(pieces(OF_EDGES)), self.settings.features == "npy"
+            self.outputs.append(Output(OF_EDGES, "float32", rows, "float32", (work.width,), npy))
         return found
 
-    def _groups(self, work: edge_tasks.EdgeWork) -> list[tuple[int, int]]:
+    def _groups(self, work: edge_tasks.EdgeWork, tasks: int) -> list[tuple[int, int]]:
         """Ranges of cells that one task sorts each. They are kept: the spilled files are gone when edges are sorted."""
-        folder, cells = self.folder, cells_of(self.map.num_nodes)
 
         def measure() -> dict[str, Any]:
-            sizes = sum(cell_sizes(folder / way, len(self.edge_spans), cells) for way in work.ways)
-            most = self.budget.edge_group(self.weighted, 4 * self.edge_width)
+            sizes = sum(cell_sizes(self.folder / way, tasks, len(work.cells)) for way in work.ways)
+            most = self.budget.edge_group(work.weighted, 4 * work.width)
             return {"groups": edge_tasks.groups_of(np.asarray(sizes), most)}
 
         found = self.stages.run_here("groups", measure)
@@ -349,86 +332,91 @@ class Ingest:
 
     # -- features and the rest
 
-    def _write_features(self, groups: Sequence[dict[str, Any]]) -> tuple[Matrix, dict[int, str]]:
-        """Write the features. Returns their array, and the digests of its leaves by first row."""
-        options, degrees = self.settings.options, not self.feature_columns or not self.width
-        shape = (self.map.num_nodes, 2 if degrees else self.width)
+    def _write_features(self, groups: Sequence[dict[str, Any]]) -> "Written":
+        options, nodes = self.settings.options, self.nodes
+        shape = nodes.map.num_nodes, nodes.width or 2
         matrix = Matrix(self.store, shape, self.settings.features == "npy", kind=self.settings.feature_dtype)
-        self.feature_entries = matrix.make()
-        work = feature_tasks.FeatureWork(self.folder, options, self.map, matrix, self.feature_columns, self.row_batch)
-        if degrees:
-            columns_of.tell_missing(options, self.notes)
-            begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
-            items = [(work, k, begins[k], r["rows"]) for k, r in enumerate(groups)]
-            written = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
-        else:
-            written = self._features_of_rows(work)
-        chunks = seams_of(written, matrix.chunk)
-        items = [
-            (matrix, self.folder / "seams", chunks[i : i + SEAMS_PER_TASK])
-            for i in range(0, len(chunks), SEAMS_PER_TASK)
-        ]
-        joined = self.stages.run("seams", "joining features", join_seams, items)
-        return matrix, {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}
+        entries = matrix.make()
+        if nodes.width:
+            return Written(matrix, entries, nodes.write_features(matrix, options, self.notes))
+        columns_of.tell_missing(options, self.notes)
+        work = feature_tasks.FeatureWork(self.folder, options, nodes.map, matrix, nodes.feature_columns, 1)
+        begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
+        items = [(work, k, begins[k], r["rows"]) for k, r in enumerate(groups)]
+        made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
+        return Written(matrix, entries, nodes.joined(matrix, made))
 
-    def _features_of_rows(self, work: feature_tasks.FeatureWork) -> list[dict[str, Any]]:
-        items = [(work, self.nodes, k, span) for k, span in enumerate(self.node_spans)]
-        moved = self.map.kind in ("dense", "gaps") and not ascend(self.scanned)
-        task = feature_tasks.spill_features if moved else feature_tasks.write_features
-        seen = self.stages.run("features", "features", task, items)
-        faults = [r for r in seen if r["unusable"]]
-        first = min((r["first_unusable"] for r in faults), default=0)
-        options = self.settings.options
-        columns_of.tell_unusable(sum(r["unusable"] for r in faults), first, options, self.notes)
-        columns_of.tell_normalized(max((r["largest"] for r in seen), default=0.0), options, self.notes)
-        if not moved:
-            return seen
-        cells = cells_of(self.map.num_nodes)
-        row = 8 + 4 * work.matrix.shape[1]
-        most = max(1, self.budget.task_bytes // (3 * row))
-        sizes = np.full(cells, 1 << shift_of(self.map.num_nodes))
-        items = [(work, len(seen), k, *c) for k, c in enumerate(edge_tasks.groups_of(sizes, most))]
-        gathered = self.stages.run("gather", "features in order", feature_tasks.gather_features, items)
-        shutil.rmtree(self.folder / "features", ignore_errors=True)
-        return gathered
-
-    def _write_manifest(self, features: tuple[Matrix, dict[int, str]]) -> None:
-        """Write the other arrays, and the manifest."""
-        entries = make_outputs(self.store, self.outputs) | self.feature_entries
+    def _write_manifest(self, features: Sequence["Written"], types: GraphTypes | None = None, **meta: Any) -> None:
+        """Write the other arrays, and the manifest, which has `meta` too."""
+        entries = make_outputs(self.store, self.outputs)
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
         written = self.stages.run("arrays", "writing arrays", write_slice, items)
         leaves: dict[str, list[bytes]] = {output.name: [] for output in self.outputs}
         for (_, output, *_), record in zip(items, written):
             leaves[output.name].append(bytes.fromhex(record["leaves"]))
-        by_name = {output.name: output for output in self.outputs}
-        graph = {
-            name: digest_of_leaves(dtype, by_name[name].shape, leaves[name]) if name in by_name else None
-            for name, dtype in GRAPH_DIGESTS.items()
+        digest_of = {
+            o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in self.outputs if o.digest_dtype
         }
-        matrix, of_rows = features
-        digest = digest_of_leaves(np.float32, matrix.shape, [bytes.fromhex(of_rows[k]) for k in sorted(of_rows)])
+        graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
+        if types is not None:
+            graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
+        digests = {**self.labels["digests"], "labels": digest_of["labels"]}
+        of_rows = [each.fingerprint() for each in features]
         fingerprint = {
             "graph": digest_record(graph),
-            "features": describe_features(*matrix.shape, np.float32, digest),
-            **self.labels["fingerprint"],
+            "features": of_rows[0] if types is None else typed_fingerprint(of_rows),
+            "labels": digest_record({"labels": digests["labels"]}),
+            "split": digest_record({name: digests[name] for name in SPLITS}),
         }
-        if self.edge_width:
-            shape = by_name[OF_EDGES].shape
-            digest = digest_of_leaves(np.float32, shape, leaves[OF_EDGES])
-            fingerprint[OF_EDGES] = describe_features(shape[0], shape[1], np.float32, digest)
-        names = self.labels["class_names"]
-        meta: dict[str, Any] = {
+        if OF_EDGES in digest_of:
+            (shape,) = (o.shape for o in self.outputs if o.name == OF_EDGES)
+            fingerprint[OF_EDGES] = describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
+        kind, names = self.settings.feature_dtype, self.labels["class_names"]
+        for each in features:
+            entries |= each.entries
+            if each.matrix.npy:
+                meta[f"features_bytes{each.matrix.suffix}"] = (
+                    (self.store / features_file(each.matrix.suffix)).stat().st_size
+                )  # fmt: skip
+        total = sum(each.matrix.shape[0] for each in features)
+        meta |= {
             "name": self.source.name,
             "num_classes": self.labels["num_classes"],
             "task": self.labels["task"],
             "notes": self.notes,
             "features_format": self.settings.features,
-            **({"features_dtype": matrix.kind} if matrix.kind in NARROW else {}),
+            **({"features_dtype": kind} if kind in NARROW else {}),
             **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
             "in_degree": self.in_degree,
-            "digests": {**self.labels["digests"], "feature_sample": matrix.sample_digest()},
+            "digests": {**digests, "feature_sample": feature_sample_digest(total, sample_of(features))},
             **({} if names is None else {"class_names": list(names)}),
-            **({"has_unknown": self.labels["has_unknown"]} if self.labels["task"] == "multilabel" else {}),
-            **({"features_bytes": (self.store / FEATURES_FILE).stat().st_size} if matrix.npy else {}),
         }
+        if self.labels["task"] == "multilabel":
+            meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]
+        if types is not None:
+            meta["types"] = types.record()
         write_manifest(self.store, KIND, fingerprint, meta, entries)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Features of one node type that are written."""
+
+    matrix: Matrix
+    entries: dict[str, Any]
+    """For the manifest."""
+    leaves: dict[int, str]
+    """Digests of leaves by first row."""
+
+    def fingerprint(self) -> str:
+        """See `features_fingerprint`."""
+        shape = self.matrix.shape
+        leaves = [bytes.fromhex(self.leaves[first]) for first in sorted(self.leaves)]
+        return describe_features(*shape, np.float32, digest_of_leaves(np.float32, shape, leaves))
+
+
+def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:
+    """Sampled rows of all types, with zeros beyond the columns of each."""
+    found = [each.matrix.sample() for each in features]
+    width = max(1, *(rows.shape[1] for rows in found)) if len(found) > 1 else found[0].shape[1]
+    return np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in found])

@@ -23,14 +23,22 @@ def file_of(folder: Path, what: str, number: int) -> Path:
 
 
 def scan_nodes(
-    folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool, label_columns: Sequence[str]
+    folder: Path,
+    table: Table,
+    number: int,
+    span: Span,
+    rows: int,
+    ids_are_text: bool,
+    label_columns: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Write ids (unless they are the rows' numbers), labels and split codes of a span; return what else is to know."""
+    """Write ids (unless they are the rows' numbers), labels and split codes of a span; return what else is to know.
+    Without `label_columns` neither labels nor split are read."""
     (folder / "nodes").mkdir(exist_ok=True)
     found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
     classes: list[tuple[str, ...]] = []
     nulls, null_labels, names = 0, 0, []
-    for batch in batches(table, span, ("id", *label_columns, "split"), rows):
+    columns = ("id",) if label_columns is None else ("id", *label_columns, "split")
+    for batch in batches(table, span, columns, rows):
         if "id" in batch.column_names:
             column = batch["id"]
             nulls += column.null_count
@@ -40,6 +48,8 @@ def scan_nodes(
                 names.append(NodeNames.of_arrow(column))
             else:
                 found["id"].append(integers(column))
+        if label_columns is None:
+            continue
         labels, named, count = _labels(batch, label_columns)
         null_labels += count
         found["label"].append(labels)
@@ -49,7 +59,7 @@ def scan_nodes(
     record: dict[str, Any] = {"nulls": nulls, "rows": span.rows, "null_labels": null_labels}
     if nulls:
         return record
-    if len(label_columns) == 1 and is_text(table.empty.schema.field(label_columns[0]).type):
+    if label_columns and len(label_columns) == 1 and is_text(table.empty.schema.field(label_columns[0]).type):
         record["classes"] = _save_named(folder, number, found.pop("label"), classes)
     if found["id"]:
         ids = np.concatenate(found.pop("id"))

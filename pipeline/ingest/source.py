@@ -1,8 +1,8 @@
 """The tables that an ingest reads, and their rows in pieces."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, RunError
+from ...storage.typed.graph_types import RelationType
 from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
@@ -27,7 +28,9 @@ from ..datasets.readers.tables import (
     reading,
     renamed,
 )
-from .url_files import UrlFile, files_at, opened
+from ..datasets.readers.typed_names import are_typed, edge_files, node_files
+from ..datasets.readers.typed_tables import about
+from .url_files import UrlFile, files_at, names_at, opened
 
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at a time."""
@@ -70,6 +73,13 @@ class Table:
     row_bytes: int
     """Bytes of a row in memory, estimated."""
     from_csv: bool = False
+    title: str | None = None
+    """Name in messages, if it is another than `stem`."""
+
+    @property
+    def called(self) -> str:
+        """Its name in messages."""
+        return self.title or self.stem
 
 
 @dataclass(frozen=True)
@@ -81,11 +91,19 @@ class Source:
     edges: tuple[File, ...]
     nodes: tuple[File, ...]
     notes: tuple[str, ...] = ()
+    node_types: Mapping[str, tuple[File, ...]] = field(default_factory=dict)
+    """Files of each node type of a graph with several; empty: there is one."""
+    relations: Mapping[RelationType, tuple[File, ...]] = field(default_factory=dict)
+    """Files of each relation, likewise."""
 
 
 def find_source(path: Path | str, options: ReadOptions) -> Source:
     """The files of a folder of tables, or of a URL; or a file of edges and the one of nodes beside it. Raises
     InputError."""
+    at_url = isinstance(path, str)
+    names = names_at(path) if at_url else [f.name for f in path.iterdir()] if path.is_dir() else []
+    if are_typed(names):
+        return _typed_source(path, names)
     check_no_target(options)
     if isinstance(path, str):
         if options.nodes_file is not None:
@@ -100,6 +118,23 @@ def find_source(path: Path | str, options: ReadOptions) -> Source:
     return Source(path, name, (path,), (nodes,), (f"The nodes were read from {nodes}.",))
 
 
+def _typed_source(path: Path | str, names: list[str]) -> Source:
+    """The files of a folder, or of a URL, of tables of several types, whose names are given."""
+    at_url = isinstance(path, str)
+    name = PurePosixPath(path).name if at_url else path.resolve().name
+    with about(name):
+        if at_url:
+            names = [n for n in names if n.endswith(".parquet")]
+
+        def files(names: list[str]) -> tuple[File, ...]:
+            return tuple(UrlFile(path, n) if isinstance(path, str) else path / n for n in names)
+
+        nodes = {t: files(found) for t, found in node_files(names).items()}
+        edges = {key: files(found) for key, found in edge_files(names).items()}
+    of_edges, of_nodes = (tuple(f for found in table.values() for f in found) for table in (edges, nodes))
+    return Source(path, name, of_edges, of_nodes, (), nodes, edges)
+
+
 def stamp_of(path: File) -> tuple[int, int]:
     """Size and time of a file's last change."""
     if isinstance(path, UrlFile):
@@ -108,13 +143,16 @@ def stamp_of(path: File) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def describe(files: Sequence[File], stem: str, imported: Sequence[Path] | None = None) -> Table:
+def describe(
+    files: Sequence[File], stem: str, imported: Sequence[Path] | None = None, title: str | None = None
+) -> Table:
     """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
         files: the user's.
         stem: edges or nodes.
         imported: Parquet files that were made of them, if they are CSV.
+        title: name in messages, if it is another than `stem`.
 
     Raises:
         InputError: a file is neither, or their columns differ in type.
@@ -136,7 +174,7 @@ def describe(files: Sequence[File], stem: str, imported: Sequence[Path] | None =
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
         empty = plain(joined(empties, from_csv=imported is not None))
-    return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None)
+    return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None, title)
 
 
 def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:

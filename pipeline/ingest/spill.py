@@ -33,14 +33,45 @@ class Field(NamedTuple):
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
-def shift_of(count: int) -> int:
-    """Number of bits to drop from numbers below `count` to get their cell."""
-    return max(0, (max(count, 1) - 1) // CELLS).bit_length()
+def shift_of(count: int, most: int | None = None) -> int:
+    """Number of bits to drop from numbers below `count` to get their cell, of which there are at most `most`: by
+    default `CELLS`."""
+    return max(0, (max(count, 1) - 1) // (CELLS if most is None else most)).bit_length()
 
 
-def cells_of(count: int) -> int:
+def cells_of(count: int, most: int | None = None) -> int:
     """Number of cells for numbers below `count`."""
-    return (max(count, 1) - 1 >> shift_of(count)) + 1
+    return (max(count, 1) - 1 >> shift_of(count, most)) + 1
+
+
+class Cells:
+    """Cells of numbers that lie in ranges, such as the nodes of several types: each range has cells of its own, equally
+    many at most, so that a short one with many records is divided too."""
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        """
+        Args:
+            offsets: first number of each range, and the end of the last.
+        """
+        self._offsets, counts = offsets, np.diff(offsets).tolist()
+        most = max(1, CELLS // len(counts))
+        self._shifts = [shift_of(count, most) for count in counts]
+        self._firsts = np.cumsum([0, *(cells_of(count, most) for count in counts)]).tolist()
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def of(self, numbers: npt.NDArray[np.integer], kind: int) -> npt.NDArray[np.int16]:
+        """int16, cells of numbers in range `kind`."""
+        within = numbers - self._offsets[kind] if kind else numbers
+        cells = (within >> self._shifts[kind]).astype(np.int16)
+        return cells + np.int16(self._firsts[kind]) if kind else cells
+
+    def begin(self, cell: int) -> int:
+        """First number of a cell; behind the last cell, the end."""
+        kind = min(int(np.searchsorted(self._firsts, cell, side="right")), len(self._shifts)) - 1
+        within = self._offsets[kind] + (cell - self._firsts[kind] << self._shifts[kind])
+        return min(within, self._offsets[kind + 1])
 
 
 class RunWriter:

@@ -37,8 +37,8 @@ class GraphTypes:
 
     @property
     def edge_dtype(self) -> np.dtype[Any]:
-        """Dtype of an array with the relation of each edge: uint8, or uint16 for more than 256 relations."""
-        return np.dtype(np.uint8 if self.num_relations <= 256 else np.uint16)
+        """Dtype of an array with the relation of each edge."""
+        return edge_dtype(self.num_relations)
 
     def num_nodes(self, node_type: int) -> int:
         """Number of nodes of a type."""
@@ -132,6 +132,11 @@ class GraphTypes:
                         f"one of {', '.join(self.node_types)}{nearest(end, self.node_types)}"
                     )
         return self
+
+
+def edge_dtype(num_relations: int) -> np.dtype[Any]:
+    """Dtype of an array with the relation of each edge: uint8, or uint16 for more than 256 relations."""
+    return np.dtype(np.uint8 if num_relations <= 256 else np.uint16)
 
 
 def relation_dtype(array: npt.NDArray[Any]) -> np.dtype[Any]:

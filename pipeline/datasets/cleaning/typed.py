@@ -1,6 +1,6 @@
 """Cleaning of a typed graph's arrays into a checked `Dataset`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from typing import Any
@@ -100,13 +100,12 @@ def clean_typed(
     forward: dict[RelationType, RelationType] = {}
     of_edges = _edge_features(found, raw.edge_features)
     if add_reverse:
-        turned = {(d, f"rev_{r}", s): (dst, src) for (s, r, d), (src, dst) in found.items()}
-        if both := sorted(set(turned) & set(found)):
-            raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
-        found |= turned
-        forward = dict(zip(turned, raw.edges))
+        turned = reversed_relations(name, tuple(found))
+        forward = dict(zip(turned, found))
+        found |= {relation: (found[own][1], found[own][0]) for relation, own in forward.items()}
         weights, of_edges = None if weights is None else [*weights, *weights], [*of_edges, *of_edges]
-    graph = graph_of_relations(found, GraphTypes(types, offsets, tuple(found)), weights=weights, features=of_edges)
+    kinds = GraphTypes(types, offsets, tuple(found))
+    graph = graph_of_relations(found, kinds, weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
     parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
     class_names = raw.class_names
@@ -121,13 +120,27 @@ def clean_typed(
     chosen = make_split(y, raw.split, split, seed, options, notes, times)
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
-    notes.append(
-        f"{counted(len(types), 'node type')}, of which '{raw.target}' is predicted, and "
-        f"{counted(len(found), 'relation')}; nodes of '{raw.target}' keep their ids."
-    )
+    notes.append(note_of_types(kinds))
     names = _names(counts, raw.node_names)
     features = TypedFeatures(parts, offsets)
     return Dataset(name, graph, features, full, chosen, num_classes, task, tuple(notes), names, class_names).check()
+
+
+def reversed_relations(name: str, relations: tuple[RelationType, ...]) -> list[RelationType]:
+    """The relation ``rev_NAME`` of each, for a dataset called `name`. Raises InputError if one of them is there."""
+    turned = [(d, f"rev_{r}", s) for s, r, d in relations]
+    if both := sorted(set(turned) & set(relations)):
+        raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
+    return turned
+
+
+def note_of_types(types: GraphTypes) -> str:
+    """Note on the types of a graph, whose first one is predicted."""
+    target, *_ = types.node_types
+    return (
+        f"{counted(len(types.node_types), 'node type')}, of which '{target}' is predicted, and "
+        f"{counted(types.num_relations, 'relation')}; nodes of '{target}' keep their ids."
+    )
 
 
 def _with_times(
@@ -275,9 +288,14 @@ def _weights(
         except InputError as e:
             raise InputError(f"relation {what}: {e}") from e
         weights.append(w)
-    if bare := [",".join(key) for key in found if key not in given]:
-        notes.append(f"Edges of {', '.join(bare)} have no weights; each counts 1.")
+    tell_unweighted([key for key in found if key not in given], notes)
     return weights
+
+
+def tell_unweighted(bare: Sequence[RelationType], notes: list[str]) -> None:
+    """Note relations without weights of a graph with some."""
+    if bare:
+        notes.append(f"Edges of {', '.join(map(','.join, bare))} have no weights; each counts 1.")
 
 
 def _edge_features(
@@ -324,5 +342,10 @@ def _features(
         rows = clean_features(x, Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), options, own)
     except InputError as e:
         raise InputError(f"features of node type '{node_type}': {e}") from e
-    notes.extend(f"Node type '{node_type}': {note[0].lower()}{note[1:]}" for note in own)
+    notes += noted(node_type, own)
     return rows
+
+
+def noted(node_type: str, notes: Sequence[str]) -> list[str]:
+    """Notes on one node type, with its name."""
+    return [f"Node type '{node_type}': {note[0].lower()}{note[1:]}" for note in notes]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from ....storage.errors import InputError
 from ....storage.typed.graph_types import RelationType
@@ -33,24 +32,29 @@ def _parsed(name: str) -> tuple[tuple[str, ...], int] | None:
     return None
 
 
-def _files(folder: Path, parts: int) -> dict[tuple[str, ...], list[Path]]:
-    by_kind: dict[tuple[str, ...], dict[int, list[Path]]] = {}
-    for path in sorted(folder.iterdir()):
-        stem = path.name.partition("-")[0].partition(".")[0]
-        if stem not in ("edges", "nodes") or not path.name.lower().endswith(sum(KINDS, ())):
+def files_by_types(names: Iterable[str], parts: int) -> dict[tuple[str, ...], list[str]]:
+    """Files among those of a folder, by the types in their names: `parts` is 3 of edges, 1 of nodes.
+
+    Raises:
+        InputError: a table has a name of another form.
+    """
+    by_kind: dict[tuple[str, ...], dict[int, list[str]]] = {}
+    for name in sorted(names):
+        stem = name.partition("-")[0].partition(".")[0]
+        if stem not in ("edges", "nodes") or not name.lower().endswith(sum(KINDS, ())):
             continue
-        if (found := _parsed(path.name)) is None:
-            raise InputError(f"there is {path.name} among tables of several types; expected {FORMS}")
+        if (found := _parsed(name)) is None:
+            raise InputError(f"there is {name} among tables of several types; expected {FORMS}")
         if len(found[0]) == parts:
-            by_kind.setdefault(found[0], {}).setdefault(found[1], []).append(path)
+            by_kind.setdefault(found[0], {}).setdefault(found[1], []).append(name)
     return {types: kinds[min(kinds)] for types, kinds in by_kind.items()}
 
 
-def node_files(folder: Path) -> dict[str, list[Path]]:
+def node_files(names: Iterable[str]) -> dict[str, list[str]]:
     """Files of each node type, in the order of their names. Raises InputError for a name of another form."""
-    return {types[0]: files for types, files in _files(folder, 1).items()}
+    return {types[0]: files for types, files in files_by_types(names, 1).items()}
 
 
-def edge_files(folder: Path) -> dict[RelationType, list[Path]]:
+def edge_files(names: Iterable[str]) -> dict[RelationType, list[str]]:
     """Files of each relation, likewise."""
-    return {(types[0], types[1], types[2]): files for types, files in _files(folder, 3).items()}
+    return {(types[0], types[1], types[2]): files for types, files in files_by_types(names, 3).items()}

@@ -4,7 +4,7 @@ Columns are those of `parquet`, for each file. One node type has labels, and per
 own columns, or none, and ids of its own, integers or text.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from ....storage.typed.graph_types import RelationType
 from ..cleaning.node_ids import Columns, as_one_kind, is_text, numbered_by_name, renumbered, unknown, with_gaps
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray
-from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed
+from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed, noted
 from .csv_file import is_csv
 from .parquet import (
     chosen_features,
@@ -50,19 +50,21 @@ def read_typed_folder(
         InputError: begins with the name of the input, and says what to change.
     """
     name = name or folder.resolve().name
-    try:
-        check_followed(str(folder), options, OF_TABLES)
-        if options.direction == "reverse":
-            raise InputError(
-                "direction is 'reverse', but the names of the files say where edges begin and end; leave it out, or "
-                "rename the files"
-            )
+    with about(name):
+        check_options(folder, options)
         raw = _read(folder, options)
         plain = replace(options, feature_columns=None, label_columns=None)
         return clean_typed(name, raw, plain, split, seed, add_reverse=options.direction == "undirected")
-    except InputError as e:
-        text = str(e).removeprefix(f"{name}: ")
-        raise type(e)(f"{name}: {text}") from e
+
+
+def check_options(source: Path | str, options: ReadOptions) -> None:
+    """Raise InputError for an option that tables of several types do not follow."""
+    check_followed(str(source), options, OF_TABLES)
+    if options.direction == "reverse":
+        raise InputError(
+            "direction is 'reverse', but the names of the files say where edges begin and end; leave it out, or rename "
+            "the files"
+        )
 
 
 @dataclass(eq=False)
@@ -81,35 +83,33 @@ class _Nodes:
 
 
 def _read(folder: Path, options: ReadOptions) -> TypedRaw:
-    of_nodes, of_edges, notes = node_files(folder), edge_files(folder), list[str]()
+    names, notes = [path.name for path in folder.iterdir()], list[str]()
+    of_nodes = {t: [folder / name for name in files] for t, files in node_files(names).items()}
+    of_edges = {key: [folder / name for name in files] for key, files in edge_files(names).items()}
     nodes = {t: _nodes(folder, t, files, options) for t, files in of_nodes.items()}
-    target = _target(nodes, options)
+    label_columns = {t: own.labels for t, own in nodes.items()}
+    target = target_of(label_columns, options)
     tables = {key: read_table(files, "edges") for key, files in of_edges.items()}
-    _check_named(
-        options.named_edge_features, tables.values(), "edge_feature_columns", "edges-SOURCE-RELATION-DESTINATION"
-    )
+    check_named_of_edges(options, tables.values())
     weights, edge_features = {}, {}
     for key, table in tables.items():
         from_csv = is_csv(of_edges[key][0])
         weights[key], edge_features[key] = _edges(folder, key, table, from_csv, nodes, options, notes)
     edges: dict[RelationType, dict[str, AnyArray]] = {key: {} for key in of_edges}
     for t, own in nodes.items():
-        with _about(f"node type '{t}'"):
+        with about(f"node type '{t}'"):
             for (key, end), numbers in _numbered(t, own, options, notes).items():
                 edges[key][end] = numbers
-    _check_named(options.named_features, [own.table for own in nodes.values()], "feature_columns", "nodes-TYPE")
+    check_named_of_nodes(options, [own.table for own in nodes.values()])
     features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
     own = nodes[target]
     columns = own.labels or ()
-    with _about(f"node type '{target}'"):
+    with about(f"node type '{target}'"):
         labels, class_names, nulls = labels_of(own.table, columns)
         codes = split_codes(own.table["split"]) if "split" in own.table.column_names else None
     if own.order is not None:
         labels, codes = labels[own.order], None if codes is None else codes[own.order]
-    for t, other in nodes.items():
-        unread = [*(other.labels or ()), *(c for c in ("split",) if c in other.table.column_names)]
-        if t != target and unread:
-            notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
+    tell_unread(target, label_columns, {t: own.table for t, own in nodes.items()}, notes)
     return TypedRaw(
         {key: (ends["src"], ends["dst"]) for key, ends in edges.items()},
         labels,
@@ -128,33 +128,47 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
 
 
 @contextmanager
-def _about(what: str) -> Iterator[None]:
-    """Context whose errors begin with `what`."""
+def about(what: str) -> Iterator[None]:
+    """Context whose errors begin with `what`, once."""
     try:
         yield
     except InputError as e:
-        raise type(e)(f"{what}: {e}") from e
+        text = str(e).removeprefix(f"{what}: ")
+        raise type(e)(f"{what}: {text}") from e
 
 
 def _nodes(folder: Path, node_type: str, files: Sequence[Path], options: ReadOptions) -> _Nodes:
     table = read_table(files, "nodes")
     if not table.num_rows:
-        raise InputError(f"node type '{node_type}' has no nodes; expected a row for each in {files[0].name}")
+        raise no_nodes(node_type, files[0].name)
+    return _Nodes(table, is_csv(files[0]), labels_of_type(table, folder, options))
+
+
+def no_nodes(node_type: str, file: str) -> InputError:
+    """Error for a node type without nodes."""
+    return InputError(f"node type '{node_type}' has no nodes; expected a row for each in {file}")
+
+
+def labels_of_type(table: pa.Table, source: Path | str, options: ReadOptions) -> tuple[str, ...] | None:
+    """Columns with labels of a table of nodes, which may be empty; None if there are none."""
     try:
-        labels = label_columns(table, folder, options)
+        return label_columns(table, source, options)
     except InputError:
-        labels = None
-    return _Nodes(table, is_csv(files[0]), labels)
+        return None
 
 
-def _target(nodes: Mapping[str, _Nodes], options: ReadOptions) -> str:
-    """The node type that is predicted."""
-    labelled = [t for t, own in nodes.items() if own.labels is not None]
+def target_of(label_columns: Mapping[str, tuple[str, ...] | None], options: ReadOptions) -> str:
+    """The node type that is predicted, by the columns of labels of each type.
+
+    Raises:
+        InputError: none has labels, or several do and the options choose none of them.
+    """
+    labelled = [t for t, columns in label_columns.items() if columns is not None]
     if (wanted := options.target) is not None:
-        if wanted not in nodes:
+        if wanted not in label_columns:
             raise InputError(
-                f"target is '{wanted}', which is no node type; expected one of {', '.join(nodes)}"
-                f"{nearest(wanted, list(nodes))}"
+                f"target is '{wanted}', which is no node type; expected one of {', '.join(label_columns)}"
+                f"{nearest(wanted, list(label_columns))}"
             )
         if wanted not in labelled:
             columns = ", ".join(options.named_labels or ("label",))
@@ -168,6 +182,31 @@ def _target(nodes: Mapping[str, _Nodes], options: ReadOptions) -> str:
     return labelled[0]
 
 
+def check_ends(key: RelationType, node_types: Collection[str]) -> None:
+    """Raise InputError if a relation begins or ends at a type that has no table."""
+    for t in (key[0], key[2]):
+        if t not in node_types:
+            raise InputError(
+                f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
+                f"{', '.join(node_types)}{nearest(t, list(node_types))}"
+            )
+
+
+def title_of(key: RelationType) -> str:
+    """Name of a relation's table in messages."""
+    return f"edges-{'-'.join(key)}"
+
+
+def tell_unread(
+    target: str, labels: Mapping[str, tuple[str, ...] | None], tables: Mapping[str, pa.Table], notes: list[str]
+) -> None:
+    """Note columns of labels and splits of types that are not predicted."""
+    for t, table in tables.items():
+        unread = [*(labels[t] or ()), *(c for c in ("split",) if c in table.column_names)]
+        if t != target and unread:
+            notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
+
+
 def _edges(
     folder: Path,
     key: RelationType,
@@ -178,24 +217,29 @@ def _edges(
     notes: list[str],
 ) -> tuple[AnyArray | None, AnyArray | None]:
     """Weights and features of the edges of a relation, where they have any; leaves their ends with the node types."""
-    for t in (key[0], key[2]):
-        if t not in nodes:
-            raise InputError(
-                f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
-                f"{', '.join(nodes)}{nearest(t, list(nodes))}"
-            )
-    stem = f"edges-{'-'.join(key)}"
+    check_ends(key, nodes)
+    stem = title_of(key)
     for end, t in (("src", key[0]), ("dst", key[2])):
         nodes[t].ends[key, end] = column_of(table, end, stem, folder)
         if from_csv:
             nodes[t].csv_ends.add((key, end))
+    with about(f"relation {','.join(key)}"):
+        features = feature_rows(table, columns_of_edges(folder, key, table, options, notes), stem)
+    if features is not None and not features.shape[1]:  # lists of no numbers
+        features = None
+    return numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None, features
+
+
+def columns_of_edges(
+    source: Path | str, key: RelationType, table: pa.Table, options: ReadOptions, notes: list[str]
+) -> tuple[str, ...]:
+    """Columns that become features of a relation's edges; its table may be empty. See `parquet.edge_columns`."""
     own: list[str] = []
     if (named := options.named_edge_features) is not None and named != ("*",):
         options = replace(options, edge_feature_columns=tuple(c for c in named if c in table.column_names))
-    with _about(f"relation {','.join(key)}"):
-        features = feature_rows(table, edge_columns(table, folder, options, own), stem)
+    found = edge_columns(table, source, options, own)
     notes += [f"Relation {','.join(key)}: {note[0].lower()}{note[1:]}" for note in own]
-    return numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None, features
+    return found
 
 
 def _numbered(
@@ -213,10 +257,7 @@ def _numbered(
     if ids is not None and is_text(ids.type):
         own.names, ends = numbered_by_name(ids, columns)
     elif any(is_text(column.type) for column in columns.values()):
-        raise InputError(
-            f"the ends of edges are text, but nodes-{node_type} has no column 'id'; give each node the id that edges "
-            "call it by"
-        )
+        raise text_without_ids(node_type)
     else:
         ends, count = {text: column.to_numpy() for text, column in columns.items()}, own.table.num_rows
         gaps = None
@@ -225,13 +266,32 @@ def _numbered(
             own.order = np.argsort(numbers, kind="stable")
             of_type: list[str] = []
             gaps = with_gaps(numbers[own.order], options, of_type)
-            notes += [f"Node type '{node_type}': {note[0].lower()}{note[1:]}" for note in of_type]
+            notes += noted(node_type, of_type)
         if gaps is not None:
             own.names, ends = numbers_as_names(gaps), renumbered(gaps, ends)
         for text, found in ends.items():
             if (outside := (found < 0) | (found >= count)).any():
                 raise unknown(int(outside.sum()), text, str(found[outside][0]))
     return {by_text[text]: numbers for text, numbers in ends.items()}
+
+
+def text_without_ids(node_type: str) -> InputError:
+    """Error for edges that call nodes by text which the nodes do not have."""
+    return InputError(
+        f"the ends of edges are text, but nodes-{node_type} has no column 'id'; give each node the id that edges call "
+        "it by"
+    )
+
+
+def check_named_of_edges(options: ReadOptions, tables: Iterable[pa.Table]) -> None:
+    """Raise InputError for a column of features of edges that the options name and no table has."""
+    what = "edges-SOURCE-RELATION-DESTINATION"
+    _check_named(options.named_edge_features, tables, "edge_feature_columns", what)
+
+
+def check_named_of_nodes(options: ReadOptions, tables: Iterable[pa.Table]) -> None:
+    """Raise InputError for a column of features of nodes that the options name and no table has."""
+    _check_named(options.named_features, tables, "feature_columns", "nodes-TYPE")
 
 
 def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], option: str, what: str) -> None:
@@ -246,15 +306,26 @@ def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], opti
 
 def _features(folder: Path, node_type: str, own: _Nodes, options: ReadOptions, notes: list[str]) -> AnyArray | None:
     """[n, F] of a node type; None without columns of features."""
-    named, columns = options.named_features, own.table.column_names
-    if named is not None and named != ("*",):
-        options = replace(options, feature_columns=tuple(c for c in named if c in columns))
-    of_type: list[str] = []
-    with _about(f"node type '{node_type}'"):
-        wanted = chosen_features(own.table, folder, options, of_type, own.labels or ())
-        found: Any = feature_rows(own.table, wanted)
-    notes += [f"Node type '{node_type}': {note[0].lower()}{note[1:]}" for note in of_type]
+    with about(f"node type '{node_type}'"):
+        found: Any = feature_rows(own.table, columns_of_nodes(folder, node_type, own.table, own.labels, options, notes))
     return found if found is None or own.order is None else found[own.order]
+
+
+def columns_of_nodes(
+    source: Path | str,
+    node_type: str,
+    table: pa.Table,
+    labels: tuple[str, ...] | None,
+    options: ReadOptions,
+    notes: list[str],
+) -> tuple[str, ...]:
+    """Columns that become features of a node type; its table may be empty. See `parquet.chosen_features`."""
+    named, own = options.named_features, list[str]()
+    if named is not None and named != ("*",):
+        options = replace(options, feature_columns=tuple(c for c in named if c in table.column_names))
+    found = chosen_features(table, source, options, own, labels or ())
+    notes += noted(node_type, own)
+    return found
 
 
 def _listed(columns: Iterable[str]) -> str:

@@ -11,11 +11,10 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.ingest import arrays, budget, convert, run, spill
-from millrace.storage import fingerprint
-from millrace.storage.dataset_store import open_dataset_store, write_dataset
+from millrace.pipeline.ingest import arrays, budget, convert, run
+from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
-from millrace.storage.store import arrays as store_arrays
+from millrace.tests.contracts.ingest import Killed, contents, cut_small, killed, parquet, same
 
 UNDIRECTED = ReadOptions(direction="undirected")
 DIRECTED = ReadOptions(direction="directed")
@@ -23,27 +22,7 @@ DIRECTED = ReadOptions(direction="directed")
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Everything is cut into many pieces."""
-    monkeypatch.setattr(store_arrays, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(fingerprint, "LEAF_BYTES", 1024)
-    monkeypatch.setattr(fingerprint, "SAMPLED_ROWS", 7)
-    monkeypatch.setattr(arrays, "SLICE_BYTES", 4096)
-    monkeypatch.setattr(budget, "LEAST_EDGES", 64)
-    monkeypatch.setattr(run, "SPAN_ROWS", 8)
-    monkeypatch.setattr(spill, "CELLS", 16)
-    monkeypatch.setattr(convert, "budget_of", lambda *_: budget.Budget(1 << 14))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
-def parquet(folder: Path, stem: str, table: pa.Table, cuts=(0.3, 0.3, 0.8), group=7) -> None:
-    """Several files, of which one is empty, with several row groups each."""
-    folder.mkdir(exist_ok=True)
-    marks = [0, *(int(c * table.num_rows) for c in cuts), table.num_rows]
-    for i, (a, b) in enumerate(zip(marks, marks[1:])):
-        pq.write_table(table.slice(a, b - a), folder / f"{stem}-{i}.parquet", row_group_size=group)
+    cut_small(monkeypatch)
 
 
 def graph(
@@ -103,25 +82,6 @@ def graph(
         of_nodes["split"] = pa.array([None if v < 0 else ["train", "val", "test"][i % 3] for i, v in zip(rows, y)])
     parquet(folder, "nodes", pa.table(of_nodes), (0.5, 0.5, 0.6), group=11)
     return folder
-
-
-def same(
-    folder: Path, tmp_path: Path, options: ReadOptions, features="zarr", feature_dtype=None, **given
-) -> mr.Dataset:
-    """Convert and compare; return the dataset."""
-    want, got = tmp_path / "want", tmp_path / "got"
-    for path in (want, got):
-        if path.exists():
-            path.rename(path.with_name(f"{path.name}-{len(list(tmp_path.iterdir()))}"))
-    dataset = open_dataset(folder, options=options, **given)
-    form = {"feature_dtype": feature_dtype}
-    write_dataset(want, dataset, features_format=features, graph_format=features, **form)
-    mr.convert(folder, got, options=options, features=features, graph=features, verbose=False, **form, **given)
-    a, b = contents(want), contents(got)
-    assert a.keys() == b.keys()
-    assert not [name for name in a if a[name] != b[name]]
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".ingest")]
-    return open_dataset_store(got)
 
 
 FORMS = [None, "float16", "int8", "bfloat16", "float32"]
@@ -310,10 +270,6 @@ def test_files_that_differ_or_are_no_parquet(tmp_path):
         (folder / "edges-9.parquet").write_bytes(b"PAR1 not really")
 
 
-class Killed(BaseException):
-    """Ends an ingest as SIGKILL does, as far as one process can tell."""
-
-
 STAGES = ["scan", "number", "name", "labels", "spill", "sort", "features", "gather", "seams", "arrays"]
 
 
@@ -325,15 +281,8 @@ def test_a_killed_ingest_goes_on(tmp_path, monkeypatch, stage, before):
     options = ReadOptions(direction="undirected", missing_ids="compact", unlabelled_in_split="drop")
     write_dataset(tmp_path / "want", open_dataset(folder, options=options))
 
-    def killed(name, calls):
-        for number, (recorded, task, record, *arguments) in enumerate(calls):
-            if name == stage and number == len(calls) // 2:
-                task(*arguments) if before else recorded(task, record, *arguments)
-                raise Killed
-            yield number, recorded(task, record, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(convert, "inline", killed)
+        patch.setattr(convert, "inline", killed(stage, before))
         with pytest.raises(Killed):
             mr.convert(folder, tmp_path / "got", options=options, verbose=False)
     assert not (tmp_path / "got").exists()

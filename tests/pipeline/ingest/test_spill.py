@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.pipeline.ingest.spill import CELLS, Field, RunWriter, cell_sizes, cells_of, read_cells, shift_of
+from millrace.pipeline.ingest import spill
+from millrace.pipeline.ingest.spill import CELLS, Cells, Field, RunWriter, cell_sizes, cells_of, read_cells, shift_of
 from millrace.storage.errors import RunError
 
 FIELDS = (Field("int64"), Field("float32", (3,)))
@@ -15,6 +16,24 @@ FIELDS = (Field("int64"), Field("float32", (3,)))
 def test_cells_cover_all_numbers(count):
     assert 1 <= cells_of(count) <= CELLS
     assert (count - 1) >> shift_of(count) == cells_of(count) - 1
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.sampled_from([16, 64]))
+def test_cells_of_ranges_ascend_and_none_reaches_over_two(counts, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "CELLS", most)
+        offsets = [0, *np.cumsum(counts).tolist()]
+        cells = Cells(offsets)
+        found = [
+            cells.of(np.arange(a, b, dtype=np.int32), kind) for kind, (a, b) in enumerate(zip(offsets, offsets[1:]))
+        ]
+        assert not {c for a in found for c in a.tolist()} - set(range(len(cells)))
+        assert all(a[-1] < b[0] for a, b in zip(found, found[1:]))
+        begins = [cells.begin(cell) for cell in range(len(cells) + 1)]
+        assert begins == np.searchsorted(np.concatenate(found), np.arange(len(cells) + 1)).tolist()
+        assert len(cells) <= max(most, len(counts))
+        if len(counts) == 1:
+            assert len(cells) == cells_of(counts[0]) and begins[1] == min(1 << shift_of(counts[0]), counts[0])
 
 
 @pytest.mark.parametrize("runs", [0, 1, 4])

@@ -86,11 +86,22 @@ def test_a_url_without_tables_or_access_is_a_sentence(here, tables, s3):
     s3.put_object(Bucket=BUCKET, Key="bad/nodes.parquet", Body=b"no parquet")
     with pytest.raises(InputError, match="cannot be read"):
         mr.convert(f"s3://{BUCKET}/bad", "x", verbose=False)
-    for name in ("edges-user-likes-item", "nodes-user", "nodes-item"):
-        s3.put_object(Bucket=BUCKET, Key=f"typed/{name}.parquet", Body=b"")
-    with pytest.raises(InputError, match="but tables of several types are joined in memory; copy its files here"):
-        mr.convert(f"s3://{BUCKET}/typed", "x", verbose=False)
     assert not list(here.iterdir())
+
+
+def test_tables_of_several_types(here, s3):
+    found = {"edges-user-likes-item": {"src": [0, 1, 1], "dst": [1, 0, 1]}, "nodes-user": {"x0": [1.0, 2.0]}}
+    found["nodes-item"] = {"label": [0, 1], "split": ["train", "test"]}
+    (here / "typed").mkdir()
+    for name, columns in found.items():
+        pq.write_table(pa.table(columns), file := here / "typed" / f"{name}.parquet")
+        s3.put_object(Bucket=BUCKET, Key=f"in/typed/{name}.parquet", Body=file.read_bytes())
+    write_dataset(here / "want", mr.open_dataset(here / "typed"))
+    mr.convert(f"s3://{BUCKET}/in/typed", here / "got", verbose=False)
+    assert contents(here / "got") == contents(here / "want")
+    s3.put_object(Bucket=BUCKET, Key="in/typed/nodes-3.parquet", Body=b"")
+    with pytest.raises(InputError, match=r"there is nodes-3\.parquet among tables of several types"):
+        mr.convert(f"s3://{BUCKET}/in/typed", "x", verbose=False)
 
 
 def test_a_file_that_is_lost_on_the_way(here, tables, s3, monkeypatch):

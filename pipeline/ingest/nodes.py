@@ -1,0 +1,192 @@
+"""A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..datasets.cleaning import columns as columns_of
+from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
+from ..datasets.cleaning.options import ReadOptions
+from . import features as feature_tasks
+from .arrays import Matrix, Piece, join_seams, seams_of
+from .budget import Budget
+from .edges import groups_of
+from .names import NodeMap, index_names, name_ids, sort_ids
+from .scan import UnequalListsError, ascend, scan_nodes
+from .source import Table, spans_of
+from .spill import cells_of, shift_of
+from .tasks import Stages
+
+SCAN_BYTES = 48
+"""Bytes of a node's id, label and split in memory, about."""
+SPAN_ROWS = 1 << 16
+"""Fewest nodes of a task, unless there are no more."""
+NAMES_PER_TASK = 1 << 20
+SEAMS_PER_TASK = 16
+"""Chunks of features with several writers that one task joins."""
+
+
+class IdColumn(NamedTuple):
+    """A column of ids as it is seen before rows are read."""
+
+    kind: pa.DataType
+    from_csv: bool
+    are_numbers: bool
+    """True if a CSV file has whole numbers in all its rows."""
+
+
+def are_text(columns: Mapping[str, IdColumn]) -> bool:
+    """True if the ids in columns, by their names, are text; False if all are whole numbers.
+
+    Raises:
+        InputError: some are, or a column is neither.
+    """
+    for what, column in columns.items():
+        check_id_column(what, column.kind, 0, column.from_csv)
+    if all(column.are_numbers or pa.types.is_integer(column.kind) for column in columns.values()):
+        return False
+    check_one_kind({what: column.kind for what, column in columns.items()})
+    return True
+
+
+class NodeTable:
+    """The nodes of a table, which are those of one type. Their files are in a folder of their own."""
+
+    def __init__(
+        self,
+        table: Table,
+        folder: Path,
+        stages: Stages,
+        budget: Budget,
+        label_columns: tuple[str, ...] | None,
+        feature_columns: tuple[str, ...],
+        number: int | None = None,
+        node_type: str = "",
+    ) -> None:
+        """
+        Args:
+            table: at least one row.
+            folder: for their files.
+            stages: run the tasks.
+            budget: of a task.
+            label_columns: None: neither labels nor split are read.
+            feature_columns: may be empty.
+            number: of the node type, which tells its stages from those of others; None: there is one.
+            node_type: its name.
+        """
+        self.table, self.folder, self._stages, self._budget = table, folder, stages, budget
+        self._of = ("", "") if number is None else (f"-{number}", f" of {node_type}")
+        self.label_columns, self.feature_columns = label_columns, feature_columns
+        folder.mkdir(parents=True, exist_ok=True)
+        row = 4 * len(feature_columns) + 2 * table.row_bytes
+        self._batch = budget.rows(row)
+        self.spans = spans_of(table, max(budget.span(self._batch, table.rows), SPAN_ROWS))
+        self.width = self._width() if feature_columns else 0
+        """F; 0: there are no features."""
+
+    def _width(self) -> int:
+        with self.explained():
+            return feature_tasks.feature_width(self.table, self.spans, self.feature_columns)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Context in which lists of several lengths raise an error that says which."""
+        try:
+            yield
+        except UnequalListsError as e:
+            columns = [*(self.label_columns or ()), *self.feature_columns]
+            found = feature_tasks.explain_lists(self.table, self.spans, columns, self._batch)
+            assert found is not None, "all lists have one length"
+            raise found from e
+
+    def _run(self, stage: str, text: str, task: Any, items: Any) -> list[dict[str, Any]]:
+        return self._stages.run(f"{stage}{self._of[0]}", f"{text}{self._of[1]}", task, items)
+
+    @property
+    def feature_values(self) -> int:
+        """Numbers of all rows of features on disk at once; see `DiskNeed`."""
+        return self.table.rows * self.width * (2 if "id" in self.table.empty.column_names else 1)
+
+    def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:
+        """Number the nodes from their ids, which makes `map`; put labels and split as they are into files.
+
+        Raises:
+            InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels.
+        """
+        rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
+        more = rows, ids_are_text, self.label_columns
+        items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
+        with self.explained():
+            self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
+        check_id_column("nodes.id", pa.int64(), sum(r["nulls"] for r in self.scanned), self.table.from_csv)
+        kind, ranges = "rows", self.ranges
+        if ids_are_text:
+            kind = "text"
+            self._run("number", "numbering names", index_names, [(self.folder, len(ranges))])
+        elif "id" in self.table.empty.column_names and not all(r.get("are_rows") for r in self.scanned):
+            (ends,) = self._run("number", "sorting ids", sort_ids, [(self.folder, ranges)])
+            gaps = have_gaps(self.table.rows, ends["least"], ends["largest"], options, notes)
+            kind = "gaps" if gaps else "dense"
+        self.map = NodeMap(kind, self.folder, self.table.rows)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """First row and number of rows of each span."""
+        return [(span.first, span.rows) for span in self.spans]
+
+    @property
+    def is_named(self) -> bool:
+        """True if nodes are called by something else than their numbers."""
+        return self.map.kind in ("text", "gaps")
+
+    def names(self) -> tuple[list[Piece], list[Piece]]:
+        """Text of the nodes' names, and the end of each name in it; numbers of nodes without others."""
+        total, folder = self.map.num_nodes, self.folder
+        if self.map.kind == "text":
+            text, starts = folder / "names.text", folder / "starts.npy"
+            offset = starts.stat().st_size - 8 * total
+            return [Piece(text, text.stat().st_size)], [Piece(starts, total, 0, offset)]
+        ranges = [(i, min(i + NAMES_PER_TASK, total)) for i in range(0, total, NAMES_PER_TASK)]
+        items = [(self.map, k, *each) for k, each in enumerate(ranges)]
+        named = self._run("name", "writing names", name_ids, items)
+        before = np.cumsum([0, *(r["bytes"] for r in named)]).tolist()
+        texts = [Piece(folder / f"names-{k:06d}.text", r["bytes"]) for k, r in enumerate(named)]
+        return texts, [Piece(folder / f"names-{k:06d}.starts", r["rows"], before[k]) for k, r in enumerate(named)]
+
+    def write_features(self, matrix: Matrix, options: ReadOptions, notes: list[str]) -> dict[int, str]:
+        """Write the features, cleaned. Returns the digests of their leaves by first row.
+
+        Raises:
+            InputError: they are no numbers, or NaN where that is an error.
+            UnequalListsError: see `explained`.
+        """
+        work = feature_tasks.FeatureWork(self.folder, options, self.map, matrix, self.feature_columns, self._batch)
+        items = [(work, self.table, k, span) for k, span in enumerate(self.spans)]
+        moved = self.map.kind in ("dense", "gaps") and not ascend(self.scanned)
+        task = feature_tasks.spill_features if moved else feature_tasks.write_features
+        seen = written = self._run("features", "features", task, items)
+        faults = [r for r in seen if r["unusable"]]
+        first = min((r["first_unusable"] for r in faults), default=0)
+        columns_of.tell_unusable(sum(r["unusable"] for r in faults), first, options, notes)
+        columns_of.tell_normalized(max((r["largest"] for r in seen), default=0.0), options, notes)
+        if moved:
+            cells = cells_of(self.map.num_nodes)
+            row = 8 + 4 * matrix.shape[1]
+            most = max(1, self._budget.task_bytes // (3 * row))
+            sizes = np.full(cells, 1 << shift_of(self.map.num_nodes))
+            items = [(work, len(seen), k, *c) for k, c in enumerate(groups_of(sizes, most))]
+            written = self._run("gather", "features in order", feature_tasks.gather_features, items)
+            shutil.rmtree(self.folder / "features", ignore_errors=True)
+        return self.joined(matrix, written)
+
+    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> dict[int, str]:
+        """Join the rows of Zarr chunks that several tasks have written. Returns digests as `write_features`."""
+        chunks, folder = seams_of(written, matrix.chunk), self.folder / "seams"
+        groups = [chunks[i : i + SEAMS_PER_TASK] for i in range(0, len(chunks), SEAMS_PER_TASK)]
+        joined = self._run("seams", "joining features", join_seams, [(matrix, folder, group) for group in groups])
+        return {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}

@@ -1,0 +1,249 @@
+"""An ingest of tables of several types: node types are ranges of ids, and a relation is part of the key that edges are
+sorted by."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ...storage.errors import InputError
+from ...storage.graph import check_edge_rows
+from ...storage.typed.graph_types import GraphTypes, RelationType
+from ..datasets.cleaning.edges import IGNORED, WeightFaults, check_weights
+from ..datasets.cleaning.node_ids import check_id_column, unknown
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
+from ..datasets.readers.parquet import column_of, feature_rows, labels_of
+from ..datasets.readers.typed_tables import (
+    about,
+    check_ends,
+    check_named_of_edges,
+    check_named_of_nodes,
+    check_options,
+    columns_of_edges,
+    columns_of_nodes,
+    labels_of_type,
+    no_nodes,
+    target_of,
+    tell_unread,
+    text_without_ids,
+    title_of,
+)
+from . import edges as edge_tasks
+from .arrays import Matrix
+from .nodes import NodeTable, are_text
+from .run import Ingest, Written
+from .scan import UnequalListsError
+from .source import Table
+
+KEYS = 1 << 63
+"""Numbers of (destination, relation, source) that a key can tell apart."""
+AS_THEY_ARE = ReadOptions(direction="directed", duplicates="keep")
+"""Treatment of edges."""
+
+
+class TypedIngest(Ingest):
+    """One ingest of a table for each node type and each relation."""
+
+    def run(self) -> None:
+        """See `Ingest.run`."""
+        with about(self.source.name):
+            self._check_settings()
+            tables = self._describe_all()
+            self._number_nodes()
+            self._put_names(list(self.of_types.values()))
+            with self._lists(self.target):
+                self._settle_labels(self.of_types[self.target], self.types.offsets[-1] - self.types.offsets[1])
+            self._spill_relations(tables)
+            edges_of_types = np.sum([r["of_relations"] for r in self._sorted(self.work)], axis=0).tolist()
+            features = [self._features_of(k, t, own) for k, (t, own) in enumerate(self.of_types.items())]
+            self.notes += [*self.labels["notes"], *self.labels["split_notes"], note_of_types(self.types)]
+            self._write_manifest(features, self.types, edges_of_types=edges_of_types)
+
+    def _check_settings(self) -> None:
+        kind = self.settings.feature_dtype
+        check_options(self.source.path, self.settings.options)
+        if kind not in (None, "float32"):
+            raise InputError(
+                f"feature_dtype is '{kind}', but {self.source.name} has features of several node types, which are kept "
+                "as they are; leave it out"
+            )
+
+    @contextmanager
+    def _lists(self, node_type: str) -> Iterator[None]:
+        """Context in which lists of several lengths of a node type raise an error that says which."""
+        try:
+            yield
+        except UnequalListsError:
+            with about(f"node type '{node_type}'"), self.of_types[node_type].explained():
+                raise
+
+    # -- what is there
+
+    def _describe_all(self) -> dict[RelationType, Table]:
+        """The schemas of all tables, and what they refuse before any row is read. Returns those of relations."""
+        self.flags = {}
+        source, options, path = self.source, self.settings.options, self.source.path
+        nodes, labels = dict[str, Table](), dict[str, tuple[str, ...] | None]()
+        for t, files in source.node_types.items():
+            nodes[t] = self._table(files, "nodes", f"nodes-{len(nodes)}")
+            if not nodes[t].rows:
+                raise no_nodes(t, files[0].name)
+            labels[t] = labels_of_type(nodes[t].empty, path, options)
+        self.target = target_of(labels, options)
+        edges = {
+            key: self._table(files, "edges", f"edges-{k}", title_of(key))
+            for k, (key, files) in enumerate(source.relations.items())
+        }
+        check_named_of_edges(options, [table.empty for table in edges.values()])
+        of_edges = {key: self._edge_columns(key, table, nodes) for key, table in edges.items()}
+        self.ids_are_text_of = {t: self._are_text(t, k, table, edges) for k, (t, table) in enumerate(nodes.items())}
+        check_named_of_nodes(options, [table.empty for table in nodes.values()])
+        self.later_notes = list[str]()
+        of_nodes = {t: self._node_columns(t, table, labels) for t, table in nodes.items()}
+        tell_unread(self.target, labels, {t: table.empty for t, table in nodes.items()}, self.later_notes)
+        self.of_types = {}
+        for t in sorted(nodes, key=lambda t: t != self.target):
+            number, given = len(self.of_types), labels[t] if t == self.target else None
+            folder, common = self.folder / "types" / str(number), (self.stages, self.budget)
+            with about(f"node type '{t}'"):
+                self.of_types[t] = NodeTable(nodes[t], folder, *common, given, of_nodes[t], number, t)
+        self._make_types(edges, of_edges)
+        given = [key for key, table in edges.items() if "weight" in table.empty.column_names]
+        if given and options.edge_weights == "ignore":
+            self.later_notes.append(IGNORED)
+        elif given:
+            tell_unweighted([key for key in edges if key not in given], self.later_notes)
+        return edges
+
+    def _edge_columns(self, key: RelationType, table: Table, nodes: Mapping[str, Table]) -> tuple[str, ...]:
+        """Columns of features of a relation's edges."""
+        check_ends(key, nodes)
+        for end in edge_tasks.ENDS:
+            column_of(table.empty, end, table.called, self.source.path)
+        with about(f"relation {','.join(key)}"):
+            found = columns_of_edges(self.source.path, key, table.empty, self.settings.options, self.notes)
+            feature_rows(table.empty, found, table.called)
+        return found
+
+    def _node_columns(
+        self, node_type: str, table: Table, labels: Mapping[str, tuple[str, ...] | None]
+    ) -> tuple[str, ...]:
+        """Columns of features of a node type."""
+        with about(f"node type '{node_type}'"):
+            options, own = self.settings.options, labels[node_type]
+            found = columns_of_nodes(self.source.path, node_type, table.empty, own, options, self.later_notes)
+            feature_rows(table.empty, found)
+            if node_type == self.target:
+                labels_of(table.empty, own or ())
+        return found
+
+    def _are_text(self, node_type: str, number: int, table: Table, edges: Mapping[RelationType, Table]) -> bool:
+        """True if the nodes of a type, and the ends of edges there, are called by text."""
+        columns = {
+            f"{of_edges.called}.{end}": self._id_column(of_edges, f"edges-{k}", end)
+            for k, (key, of_edges) in enumerate(edges.items())
+            for end, t in zip(edge_tasks.ENDS, (key[0], key[2]))
+            if t == node_type
+        }
+        if "id" in table.empty.column_names:
+            columns["nodes.id"] = self._id_column(table, f"nodes-{number}", "id")
+        with about(f"node type '{node_type}'"):
+            found = are_text(columns)
+            if found and "nodes.id" not in columns:
+                raise text_without_ids(node_type)
+        return found
+
+    def _make_types(self, edges: Mapping[RelationType, Table], columns: Mapping[RelationType, Sequence[str]]) -> None:
+        """The types of the graph, and the tables of its relations."""
+        self.tables = []
+        for key, table in edges.items():
+            with about(f"relation {','.join(key)}"):
+                self.tables.append(self._edge_table(table, tuple(columns[key]), relation=key))
+        widest = max(own.width for own in self.tables)
+        if widest:  # rows of all relations are so wide
+            self.tables = [self._edge_table(t.table, t.columns, 4 * widest, t.relation) for t in self.tables]
+        turned = self.settings.options.direction == "undirected"
+        relations = tuple(edges)
+        both = (*relations, *(reversed_relations(self.source.name, relations) if turned else ()))
+        offsets = tuple(np.cumsum([0, *(own.table.rows for own in self.of_types.values())]).tolist())
+        widths = tuple(own.width for own in self.tables) * (2 if turned else 1) if widest else ()
+        self.types = GraphTypes(tuple(self.of_types), offsets, both, widths).check(offsets[-1], widest)
+        if offsets[-1] ** 2 * len(both) >= KEYS:
+            raise InputError(
+                f"there are {offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers below 2**63, "
+                "and nodes times nodes times relations are more: leave some out"
+            )
+        self.work = replace(self._edge_work(offsets, len(both)), options=AS_THEY_ARE)
+        self._check_space(list(self.of_types.values()), self.work, turned)
+
+    # -- nodes and edges
+
+    def _number_nodes(self) -> None:
+        for t in self.ids_are_text_of:
+            own_notes = list[str]()
+            with about(f"node type '{t}'"):
+                self.of_types[t].number(self.ids_are_text_of[t], self.settings.options, own_notes)
+            self.notes += noted(t, own_notes)
+        self.notes += self.later_notes
+
+    def _spill_relations(self, edges: Mapping[RelationType, Table]) -> None:
+        """Spill all edges, and check what was seen of them."""
+        types, maps = self.types, {t: own.map for t, own in self.of_types.items()}
+        turned = len(types.relations) > len(edges)
+        self.tables = [
+            replace(
+                own,
+                maps=(maps[source], maps[destination]),
+                kinds=(types.node_types.index(source), types.node_types.index(destination)),
+                number=number,
+                reverse=number + len(edges) if turned else None,
+            )
+            for number, (own, (source, _, destination)) in enumerate(zip(self.tables, edges))
+        ]
+        seen = dict(zip(edges, self._spilled(self.work)))
+        for t, is_text in self.ids_are_text_of.items():
+            ends = [
+                (f"{edges[key].called}.{end}", edges[key].from_csv, found, i)
+                for key, found in seen.items()
+                for i, end in enumerate(edge_tasks.ENDS)
+                if key[2 * i] == t
+            ]
+            with about(f"node type '{t}'"):
+                for what, from_csv, found, i in ends:
+                    check_id_column(what, pa.string() if is_text else pa.int64(), found["nulls"][i], from_csv)
+                for what, _, found, i in ends:
+                    if count := found["unknown"][i]:
+                        raise unknown(count, what, found["first_unknown"][i])
+        for key, found in seen.items():
+            with about(f"relation {','.join(key)}"):
+                check_weights(WeightFaults(found["infinite"], found["negative"], found["least_weight"]))
+                check_edge_rows(found["unusable"], found["first_unusable"])
+
+    # -- features
+
+    def _features_of(self, number: int, node_type: str, own: NodeTable) -> Written:
+        """Write the features of a node type."""
+        first, stop = self.types.offsets[number : number + 2]
+        matrix = Matrix(
+            self.store,
+            (stop - first, own.width),
+            self.settings.features == "npy",
+            suffix=f"_{number}",
+            nodes_before=first,
+            num_nodes=self.types.offsets[-1],
+        )
+        entries, own_notes = matrix.make(), list[str]()
+        if not own.width:
+            return Written(matrix, entries, {})
+        with self._lists(node_type):
+            try:
+                leaves = own.write_features(matrix, self.settings.options, own_notes)
+            except UnequalListsError:
+                raise
+            except InputError as e:
+                raise InputError(f"features of node type '{node_type}': {e}") from e
+        self.notes += noted(node_type, own_notes)
+        return Written(matrix, entries, leaves)
