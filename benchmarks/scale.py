@@ -13,7 +13,8 @@
 ``generate``  writes ``edges-*.parquet`` (``src``, ``dst``) and ``nodes-*.parquet`` (``label``, ``features``), slice by
               slice. ``--kind rmat``: a Kronecker graph (Chakrabarti, Zhan and Faloutsos, SDM 2004; quarters 0.57,
               0.19, 0.19, 0.05) with scrambled ids, and labels that say nothing. ``--kind community``: nodes in classes,
-              four of five edges inside one, and features of which each is its class's mean plus noise. ``--ids
+              four of five edges inside one, and features of which each is its class's mean plus noise. ``--kind
+              typed``: papers, authors and a few venues with in-edges of all papers, at random. ``--ids
               sparse`` gives the nodes an ``id`` column of integers with gaps, ``--ids uuid`` one of text. ``--train``:
               so many nodes are in the train split, spread evenly, and the others in none.
 ``ingest``    runs ``millrace convert`` and prints seconds, processor seconds, the peak of anonymous plus shared memory,
@@ -62,6 +63,15 @@ STAGES = {
     "train": ("run", "--dataset", "{source}", "--out", "{out}"),
 }
 """Commands on a store."""
+TYPED = {
+    "nodes-paper": 0.5,
+    "nodes-author": 0.4999,
+    "nodes-venue": 0.0001,
+    "edges-author-writes-paper": 0.4,
+    "edges-paper-cites-paper": 0.4,
+    "edges-paper-in-venue": 0.2,
+}
+"""Tables of several types, and their parts of all nodes and of all edges."""
 COUNTERS = {"rchar": "read", "wchar": "written", "read_bytes": "from_disk", "write_bytes": "to_disk"}
 """Counters of /proc/PID/io, and their names here."""
 
@@ -99,8 +109,34 @@ def spread(ids: np.ndarray, wanted: int, nodes: int) -> np.ndarray:
     return (ids * wanted) // nodes != ((ids - 1) * wanted) // nodes
 
 
+def typed_tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
+    """Row groups of a table of `TYPED`."""
+    counts = {name: max(1, int(args.nodes * part)) for name, part in TYPED.items() if name.startswith("nodes-")}
+    kind, *names = stem.split("-")
+    total = counts[stem] if kind == "nodes" else int(args.edges * TYPED[stem])
+    rename = {"none": lambda v: v, "sparse": lambda v: v * 37 + 5}[args.ids]
+    for at, first in enumerate(range(0, total, ROWS_PER_GROUP)):
+        count = min(ROWS_PER_GROUP, total - first)
+        rng = np.random.default_rng([args.seed, list(TYPED).index(stem), at])
+        if kind == "edges":
+            ends = (rng.integers(0, counts[f"nodes-{t}"], count, np.int32) for t in (names[0], names[-1]))
+            yield pa.table(dict(zip(("src", "dst"), map(rename, ends))))
+            continue
+        ids = np.arange(first, first + count)
+        columns: dict[str, Any] = {"id": rename(ids)}
+        if names == ["paper"]:
+            columns["label"] = (ids % args.classes).astype(np.int16)
+        if names != ["venue"] and args.features:
+            flat = rng.standard_normal(count * args.features, np.float32).astype(args.dtype)
+            columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(flat), args.features)
+        yield pa.table(columns)
+
+
 def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
     """Row groups of the edges or of the nodes."""
+    if args.kind == "typed":
+        yield from typed_tables(args, stem)
+        return
     kind = np.int32 if args.nodes < 2**31 else np.int64
     name = np.vectorize(lambda v: f"{v:016x}-{v * 7:08x}", otypes=[object])
     rename = {"none": lambda v: v, "sparse": lambda v: v * 37 + 5, "uuid": name}[args.ids]
@@ -132,7 +168,7 @@ def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
 def generate(args: argparse.Namespace) -> None:
     """Write the graph."""
     args.out.mkdir(parents=True, exist_ok=True)
-    for stem in ("nodes", "edges"):
+    for stem in TYPED if args.kind == "typed" else ("nodes", "edges"):
         writer, held = None, 0
         for table in tables(args, stem):
             if writer is None or held >= ROWS_PER_FILE:
@@ -193,7 +229,7 @@ def measured(command: list[str]) -> dict[str, Any]:
         for line in process.stderr:
             sys.stderr.write(text := line.decode(errors="replace"))
             # Tasks of a stage are counted once they are done: the stage before the first of them is told with it.
-            if (found := re.match(r"(\w+): (\d+) of \d+", text)) is not None:
+            if (found := re.match(r"([\w-]+): (\d+) of \d+", text)) is not None:
                 told[0] = found[1]
 
     def watch() -> None:
@@ -362,7 +398,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("generate")
-    make.add_argument("--kind", choices=["rmat", "community"], default="rmat")
+    make.add_argument("--kind", choices=["rmat", "community", "typed"], default="rmat")
     make.add_argument("--ids", choices=["none", "sparse", "uuid"], default="none")
     make.add_argument("--dtype", choices=["float16", "float32"], default="float32")
     whole = {"type": lambda text: int(float(text))}
