@@ -110,6 +110,9 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
     if why := SYSTEMS.find(system.name).no_relations:
         able = [name for name, entry in SYSTEMS.available().items() if not entry.no_relations]
         raise InputError(f"{graph}, but system '{system.name}' {why}; use {' or '.join(able)}")
+    given = set(getattr(system.fetch, "modes", ())) if isinstance(record, nn.Module) and job.ranks > 1 else set()
+    if one := given - {"auto", "halo"}:
+        raise InputError(f'sar.mode is "{min(one)}", but {graph}, read in one block; use "halo", or "auto"')
     if isinstance(system.sample, SampledByOwners):
         if not hasattr(sampler := system.sample.sampler, "by_relation"):
             raise InputError(

@@ -65,7 +65,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
 
         def placed() -> object:
             if not isinstance(system.partition, Blocks):
-                return numbered(part(), job.group)
+                return numbered(part(), job.group, job.arrays.graph)
             return system.partition.place(data, system.schedule.phases(job.epochs, model)[0], all_ranks)
 
         return _together(

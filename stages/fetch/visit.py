@@ -63,8 +63,9 @@ class VisitFetch:
         modes = self.for_layers(job.num_layers)
         if reads_blocks(module):
             modes = ("halo",) * len(modes)
-        if job.group.size == 1:
-            # With one rank all modes are the same.
+        if job.group.size == 1 or placement.types is not None:
+            # With one rank all modes are the same. Relations are read from one block, and a step on a graph with types
+            # is not tried at a small scale, whose edges would join nodes of other types than their relations do.
             return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group, job.device)
         chosen, step = plan(placement, modes, self, job.group, module, job.device)
         if job.group.rank == 0:
@@ -209,7 +210,7 @@ class Visits:
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
         ring = Ring(self._group, self._ahead_bytes)
-        mode = "halo" if reads_blocks(module) else "rematerialize"
+        mode = "halo" if reads_blocks(module) or self._share.types is not None else "rematerialize"
         return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._x
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:

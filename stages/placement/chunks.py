@@ -9,6 +9,7 @@ super-epoch to super-epoch (`chunk_schedule.ChunkSchedule`). It sees no other no
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS, Split
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ...storage.links.pairs import SeenPairs
 from ...storage.partition.edge_shards import EdgeShards
-from ...storage.store.scratch import Empty
+from ...storage.store.scratch import Arrays, Empty
 from ..kernels.partition import join
 from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
@@ -163,7 +165,9 @@ class Chunks:
         graph, present, loops = _join_graph(chunks, starts, around, halo, visible, job.arrays.graph)
         edges = None
         if chunks[base[0]].edge_features is not None:
-            edges = _join_edge_rows(chunks, starts, around, halo, visible, job.ledger)
+            rows = _join_edge_rows(chunks, starts, around, halo, visible, graph.indptr, job.arrays)
+            edges = MemoryFeatures(rows)
+            job.ledger.add("store", "features", rows.nbytes)
         like = chunks[base[0]].features
         features = job.arrays.features((nodes, like.num_features), like.dtype)
         for c, chunk in chunks.items():
@@ -330,30 +334,35 @@ def _join_edge_rows(
     around: dict[int, dict[int, IdArray]],
     halo: IdArray,
     visible: int,
-    ledger: Ledger,
-) -> MemoryFeatures:
-    """Features of the edges of the graph that `_join_graph` makes of the same arguments, in its order."""
-    found: list[list[IdArray]] = [[], [], []]
-    for c, s, place in _places(chunks, starts, around, halo, visible):
-        shards = chunks[c].shards
-        rows, counts, indices, _ = lists_of(shards, s)
-        present = place[indices] >= 0
-        at = shards.edge[int(shards.edge_splits[s]) : int(shards.edge_splits[s + 1])].astype(np.int64)
-        row = starts[c] + np.repeat(rows.astype(np.int64), counts)
-        for into, values in zip(found, (row, at, np.full(len(at), c, np.int64))):
-            into.append(values[present])
-    row, at, chunk_of = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in found)
-    # Edges of a row come in the order of the shards.
-    order = np.argsort(row, kind="stable")
-    at, chunk_of = at[order], chunk_of[order]
-    stores = {c: chunk.edge_features for c, chunk in chunks.items() if chunk.edge_features is not None}
-    like = next(iter(stores.values()))
-    out = np.empty((len(at), like.num_features), like.dtype)
-    for c, store in stores.items():
-        mine = np.flatnonzero(chunk_of == c)
-        out[mine] = store.gather(at[mine])
-    ledger.add("store", "features", out.nbytes)
-    return MemoryFeatures(out)
+    indptr: IdArray,
+    arrays: Arrays,
+) -> npt.NDArray[np.floating]:
+    """Features of the edges of the graph that `_join_graph` makes of the same arguments, in its order; `indptr` is that
+    graph's."""
+    like = next(iter(chunks.values())).edge_features
+    assert like is not None
+    cursor, out = indptr[:-1].copy(), arrays.features((int(indptr[-1]), like.num_features), like.dtype)
+    places = _places(chunks, starts, around, halo, visible)
+    for c, shards_of in groupby(places, lambda found: found[0]):
+        shards, store = chunks[c].shards, chunks[c].edge_features
+        assert store is not None
+        # Where each of the chunk's edges lies in the result: edges of a row come in the order of the shards.
+        where = arrays.graph(shards.num_edges, np.int64)
+        where[...] = -1
+        for _, s, place in shards_of:
+            rows, counts, indices, _ = lists_of(shards, s)
+            ends, at = np.cumsum(counts, dtype=np.int64), shards.edge[int(shards.edge_splits[s]) :]
+            for some in pieces(0, len(indices)):
+                present = some.start + np.flatnonzero(place[indices[some]] >= 0)
+                row = starts[c] + rows[np.searchsorted(ends, present, side="right")].astype(np.int64)
+                first = np.flatnonzero(np.diff(row, prepend=-1))
+                count = np.diff(first, append=len(row))
+                where[at[present]] = cursor[row] + np.arange(len(row)) - np.repeat(first, count)
+                cursor[row[first]] += count
+        for some in pieces(0, shards.num_edges):
+            present = np.flatnonzero(where[some] >= 0)
+            out[where[some][present]] = store.gather(some.start + present)
+    return out
 
 
 def _part(data: Part, number: int) -> Part:

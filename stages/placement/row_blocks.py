@@ -220,14 +220,14 @@ class Blocks:
         )
 
 
-def numbered(part: Part, group: Group) -> BlockRows:
-    """The in-edges of a part of a link task and all pairs, by numbers that go through the parts of all ranks one after
-    the other. All ranks call this at the same time."""
+def numbered(part: Part, group: Group, empty: Empty = in_memory) -> BlockRows:
+    """The in-edges of a part of a link task, in arrays that `empty` makes, and all pairs, by numbers that go through
+    the parts of all ranks one after the other. All ranks call this at the same time."""
     sizes = np.zeros(group.size)
     sizes[group.rank] = len(part.owned)
     group.all_reduce(torch.from_numpy(sizes), "control")
     book = RangeBook(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-    graph, _ = rows_of(part.shards, book)
+    graph, _ = rows_of(part.shards, book, empty=empty)
     assert part.pairs is not None
     pairs, degree = _renumbered(part.pairs, part, book, group), torch.from_numpy(graph.degree)
     split = _only_train(pairs.sets["train"])

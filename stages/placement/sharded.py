@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, StoreError
 from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
@@ -82,20 +83,26 @@ class Sharded:
 
 
 def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
-    """A part's rows in the order of `batch`, with features in an array that `empty` makes."""
+    """A part's rows in the order of `batch`, with features, those of edges too, in arrays that `empty` makes."""
     place = np.empty(len(batch.order), np.int64)
     place[batch.order] = np.arange(len(place))
     splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
-    edges = part.edge_features
     features = empty((len(batch.order), part.features.num_features), part.features.dtype)
     return Share(
         batch,
         MemoryFeatures(part.features.gather(batch.order, out=features)),
         part.labels[torch.from_numpy(batch.order)],
         splits,
-        edge_rows=None if edges is None else torch.from_numpy(edges.gather(np.arange(edges.num_rows))),
+        edge_rows=None if part.edge_features is None else torch.from_numpy(_all_rows(part.edge_features, empty)),
         types=types_of(part, batch.order),
     )
+
+
+def _all_rows(features: FeatureStore, empty: Empty) -> npt.NDArray[np.floating]:
+    out = empty((features.num_rows, features.num_features), features.dtype)
+    for some in pieces(0, features.num_rows):
+        features.gather(np.arange(some.start, some.stop), out=out[some])
+    return out
 
 
 def types_of(part: Part, order: npt.NDArray[np.int64]) -> PartTypes | None:

@@ -252,6 +252,10 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
             {"model": "rgcn", "system": "sar", "ranks": 2, "sar": {"mode": "keep"}},
             'sar.mode is "keep", but the model reads the rows of all ranks in one block',
         ),
+        (
+            {"model": Own(), "system": "sar", "ranks": 2, "sar": {"mode": "keep"}},
+            'sar.mode is "keep", but the graph has 3 node types and 6 relations, read in one block',
+        ),
         ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (
@@ -262,8 +266,10 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
     ids=str,
 )
 def test_what_does_not_run_is_refused_in_a_sentence(data, tmp_path, changed, said):
+    config = {"epochs": 1, **changed}
+    model = config.pop("model")
     with pytest.raises(InputError, match=said):
-        mr.run(data, out=tmp_path / "run", verbose=False, config={"epochs": 1, **changed})
+        mr.run(data, model=model, out=tmp_path / "run", verbose=False, config=config)
     assert not (tmp_path / "run").exists()
 
 
