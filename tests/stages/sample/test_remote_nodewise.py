@@ -66,8 +66,8 @@ def _restore_threads() -> Iterator[None]:
     threads.set_num_threads(None)
 
 
-GRIDS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 3))
-TURNS = (((0, 6, 3), (6, 2, 1)), ((0, 4, 1), (4, 4, 2)), ((0, 4, 4), (4, 2, 2), (6, 1, 1)))
+GRIDS = ((2, 1), (4, 1), (4, 4), (6, 3))
+TURNS = (((0, 6, 3), (6, 2, 1)), ((0, 4, 1), (4, 4, 4)))
 """(first rank, p, c) of the grids that eight ranks form at the same time, turn after turn."""
 
 
@@ -158,7 +158,7 @@ def test_every_grid_draws_what_the_serial_samplers_draw(
     assert [line for r in ranks for line in r["wrong"]] == []
     # What there is to see was seen: ranks without minibatches or rows, second rounds of darts, both races.
     tried = sum(len(samplers) for _, _, samplers in all_worlds())
-    assert all(r["minibatches"] > tried and (r["idle"] > tried / 4 or p == 1) for r in ranks)
+    assert all(r["minibatches"] > tried and r["idle"] > tried / 4 for r in ranks)
     assert p // c < 3 or sum(r["rowless"] for r in ranks) >= c * len(all_worlds())
     assert all(r["darts"]["most rounds"] > 1 for r in ranks)
     assert all(sum(r["darts"][f"{name} chose"] for r in ranks) > 0 for name in ("ladies", "fastgcn"))
