@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,9 +24,10 @@ class DeadError(Exception):
 
 
 class Line(Gloo):
-    """Gloo with sums whose result never arrives, as when a peer dies while it sends the last piece."""
+    """Gloo with sums whose result never arrives, as when a peer dies while it sends the last piece; or that do not even
+    end, as when it dies before it takes the last one."""
 
-    deaf = False
+    deaf = hangs = False
 
     def all_reduce(self, flat: torch.Tensor, kind: str, overlap: Overlap = nothing) -> None:
         super().all_reduce(flat, kind, overlap)
@@ -40,6 +42,8 @@ class Line(Gloo):
         if self.deaf:
             self.deaf = False
             flat.fill_(77)
+            if self.hangs:
+                time.sleep(TIMEOUT_S)
             raise PeerLostError("the result was lost")
 
 

@@ -29,12 +29,15 @@ def vector(rank: int, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("flags", [False, True])
-@pytest.mark.parametrize("deaf", ["none", "one", "all"])
-def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: str) -> None:
+@pytest.mark.parametrize("deaf", ["none", "one", "one hangs", "all"])
+def test_those_that_are_left_agree_on_every_sum(
+    size: int, flags: bool, deaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 takes part in sum 2 and is gone before sum 3. Those that are deaf lose what sum 2 came to: they get it
     from one that has it, which is a sum further on by then, or, where nobody has, it is taken again, without rank 0."""
+    monkeypatch.setattr(survivors, "HANG_S", 0.1)
     threaded = ThreadedRanks(size)
-    silent = {"none": [], "one": [size - 1], "all": list(range(1, size))}[deaf]
+    silent = {"none": [], "all": list(range(1, size))}.get(deaf, [size - 1])
     handed_on = len(silent) < size - 1
     whole, rest = tuple(range(size)), tuple(range(1, size))
 
@@ -44,6 +47,7 @@ def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: st
             if n == 3 and group.rank == 0:
                 raise DeadError
             threaded.lines[group.rank].deaf = n == 2 and group.rank in silent
+            threaded.lines[group.rank].hangs = deaf == "one hangs"
             if flags:
                 # Only rank 0 raises the flag in sum 2.
                 seen.append(group.any(n == 0 or (n == 2 and group.rank == 0)))
