@@ -22,7 +22,7 @@ class Forecast:
     system: str
     fits: bool
     memory_bytes: int
-    """Resident size of the largest rank."""
+    """Resident size of the largest rank; of a job that maps its graph, without the pages of files."""
     memory: Parts
     arithmetic: str
     """The sum of `memory` in words."""
@@ -83,9 +83,10 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
+    mapped = s.job.features in ("mapped", "zarr") or s.ranks > 1
     if s.cut is None and s.exchanges:
         features = s.feature_bytes * s.replication / s.ranks
-    elif s.cut is None and (s.job.features in ("mapped", "zarr") or s.ranks > 1):
+    elif mapped if s.cut is None else (s.job.graph, s.job.features) == ("mapped", "mapped"):
         features = 0
     return {"process": base, "graph": round(graph * share), "features": round(features)}
 

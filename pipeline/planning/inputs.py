@@ -139,13 +139,14 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         if "features" in changes:
             wanted[default] = {**own, **SYSTEMS.find(default).unpredicted}
         if changes["system"] != default:
-            # What a mapped part takes is not predicted.
-            unused |= {"queue", "graph", "minibatches_per_step"}
+            unused |= {"queue", "minibatches_per_step"}
         if not SYSTEMS.find(changes["system"]).samples:
             wanted["model"] = sampled.model
             unused |= {"sampler", "batch_size"}
         wanted["train"] = {k: v for k, v in wanted["train"].items() if k not in unused}
         found[label] = resolve({k: v for k, v in wanted.items() if k not in unused})
+        if SYSTEMS.find(changes["system"]).unmapped(found[label]):
+            found[label] = found[label].model_copy(update={"graph": "memory"})
     return found
 
 

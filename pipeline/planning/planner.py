@@ -108,6 +108,12 @@ def plan(
         tell(StageEnded("plan", seconds))
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes = [*(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
+    if any(job.graph == "mapped" for job in jobs.values()):
+        notes.append("Memory of jobs that map the graph is without the pages of files, which the system can take back.")
+    for label, job in jobs.items():
+        if job.graph != first.graph:
+            why = SYSTEMS.find(job.system).unmapped(job)
+            notes.append(f'{label} is planned with graph = "memory": it {why}.')
     if at.stands_in:
         notes.append(f"An estimate: trials ran on {at.dataset.name}, which stands in for the graph.")
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -46,6 +46,7 @@ from ..telemetry.events import Event, StepDone, silent
 from ..telemetry.timers import Clock
 from ..training.dynamo import leave_compiler_out
 from ..training.trainer import RankReport, train_and_evaluate
+from .own_memory import OwnMemory
 
 TIMEOUT_S = 120.0
 """Longest wait of a rank for another, after which that one counts as lost."""
@@ -90,6 +91,7 @@ class TrialResult:
     evaluate_s: float
     """Seconds of evaluating a split."""
     peak_rss_bytes: list[int]
+    """Of a job that maps its graph, without the pages of files."""
     memory_bytes: list[dict[str, int]]
     """See `Result.memory_bytes`."""
     bytes: dict[str, dict[str, int]]
@@ -238,6 +240,8 @@ def perform(spec: TrialSpec, library: int) -> TrialResult | str:
 def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Meter]:
     """One rank's part in a trial, in a process of its own."""
     job, ledger, meter, events = spec.job, Ledger(), Meter(), list[Event]()
+    # As if the process had been started, not forked: with its parent's pages of libraries.
+    base, own_memory = peak_rss_bytes() + max(0, library - library_bytes()), OwnMemory()
     torch.set_num_threads(job.threads or 1)
     set_num_threads(job.threads or 1)
     if spec.parts is None:
@@ -261,22 +265,24 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
         # A file, since a store's server would be a thread of the process that forks.
         meeting = FileStore(str(spec.out / "meeting"), job.ranks)
         group = Gloo(meeting, rank, job.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)
-    report = train_and_evaluate(
-        prepared,
-        spec.out,
-        own_queue(prepared, spec.out) if prepared.has_minibatches else None,
-        group=group,
-        ledger=ledger,
-        produce=True,
-        producer_alive=lambda: True,
-        emit=events.append,
-        stop=lambda: False,
-        clock=Clock(),
-    )
+    with own_memory if job.graph == "mapped" else nullcontext():
+        report = train_and_evaluate(
+            prepared,
+            spec.out,
+            own_queue(prepared, spec.out) if prepared.has_minibatches else None,
+            group=group,
+            ledger=ledger,
+            produce=True,
+            producer_alive=lambda: True,
+            emit=events.append,
+            stop=lambda: False,
+            clock=Clock(),
+        )
     meter.steps = sum(isinstance(event, StepDone) for event in events)
-    # As if the process had been started, not forked: with its parent's pages of libraries.
-    missing = max(0, library - library_bytes())
-    return replace(report, peak_rss_bytes=peak_rss_bytes() + missing), meter
+    peak = peak_rss_bytes() + max(0, library - library_bytes())
+    if job.graph == "mapped":
+        peak = base + own_memory.peak_bytes - own_memory.start_bytes
+    return replace(report, peak_rss_bytes=peak), meter
 
 
 def measured(spec: TrialSpec, reports: Sequence[RankReport], meters: Sequence[Meter]) -> TrialResult:

@@ -132,11 +132,14 @@ class Trials:
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
             # The start of a new super-epoch is part of the trial.
             changes[job.system] = job.options.model_copy(update={"repartition_every": EPOCHS // 2})
-        if job.executor == "inline" and self._spec is not None:
+        inline, maps = job.executor == "inline", job.graph == "mapped"
+        if inline and self._spec is not None and not (stands_in and maps):
             changes |= {"dataset": self._spec, **(STAND_IN if stands_in else {})}
         else:
             path, place = self._shared()
-            changes |= {"dataset": str(path), **CLEAN, "features": "owned" if job.features == "owned" else place}
+            # Ranks that map their parts have features where the job says.
+            kept = job.features == "owned" or (maps and (inline or s.cut is not None))
+            changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
         parts = None
         if s.trial_cut is not None and self._ranks > 1:
             owners = Given(s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))

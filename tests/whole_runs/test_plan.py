@@ -180,7 +180,9 @@ def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
     assert jobs["bulk"].train.batch_size == 8 and jobs["sar"].sampler == {}
     assert "bulk, owned features" not in candidates({"ranks": 1})
     places = {label: job.graph for label, job in candidates({**table, "graph": "mapped"}).items()}
-    assert {label for label, place in places.items() if place == "mapped"} == {"bulk", "bulk, owned features"}
+    assert set(places.values()) == {"mapped"}
+    places = {label: job.graph for label, job in candidates({"graph": "mapped"}).items()}
+    assert {label for label, place in places.items() if place == "memory"} == {"sar", "retexo"}, "one rank"
 
 
 def test_a_stand_in_is_as_dense_and_no_larger() -> None:
@@ -227,10 +229,13 @@ def test_a_trial_is_too_short_for_a_schedule_and_goes_without() -> None:
 def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
     mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
-    plan = mr.plan(tmp_path / "store", verbose=False, **job)
+    plan = mr.plan(tmp_path / "store", verbose=False, ranks=2, **job)
     assert all(f.fits for f in plan.systems) and {f.system for f in plan.systems} >= {"bulk", "sar"}
+    assert "without the pages of files" in " ".join(plan.notes) and 'graph = "memory"' not in " ".join(plan.notes)
     monkeypatch.setattr(inputs, "MOST_EDGES", 500)
-    assert "stands in for the graph" in " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
+    notes = " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
+    assert "stands in for the graph" in notes
+    assert 'sar is planned with graph = "memory": it arranges the edges of one rank in memory.' in notes
 
 
 @pytest.mark.usefixtures("forked_trials")
