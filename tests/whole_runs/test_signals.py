@@ -23,7 +23,6 @@ FEW = [
     Cell("grappa", "tree", "HUP", "partitioning"),
     Cell("sar", "rank", "INT", "training"),
     Cell("retexo", "tree", "TERM", "checkpoint"),
-    Cell("retexo", "rank", "TERM", "training"),
 ]
 RESUMED = {FEW[2], FEW[4], FEW[8]}
 """True for the few cells; of all cells every one is."""

@@ -237,7 +237,9 @@ def _attend(ends, rows, own, x, D, apart, logits, slope, out):
         for q in range(e, min(ends[min(i + 2, len(own))], last)):
             prefetch(side, np.int64(rows[_U(q)]) * 2 * H)
         here = logits[own[_U(i)]]
-        top[:] = -np.inf
+        for h in range(H):
+            top[_U(h)] = -np.inf
+            total[_U(h)] = 0
         for q in range(j, e):
             there = logits[rows[_U(q)]]
             for h in range(H):
@@ -246,7 +248,6 @@ def _attend(ends, rows, own, x, D, apart, logits, slope, out):
                 p[_U(q - j), _U(h)] = z
                 # Beside "reassoc" a NaN must stay one.
                 top[_U(h)] = z if (z > top[_U(h)]) | (z != z) else top[_U(h)]
-        total[:] = 0
         for q in range(e - j):
             for h in range(H):
                 z = math.exp(p[_U(q), _U(h)] - top[_U(h)])

@@ -32,5 +32,5 @@ def of_row(values, i, x):
 
 
 def rows_array(values: "Tensor | None", like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A number for each row, or edge, as kernels take it: empty, and of the dtype of `like`, if there is none."""
-    return np.empty(0, like.dtype) if values is None else values.numpy()
+    """A number for each row, or edge, as kernels take it: of the dtype of `like`, and empty if there is none."""
+    return np.empty(0, like.dtype) if values is None else values.numpy().astype(like.dtype, copy=False)

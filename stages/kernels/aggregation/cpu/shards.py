@@ -145,17 +145,18 @@ def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
 
 @njit(**_JIT)
 def _take_rows(x, named, ids, scale, out, lo, hi):
-    F, flat = x.shape[1], x.reshape(-1)
+    F, flat, scaled = x.shape[1], x.reshape(-1), len(scale) > 0
     for i in range(lo, hi):
         prefetch_rows(ids, named, i, i + 1, hi, flat, F, F)
         u = _U(ids[i])
         o, a = out[_U(i)], x[at(named, u)]
-        if scale is None:
-            o[:] = a
-        else:
+        if scaled:
             s = scale[u]
             for k in range(F):
                 o[k] = s * a[k]
+        else:
+            for k in range(F):
+                o[k] = a[k]
 
 
 def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
@@ -170,7 +171,7 @@ def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
     base, named = base_and_ids(x)
     assert base.flags.c_contiguous
     width = x.shape[1:].numel()
-    scale = None if factor is None else factor.numpy()
+    scale = rows_array(factor, base)
     args = (base.reshape(len(base), width), named, ids, scale, out.numpy().reshape(len(ids), width))
     parallel(_take_rows, [(*args, a, b) for a, b in even_parts(len(ids), width)])
     return out

@@ -27,7 +27,8 @@ _U = np.uint64
 @njit(**JIT)
 def _start(first, last, seeds, offsets, nodes, known, words):
     for q in range(first, last):
-        known[q, :words] = _U(0)
+        for w in range(words):
+            known[q, w] = _U(0)
         for i in range(offsets[q], offsets[q + 1]):
             v = np.int64(seeds[i])
             nodes[q, i - offsets[q]] = v
@@ -37,7 +38,8 @@ def _start(first, last, seeds, offsets, nodes, known, words):
 @njit(inline="always")
 def _find(row, begin, end, found, words):
     """Set the bit of every node in row[begin:end]."""
-    found[:words] = _U(0)
+    for w in range(words):
+        found[w] = _U(0)
     for e in range(begin, end):
         u = np.int64(row[e])
         found[_U(u >> 6)] |= _U(1) << _U(u & 63)

@@ -44,7 +44,8 @@ def _find(q_start, q_stop, q_column, start, stop, out_start, out_stop):
 
 @njit(**JIT)
 def _multiply(q_start, q_stop, q_column, q_value, start, stop, column, value, place, row_ends, out, out_value):
-    e = 0
+    # Checked at run time: a version of its own for matrices without values takes seconds to compile.
+    e, weighted = 0, len(value) > 0
     for r in range(len(q_start)):
         begin = e
         for i in range(q_start[r], q_stop[r]):
@@ -55,13 +56,12 @@ def _multiply(q_start, q_stop, q_column, q_value, start, stop, column, value, pl
                     place[u] = e
                     out[e], out_value[e] = u, 0
                     e += 1
-                out_value[place[u]] += x if value is None else x * value[at]
-        order = np.argsort(out[begin:e])
-        sums = out_value[begin:e].copy()
-        for i in range(begin, e):
-            place[out[i]] = -1
-        out[begin:e] = out[begin:e][order]
-        out_value[begin:e] = sums[order]
+                out_value[place[u]] += x * value[at] if weighted else x
+        found, sums = out[begin:e].copy(), out_value[begin:e].copy()
+        order = np.argsort(found)
+        for i in range(e - begin):
+            place[found[i]] = -1
+            out[begin + i], out_value[begin + i] = found[order[i]], sums[order[i]]
         row_ends[r + 1] = e
 
 
@@ -79,7 +79,8 @@ def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
     ends, out, sums = np.zeros(Q.num_rows + 1, np.int64), np.empty(size, A.columns.dtype), np.empty(size, np.int64)
     place = np.full(num_columns, -1, np.int64)
     rows = (entries.start, entries.stop, entries.columns, values)
-    _multiply(*rows, A.start, A.stop, A.columns, A.values, place, ends, out, sums)
+    weights = np.empty(0, np.int64) if A.values is None else A.values
+    _multiply(*rows, A.start, A.stop, A.columns, weights, place, ends, out, sums)
     return Sparse(ends[:-1], ends[1:], out[: ends[-1]], sums[: ends[-1]])
 
 
