@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...stages.models import MODELS
+from ...stages.models.base import reads_edges
+from ...stages.models.relational import TypedInput
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunks import Chunks
 from ...storage.dataset import Dataset
 from ..config.load import Job, build
 from ..config.systems import System
-from ..setup.model import TORCH_DTYPES
+from ..setup.model import TORCH_DTYPES, Outline, model_of
 from .inputs import Numbers
 from .network import Link
 
@@ -24,6 +26,8 @@ class Setting:
     """Dataset of the trials, which may stand in for the run's."""
     numbers: Numbers
     """Numbers of the run's dataset."""
+    outline: Outline
+    """Outline of the dataset of the trials, with the task of the run's."""
     stands_in: bool
     per_host: int
     """Ranks of a machine."""
@@ -76,6 +80,26 @@ class Candidate:
         return self.at.numbers.nodes * self.row_bytes
 
     @property
+    def edge_row_bytes(self) -> int:
+        """Bytes of the features of an edge; 0 if the model reads none."""
+        reads = reads_edges(build("model", MODELS, self.job.model))
+        return self.at.numbers.edge_features * TORCH_DTYPES[self.job.dtype].itemsize if reads else 0
+
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of all feature rows of nodes, and of edges if the model reads them."""
+        return self.feature_bytes + self.at.numbers.edges * self.edge_row_bytes
+
+    @property
+    def held_bytes(self) -> float:
+        """`owned_bytes` in one process, where the rows of each node type are as wide as they are."""
+        unused, types = 0, self.at.outline.types
+        if types is not None:
+            given, widths = TypedInput.of_record(types)
+            unused = sum(given.num_nodes(t) * (max(1, *widths) - width) for t, width in enumerate(widths))
+        return self.owned_bytes - self.at.growth * unused * TORCH_DTYPES[self.job.dtype].itemsize
+
+    @property
     def replication(self) -> int:
         """Number of ranks that hold each row of owned features."""
         return self.system.options.get("replication", 1)
@@ -93,8 +117,7 @@ class Candidate:
     @property
     def model(self) -> nn.Module:
         """The model as the system trains it."""
-        record, n = build("model", MODELS, self.job.model), self.at.numbers
-        return self.system.schedule.build(record, n.features, n.classes).to(TORCH_DTYPES[self.job.dtype])
+        return model_of(self.job, self.at.outline, self.system, None)[0]()
 
     @property
     def minibatches(self) -> float:

@@ -85,9 +85,11 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
     mapped = s.job.features in ("mapped", "zarr") or s.ranks > 1
     if s.cut is None and s.exchanges:
-        features = s.feature_bytes * s.replication / s.ranks
+        features = s.owned_bytes * s.replication / s.ranks
     elif mapped if s.cut is None else (s.job.graph, s.job.features) == ("mapped", "mapped"):
         features = 0
+    elif s.cut is None:
+        features = s.held_bytes
     return {"process": base, "graph": round(graph * share), "features": round(features)}
 
 
@@ -108,7 +110,7 @@ def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Par
         grows *= most_seen * s.row_bytes / features if isolated else s.cut.most_held / s.trial_cut.most_held
     data = round(max(0, seen.peak_rss_bytes[worst] - base - step) * grows)
     if s.exchanges:
-        owned = s.replication * s.feature_bytes
+        owned = s.replication * s.owned_bytes
         data += round(owned / s.ranks - owned / seen.ranks)
     parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}
     return parts | waiting_bytes(s, seen) if s.is_sampled else parts
@@ -132,7 +134,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
 
     def rows(per_epoch: float, ranks: int, count: float, train_s: float) -> tuple[float, float]:
         """Minibatches whose rows are fetched, and their bytes. A rank's own rows are copied beside those of others."""
-        size = rows_asked(s, seen, per_epoch, ranks)[1] / per_epoch * seen.distinct[0] * s.row_bytes
+        size = rows_asked(s, seen, per_epoch, ranks)[1] / per_epoch * seen.distinct[0]
         number = ready(max(seen.sample_s, seen.fetch_s), count, train_s)
         number = min(s.system.options["prefetch_bytes"] / size, number)
         return number, number * (size + seen.minibatch_bytes)

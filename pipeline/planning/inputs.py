@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...stages.models import MODELS
-from ...stages.models.base import reads_edges
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
-from ...storage.dataset import Dataset, Task, check_one_type, require_nodes
+from ...storage.dataset import Dataset, Task, require_nodes
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
@@ -36,6 +34,10 @@ class Numbers:
     """Share of train nodes."""
     task: Task = "multiclass"
     """Task of the labels; `classes` are the targets of a regression."""
+    edge_features: int = 0
+    """D, columns of the edges' features; 0: they have none."""
+    node_types: int = 1
+    relations: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
@@ -46,21 +48,31 @@ class Numbers:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
-        """The size of a dataset. Raises InputError if it has several types of nodes or edges, or links to predict."""
-        check_one_type(dataset, "a plan")
+        """The size of a dataset. Raises InputError if it has links to predict."""
         require_nodes(dataset, "plan predicts")
-        n, share = dataset.num_nodes, dataset.split_sizes["train"] / max(1, dataset.num_nodes)
-        return cls(n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes, share, dataset.task)
+        n, types = dataset.num_nodes, dataset.graph.types
+        return cls(
+            n,
+            dataset.graph.num_edges,
+            dataset.num_features,
+            dataset.num_classes,
+            dataset.split_sizes["train"] / max(1, n),
+            dataset.task,
+            dataset.num_edge_features,
+            *(() if types is None else (len(types.node_types), types.num_relations)),
+        )
 
     @property
     def is_large(self) -> bool:
         """True if a generated graph stands in for the dataset in trials."""
-        return self.edges > MOST_EDGES or self.nodes * self.features * 4 > MOST_FEATURE_BYTES
+        rows = max(self.nodes * self.features, self.edges * self.edge_features)
+        return self.edges > MOST_EDGES or 4 * rows > MOST_FEATURE_BYTES
 
     def stand_in(self) -> str:
         """Spec of a generated graph with the same density, small enough for a trial."""
         density = max(1.0, self.edges / self.nodes)
-        nodes = min(self.nodes, MOST_FEATURE_BYTES // (4 * self.features), MOST_EDGES / density)
+        edges = min(MOST_EDGES, MOST_FEATURE_BYTES // (4 * max(1, self.edge_features)))
+        nodes = min(self.nodes, MOST_FEATURE_BYTES // (4 * self.features), edges / density)
         scale = max(1, min(30, int(math.log2(max(2, nodes)))))
         return (
             f"rmat:scale={scale},edge_factor={max(1, round(density / 2))},features={self.features},"
@@ -120,11 +132,8 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve(common)
-    model, sampler = sampled.model["name"], sampled.sampler["name"]
-    if reads_edges(build("model", MODELS, sampled.model)):
-        raise unpredicted(f"model is '{model}', which reads features of edges", "use another model")
     if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
-        raise unpredicted(f"sampler is '{sampler}', which draws by times", "use the sampler neighbor")
+        raise unpredicted(f"sampler is '{sampled.sampler['name']}', which draws by times", "use the sampler neighbor")
     if sampled.device != "cpu":
         raise unpredicted(f"device is '{sampled.device}'", "leave it out to plan for CPUs")
     if sampled.learned.width:

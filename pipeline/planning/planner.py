@@ -14,6 +14,7 @@ from typing import Any
 
 from ...stages.models.base import ModelConfig
 from ...storage.dataset import Dataset
+from ...storage.errors import InputError
 from ..config.aliases import with_options
 from ..config.systems import SYSTEMS
 from ..telemetry.console import heard
@@ -67,7 +68,7 @@ def plan(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """Predict memory, bytes and time of a job under every system.
+    """Predict memory, bytes and time of a job under every system that runs it; `Plan.notes` say why others do not.
 
     Args:
         dataset: anything that `run` takes.
@@ -92,25 +93,32 @@ def plan(
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
-    forecasts, seen = [], {}
+    fitted, forecasts, seen, left_out = {}, [], {}, []
     with ExitStack() as exits:
         tell = exits.enter_context(heard(emit, verbose))
         scratch = exits.enter_context(tempfile.TemporaryDirectory(prefix="millrace-plan-"))
         trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits)
         at = trials.at
-        tell(StageStarted("plan", f"trying {at.dataset.name}", len(jobs)))
         for label, job in jobs.items():
-            forecast, result = trials.forecast(label, job)
+            try:
+                fitted[label] = trials.fitted(job)
+            except InputError as e:
+                if job.system == first.system:
+                    raise
+                left_out.append(f"{label} is left out: {e}.")
+        tell(StageStarted("plan", f"trying {at.dataset.name}", len(fitted)))
+        for label, (job, system) in fitted.items():
+            forecast, result = trials.forecast(label, job, system)
             forecasts.append(forecast)
             seen |= {} if result is None else {label: asdict(result)}
-            tell(StageAdvanced("plan", len(forecasts), len(jobs)))
+            tell(StageAdvanced("plan", len(forecasts), len(fitted)))
         seconds = time.perf_counter() - started
         tell(StageEnded("plan", seconds))
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
-    notes = [*(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
+    notes = [*left_out, *(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
     if any(job.graph == "mapped" for job in jobs.values()):
         notes.append("Memory of jobs that map the graph is without the pages of files, which the system can take back.")
-    for label, job in jobs.items():
+    for label, (job, _) in fitted.items():
         if job.graph != first.graph:
             why = SYSTEMS.find(job.system).unmapped(job)
             notes.append(f'{label} is planned with graph = "memory": it {why}.')

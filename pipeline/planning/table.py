@@ -17,8 +17,13 @@ def as_text(plan: Plan) -> str:
     cluster, link, n = plan.cluster, plan.cluster.link, plan.numbers
     between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
+    many = (
+        f" of {n.node_types} types" * (n.node_types > 1),
+        f" of {counted(n.relations, 'relation')}" * (n.relations > 1),
+    )
+    edges = f"{n.edges:,} edges{many[1]}" + f" with {counted(n.edge_features, 'feature')}" * (n.edge_features > 0)
     lines = [
-        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, "
+        f"{plan.dataset}: {n.nodes:,} nodes{many[0]}, {edges}, {n.features} features, "
         f"{counted_outputs(n.task, n.classes)}, {n.train:.1%} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",

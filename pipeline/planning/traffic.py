@@ -20,7 +20,7 @@ from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
 from ...stages.models.lazy import Lazy
-from ...stages.partition.cut_counts import CutCounts, halo_nodes
+from ...stages.partition.cut_counts import CutCounts, halo_counts
 from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
@@ -79,7 +79,8 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
     """Bytes of the candidate's run, with rows of minibatches as counted in its trial."""
     moved, policy = Moved(), s.system.partition
     if isinstance(policy, Sharded):
-        moved.once["store", "features"] += s.at.dataset.num_nodes * s.row_bytes
+        graph = s.at.dataset.graph
+        moved.once["store", "features"] += graph.num_nodes * s.row_bytes + graph.num_edges * s.edge_row_bytes
     if s.cut is not None and s.ranks > 1:
         if isinstance(policy, WithBoundary):
             _layer_by_layer(moved, s, s.cut)
@@ -116,7 +117,8 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train node
     depends on."""
     assert isinstance(s.system.fetch, VisitFetch)
-    traffic = visited_bytes(s.system.fetch, s.model, s.at.numbers.features, TORCH_DTYPES[s.job.dtype])
+    width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
+    traffic = visited_bytes(s.system.fetch, s.model, s.at.numbers.features, dtype, width, types)
     rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
     moved.add("activations", total, int(np.count_nonzero(traffic)))
@@ -152,13 +154,15 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     read = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
     for t, rank in np.ndindex(len(read), s.ranks):
         chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
-        halo = halo_nodes(graph, cut.book, [*chunks]) if policy.halo and len(chunks) < cut.size else 0
-        around, new = round(halo * policy.halo), [*chunks - before[rank]]
+        nodes, edges = halo_counts(graph, cut.book, [*chunks]) if len(chunks) < cut.size else (0, 0)
+        around, new = round(nodes * policy.halo), [*chunks - before[rank]]
+        edges = int(cut.edges[[*chunks]].sum()) - round(edges * (1 - policy.halo))
         moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
         # A halo that is drawn is read again, also around the same chunks.
         if chunks != before[rank] or 0 < policy.halo < 1:
             lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
-            read[t] += lists, (int(cut.nodes[new].sum()) + around) * s.row_bytes
+            rows = (int(cut.nodes[new].sum()) + around) * s.row_bytes
+            read[t] += lists, rows + edges * s.edge_row_bytes
         before[rank] = chunks
     later = read[1:].sum(0) / max(1, len(read) - 1)
     for kind, first, again in zip(("graph", "features"), read[0], later):
@@ -182,7 +186,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         moved.per_epoch["store", "features"] += per_minibatch * s.minibatches
         return
     c = s.replication
-    moved.once["store", "features"] += s.feature_bytes * c
+    moved.once["store", "features"] += s.owned_bytes * c
     # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
@@ -195,10 +199,10 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
-    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows.
+    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes.
 
-    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`); the trial has
-    counted the rows that this leaves. The first step of a run is fetched alone.
+    The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`); the trial
+    has counted the rows that this leaves. The first step of a run is fetched alone.
 
     Args:
         s: the run.
@@ -209,7 +213,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
     steps = minibatches / ranks / per_rank
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
-        step = per_rank * distinct[0] * s.row_bytes
+        step = per_rank * distinct[0]
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 
     def rows(steps: float) -> float:
@@ -221,8 +225,8 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
 
 
 def rows_of(distinct: Sequence[float], minibatches: float) -> float:
-    """Distinct nodes of several minibatches together, on average over ranks: linear between the counts, which is exact
-    where some ranks have one minibatch more than others, and a power law beyond them."""
+    """Bytes of the rows of several minibatches together, on average over ranks: linear between the counts, which is
+    exact where some ranks have one minibatch more than others, and a power law beyond them."""
     n = len(distinct)
     if n == 1:
         return distinct[0] * minibatches

@@ -66,6 +66,8 @@ class TrialSpec:
     """Folder of the trial's run."""
     seeds: int | None
     """Train nodes to train on: of each part in isolated training, else of all ranks. None: all."""
+    row_bytes: tuple[int, int]
+    """Bytes of the features of a node, and of an edge if the model reads them."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TrialResult:
     minibatch_bytes: float
     """Bytes of a minibatch's structure in memory; 0 without minibatches."""
     distinct: list[float]
-    """Distinct nodes of one minibatch, of two, and so on, means over ranks; empty if not needed."""
+    """Bytes of the distinct rows of one minibatch, of two, and so on, means over ranks; empty if not needed."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
@@ -162,14 +164,15 @@ class Meter:
     bulks: list[tuple[int, int, float]] = field(default_factory=list)
     """Minibatches, bytes and seconds of drawing of each bulk."""
     distinct: list[int] = field(default_factory=list)
-    """Distinct nodes of the first minibatch, of the first two, and so on."""
+    """Bytes of the rows of the first minibatch, of the first two, and so on: of distinct nodes, and of edges."""
 
 
 class MeteredSampler:
-    """A sampler with a meter. Nodes of the first `MOST_STEPS` minibatches with `counts` seeds are counted together."""
+    """A sampler with a meter. Rows of the first `MOST_STEPS` minibatches with `counts` seeds are counted together."""
 
-    def __init__(self, sampler: Sampler, meter: Meter, counts: int) -> None:
-        self._sampler, self._meter, self._counts, self._nodes = sampler, meter, counts, np.empty(0, np.int64)
+    def __init__(self, sampler: Sampler, meter: Meter, counts: int, row_bytes: tuple[int, int]) -> None:
+        self._sampler, self._meter, self._counts, self._row_bytes = sampler, meter, counts, row_bytes
+        self._nodes, self._edges = np.empty(0, np.int64), 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
@@ -183,7 +186,9 @@ class MeteredSampler:
         for minibatch in drawn if len(self._meter.distinct) < MOST_STEPS else ():
             if len(minibatch.seeds) == self._counts:
                 self._nodes = np.union1d(self._nodes, minibatch.nodes)
-                self._meter.distinct.append(len(self._nodes))
+                self._edges += sum(b.num_edges for b in minibatch.blocks[: 1 if minibatch.nested else None])
+                node, edge = self._row_bytes
+                self._meter.distinct.append(node * len(self._nodes) + edge * self._edges)
         return bulk
 
 
@@ -258,7 +263,7 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
         counts = job.train.batch_size if job.ranks > 1 and job.features == "owned" else 0
         # Isolated ranks have queues of their own.
         bound = {"max_bytes": 1} if sample.is_isolated else {}
-        sample = replace(sample, sampler=MeteredSampler(sample.sampler, meter, counts), **bound)
+        sample = replace(sample, sampler=MeteredSampler(sample.sampler, meter, counts, spec.row_bytes), **bound)
         prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
     if job.ranks > 1:

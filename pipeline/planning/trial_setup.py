@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import psutil
 
 from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.models import MODELS
+from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
 from ...stages.partition.given import Given
@@ -17,19 +20,21 @@ from ...stages.partition.stage import partition_dataset
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.plural import counted
-from ..config.load import Job
+from ..config.load import Job, build
 from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import System
 from ..datasets import ReadOptions
 from ..machine.malloc import allocator
-from ..setup.model import Outline
+from ..setup.checks import check_edges, check_types
+from ..setup.model import Outline, with_edges
 from ..setup.open_data import open_data
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
-from .inputs import Cluster, Numbers, unpredicted
+from .inputs import Cluster, Numbers
+from .stand_in import detailed
 from .trial import TrialProcess, TrialResult, TrialSpec
 
 EPOCHS = 5
@@ -63,30 +68,39 @@ class Trials:
             data = data or open_data(job, source, emit, lazy=True)
             self.name, numbers = data.name, Numbers.of(data)
             stands_in = numbers.is_large
-            if job.model.get("edge_width", 0) == -1 and data.num_edge_features:
-                what = f"model is '{job.model['name']}', which reads features of edges"
-                raise unpredicted(what, "set model.edge_width = 0, or use another")
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         if data is None or stands_in:
             spec = numbers.stand_in()
-            data = open_data(job.model_copy(update={"dataset": spec, **STAND_IN}), None, silent)
+            like, data = data, open_data(job.model_copy(update={"dataset": spec, **STAND_IN}), None, silent)
+            if numbers.edge_features or (like is not None and like.graph.types is not None):
+                spec, data = None, detailed(data, numbers, like)
         if not data.split_sizes["train"]:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
         threads = job.threads or max(1, cores // per_host)
         self.room = cluster.memory_bytes or psutil.virtual_memory().total // per_host
-        self.at = Setting(data, numbers, stands_in, per_host, threads, cores, cluster.link)
+        outline = replace(Outline.of(data), task=numbers.task, num_classes=numbers.classes)
+        self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, cluster.link)
         self._spec, self._scratch, self._emit = spec, scratch, emit
         self._ranks, self._seed = min(job.ranks, MOST_RANKS, max(2, per_host)), job.seed_of("minibatches")
         self._cuts = dict[tuple[str, int], CutCounts]()
         self._process = cache(lambda keeps: exits.enter_context(TrialProcess(allocator(keeps))))
-        shared_job = job.model_copy(update={"dataset": spec or self.name})
+        shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._shared = cache(lambda: share(shared_job, data, scratch))
 
-    def forecast(self, label: str, job: Job) -> tuple[Forecast, TrialResult | None]:
-        """Forecast of a candidate, and the measurements of its trial; None if it cannot fit."""
-        system = make_system(without_partitioner(job) if job.ranks == 1 else job)
+    def fitted(self, job: Job) -> tuple[Job, System]:
+        """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
+        data, system = self.at.dataset, make_system(without_partitioner(job) if job.ranks == 1 else job)
+        job, system, _ = with_edges(job, system, None, data)
+        record = build("model", MODELS, job.model)
+        check_types(job, system, data.graph.types, record)
+        if reads_edges(record):
+            check_edges(job, system)
+        return job, system
+
+    def forecast(self, label: str, job: Job, system: System) -> tuple[Forecast, TrialResult | None]:
+        """Forecast of a candidate that was `fitted`, and the measurements of its trial; None if it cannot fit."""
         cuts = (self._cut(job, system, ranks) for ranks in (job.ranks, self._ranks))
         candidate = Candidate(label, job, system, self.at, *cuts)
         frees = system.sample.uses_queue and job.executor == "dask"
@@ -152,4 +166,5 @@ class Trials:
             parts=parts,
             out=self._scratch / f"run-{s.system.name}-{job.features}",
             seeds=seeds,
+            row_bytes=(s.row_bytes, s.edge_row_bytes),
         )

@@ -208,7 +208,7 @@ FEW, SENT, READ = 8, 2, 3
 
 
 def row_traffic(
-    module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
+    module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods, own_edges: bool = True
 ) -> list[tuple[int, int]]:
     """Bytes that travel per row between ranks in a training step, layer by layer.
 
@@ -219,14 +219,15 @@ def row_traffic(
         num_features: F.
         dtype: of the features.
         neighbourhoods: see `Hoods`.
+        own_edges: give rows of the rank edges to themselves too.
 
     Returns: For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and
         bytes that come back.
     """
-    ids = np.arange(FEW)
-    own = Shard(InLists.of(np.arange(FEW + 1), ids.astype(np.int32), FEW), None, ids.astype(np.int32), None)
-    far = np.arange(READ, dtype=np.int32)
-    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + FEW, None)
+    ids, count = np.arange(FEW), FEW * own_edges
+    near, far = np.arange(count, dtype=np.int32), np.arange(READ, dtype=np.int32)
+    own = Shard(InLists.of(np.minimum(np.arange(FEW + 1), count), near, FEW), None, near, None)
+    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + count, None)
     view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
     group = _Counting(0, 2)
     module = copy.deepcopy(module).cpu().train()

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
+from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..messages import Fetched, RankJob
 from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, View
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
+from ..neighbourhood.relations import PartTypes
 from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
@@ -131,18 +133,38 @@ def plan(
     return chosen, rehearsed(chosen)
 
 
-def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+def row_bytes(
+    policy: VisitFetch,
+    module: nn.Module,
+    num_features: int,
+    dtype: torch.dtype,
+    edge_width: int = 0,
+    types: GraphTypes | None = None,
+) -> list[tuple[int, int]]:
     """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
-    ``halo``."""
+    ``halo``.
+
+    Args:
+        policy: has the modes.
+        module: the module to be trained; not changed.
+        num_features: F.
+        dtype: of the features.
+        edge_width: D, columns of the edges' features; 0: they have none.
+        types: of the graph; None: there is one of each. All edges are of the first relation.
+    """
     wanted = policy.for_layers(layered(module).num_layers)
-    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in wanted)
+    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
         rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
-        share = Share(batch, rows, torch.zeros(len(batch.names), dtype=torch.int64), {})
+        edges, of = batch.whole.num_edges, None
+        if types is not None:
+            of = PartTypes(types, np.full(len(batch.names), types.ends[0, 1]), np.zeros(edges, np.int64))
+        edge_rows = torch.zeros((edges, edge_width), dtype=dtype) if edge_width else None
+        share = Share(batch, rows, torch.zeros(len(rows.rows), dtype=torch.int64), {}, edge_rows=edge_rows, types=of)
         return Visits(share, modes, policy.prefetch_bytes, absent).fetch(batch).neighbourhoods
 
-    return row_traffic(module, num_features, dtype, visits)
+    return row_traffic(module, num_features, dtype, visits, own_edges=types is None)
 
 
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:

@@ -94,11 +94,12 @@ def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int
     )
 
 
-def halo_nodes(graph: Graph, book: PartitionBook, chunks: Sequence[int]) -> int:
-    """Sources outside some parts of in-edges of nodes in them."""
+def halo_counts(graph: Graph, book: PartitionBook, chunks: Sequence[int]) -> tuple[int, int]:
+    """Sources outside some parts of in-edges of nodes in them, and the number of these edges."""
     inside = np.isin(book.part(np.arange(graph.num_nodes)), np.asarray(chunks))
     sources = graph.indices[np.repeat(inside, np.diff(graph.indptr))]
-    return len(np.unique(sources[~inside[sources]]))
+    outside = sources[~inside[sources]]
+    return len(np.unique(outside)), len(outside)
 
 
 def _hops(graph: Graph, row: IdArray, train: IdArray, num_layers: int) -> IdArray:

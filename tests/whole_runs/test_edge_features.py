@@ -2,6 +2,7 @@
 several, after a stop too; and refusals."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +263,10 @@ def test_devices_are_refused() -> None:
         check_edges(job, make_system(job))
 
 
-def test_no_plan_and_no_edges(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"sbm:nodes=60 has none; give edge_attr"):
-        mr.run("sbm:nodes=60", out=tmp_path / "r", verbose=False, **JOB)
-    with pytest.raises(InputError, match="model is 'gine', which reads features of edges: plan does not predict"):
-        mr.plan("sbm:nodes=60", verbose=False, model="gine")
-
-
-def test_no_plan_of_a_model_that_reads_what_there_is(pairs: Dataset) -> None:
-    with pytest.raises(InputError, match=r"'gatv2', which reads features of edges: .*; set model\.edge_width = 0"):
-        mr.plan(pairs, verbose=False, model="gatv2")
+def test_edges_without_features(tmp_path: Path) -> None:
+    for call in (mr.plan, partial(mr.run, out=tmp_path / "r")):
+        with pytest.raises(InputError, match=r"sbm:nodes=60 has none; give edge_attr"):
+            call("sbm:nodes=60", verbose=False, **JOB)
 
 
 def test_a_bad_file_is_one_sentence_and_exit_2(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import json
 import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import millrace as mr
@@ -21,7 +23,9 @@ from millrace.pipeline.planning.traffic import Moved
 from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.forked_trials import ForkedTrials
+from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
 
 SBM = "sbm:nodes=300,classes=3,degree=6,features=12,train=0.5"
@@ -31,7 +35,7 @@ SMALL = {"hidden": 8, "layers": 2, "fanout": "3,2", "batch_size": 16, "epochs": 
 class Played:
     """A plan for two ranks, and for each candidate the bytes predicted for its trial and those counted there."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, data: Any = SBM, **options: Any) -> None:
         self.candidates: dict[str, Candidate] = {}
         self.seen: dict[str, TrialResult] = {}
         self.predicted: dict[str, Moved] = {}
@@ -54,7 +58,7 @@ class Played:
 
         patch.setattr(TrialProcess, "run_trial", tried)
         patch.setattr(trial_setup, "foresee", heard)
-        self.plan: Plan = plan(SBM, emit=self.events.append, **SMALL)
+        self.plan: Plan = plan(data, emit=self.events.append, **{**SMALL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,47 @@ def played() -> Played:
 
 @pytest.fixture
 def forked_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans whose process for trials is forked; that of `played` is started."""
-    monkeypatch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, DEVNULL=subprocess.DEVNULL))
+    fork_trials(monkeypatch)
+
+
+def fork_trials(patch: pytest.MonkeyPatch, *labels: str) -> None:
+    """Plans of candidates with these labels, or all, whose process for trials is forked; that of `played` is
+    started."""
+    patch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, DEVNULL=subprocess.DEVNULL))
+    known = inputs.variants()
+    patch.setattr(inputs, "variants", lambda: {label: known[label] for label in labels or known})
+
+
+@pytest.fixture(scope="module")
+def with_edges() -> dict[str, Played]:
+    """Plans for models that read features of edges, with types and without."""
+    plain, found = mr.open_dataset(SBM), {}
+    rows = MemoryFeatures(np.ones((plain.graph.num_edges, 3), np.float32))
+    plain = replace(plain, graph=replace(plain.graph, edge_features=rows))
+    typed = typed_dataset(degree=100, edge_features=True)
+    for model, data, batch, labels in (
+        ("rgat", typed, 4, ("bulk, owned features", "grappa", "sar")),
+        ("gine", plain, 16, ("grappa", "retexo")),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            fork_trials(patch, *labels)
+            found[model] = Played(patch, data, model=model, batch_size=batch)
+    return found
+
+
+@pytest.mark.parametrize(("model", "label"), [("rgat", "bulk, owned features"), ("rgat", "sar"), ("gine", "grappa")])
+def test_types_and_rows_of_edges_are_counted(with_edges: dict[str, Played], model: str, label: str) -> None:
+    test_bytes_are_those_that_ranks_count(with_edges[model], label)
+
+
+def test_systems_that_do_not_run_are_left_out(with_edges: dict[str, Played]) -> None:
+    text = as_text(with_edges["rgat"].plan)
+    assert "typed: 36 nodes of 3 types, 320 edges of 5 relations with 3 features, 5 features, 3 classes" in text
+    assert "\ngrappa is left out: the graph has 3 node types and 5 relations, but system 'grappa' corrects" in text
+    assert [f.label for f in with_edges["gine"].plan.systems] == ["grappa"]
+    assert "\nretexo is left out: the model reads features of edges, but system 'retexo' gives its layers rows of" in (
+        as_text(with_edges["gine"].plan)
+    )
 
 
 @pytest.mark.parametrize("label", ["sar", "retexo", "bulk", "bulk, owned features", "grappa"])
@@ -217,25 +260,31 @@ def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
     assert seen.code == 2 and said in seen.err and seen.err.count("\n") <= 3
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_a_trial_is_too_short_for_a_schedule_and_goes_without() -> None:
+def test_a_trial_is_too_short_for_a_schedule_and_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_trials(monkeypatch, "bulk", "retexo")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50}
     job["train"] = {"schedule": {"name": "cosine", "warmup": 20}}
     task = {"loss": "huber", "monitor": "mae"}  # of a regression; trials do not validate
     assert mr.plan("sbm:nodes=200,targets=2,train=0.2", verbose=False, **job, **task).recommended is not None
 
 
-@pytest.mark.usefixtures("forked_trials")
 def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
+    fork_trials(monkeypatch, "bulk", "sar")
     mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
     plan = mr.plan(tmp_path / "store", verbose=False, ranks=2, **job)
     assert all(f.fits for f in plan.systems) and {f.system for f in plan.systems} >= {"bulk", "sar"}
     assert "without the pages of files" in " ".join(plan.notes) and 'graph = "memory"' not in " ".join(plan.notes)
-    monkeypatch.setattr(inputs, "MOST_EDGES", 500)
+    monkeypatch.setattr(inputs, "MOST_EDGES", 200)
     notes = " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
     assert "stands in for the graph" in notes
     assert 'sar is planned with graph = "memory": it arranges the edges of one rank in memory.' in notes
+    fork_trials(monkeypatch, "bulk")
+    typed = typed_dataset(degree=100, edge_features=True)
+    mr.write_dataset(tmp_path / "typed", typed, features_format="npy", graph_format="npy")
+    plan = mr.plan(tmp_path / "typed", verbose=False, model="rgat", **job)
+    assert "stands in for the graph" in " ".join(plan.notes) and plan.numbers.relations == 5
+    assert [(f.label, f.estimate) for f in plan.systems] == [("bulk", True)]
 
 
 @pytest.mark.usefixtures("forked_trials")
@@ -273,7 +322,7 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
     s, seen = played.candidates["bulk, owned features"], played.seen["bulk, owned features"]
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
     fast = replace(
-        seen, distinct=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
+        seen, distinct=[4800.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
     )
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of the trial's too.
     held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), seen.epochs * seen.minibatches / 2

@@ -17,7 +17,7 @@ FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
 
 def spec(table: dict[str, Any], seeds: int | None, parts: Any, train: int) -> TrialSpec:
     outline: Any = SimpleNamespace(splits={"train": train})
-    return TrialSpec(resolve(table), outline, parts, parts, seeds)
+    return TrialSpec(resolve(table), outline, parts, parts, seeds, (4, 0))
 
 
 def report(epochs: list[float], minibatches: int = 0, validates: bool = False, **seconds: float) -> Any:
@@ -62,14 +62,16 @@ def test_layers_count_alike_and_evaluations_are_told_apart():
 
 
 def test_full_minibatches_are_counted_together():
-    minibatch = {"seeds": [0, 1], "nbytes": 10}
+    blocks = [SimpleNamespace(num_edges=5), SimpleNamespace(num_edges=2)]
+    minibatch = {"seeds": [0, 1], "nbytes": 10, "blocks": blocks, "nested": False}
     nodes = ([0, 1, 2], [1, 2, 3, 9], [3])
     drawn = [SimpleNamespace(**minibatch, nodes=np.array(n)) for n in nodes]
-    drawn[2].seeds = [3]
+    drawn[1].nested, drawn[2].seeds = True, [3]
     sampler: Any = SimpleNamespace(name="neighbor", sample=lambda *request: SimpleNamespace(minibatches=drawn))
-    metered = MeteredSampler(sampler, meter := Meter(), counts=2)
+    metered = MeteredSampler(sampler, meter := Meter(), counts=2, row_bytes=(100, 1))
     assert metered.sample("graph", "request").minibatches is drawn and metered.name == "neighbor"
-    assert meter.distinct == [3, 5] and meter.bulks[0][:2] == (3, 30)
+    # Each node's row once; those of the edges of all lists, of nested blocks the first.
+    assert meter.distinct == [307, 512] and meter.bulks[0][:2] == (3, 30)
 
 
 def test_seeds_are_spread_over_the_split():

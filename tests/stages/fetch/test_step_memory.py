@@ -1,6 +1,8 @@
 """Memory of a step, measured and predicted by a trial at a small scale; and the modes chosen by it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +167,13 @@ def test_tensors_are_followed_until_they_are_free() -> None:
         lent = torch.from_numpy(np.zeros(10_000))[5:]
     assert seen.peak_bytes == 8000
     assert len(lent) == 9995
+
+
+def test_relations_are_read_in_one_exchange_without_a_trial_at_a_small_scale() -> None:
+    """There edges would join rows of other types than their relations do. The group here cannot agree on one."""
+    share: Any = SimpleNamespace(types=object(), x=torch.zeros(1, 1), labels=torch.zeros(1))
+    job: Any = SimpleNamespace(group=SimpleNamespace(size=2), num_layers=2, device=None)
+    assert VisitFetch().fetcher(share, job, nn.Identity())._modes == ("halo", "halo")
 
 
 def test_modes_are_one_for_all_or_one_for_each() -> None:

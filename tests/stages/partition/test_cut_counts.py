@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from millrace.pipeline.planning.traffic import Moved, arrange, shard_bytes
-from millrace.stages.partition.cut_counts import count_cut, halo_nodes
+from millrace.stages.partition.cut_counts import count_cut, halo_counts
 from millrace.tests.contracts.full_batch import Case, make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
@@ -43,11 +43,12 @@ def test_counts_are_those_of_the_arranged_parts(seed: int, prune: bool) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_halo_nodes_are_the_sources_outside(seed: int) -> None:
     case = make_case(seed, parts=3)
-    assert halo_nodes(case.graph, case.book, (0, 2)) == len(sources_outside(case, {0, 2}))
-    assert halo_nodes(case.graph, case.book, range(3)) == 0
+    outside = sources_outside(case, {0, 2})
+    assert halo_counts(case.graph, case.book, (0, 2)) == (len(set(outside)), len(outside))
+    assert halo_counts(case.graph, case.book, range(3)) == (0, 0)
 
 
-def sources_outside(case: Case, chunks: set[int]) -> set[int]:
+def sources_outside(case: Case, chunks: set[int]) -> list[int]:
     dst = np.repeat(np.arange(case.graph.num_nodes), case.graph.in_degree)
     edges = zip(case.graph.indices.tolist(), dst.tolist())
-    return {u for u, v in edges if case.part_of[v] in chunks and case.part_of[u] not in chunks}
+    return [u for u, v in edges if case.part_of[v] in chunks and case.part_of[u] not in chunks]

@@ -1,0 +1,48 @@
+"""A generated graph with the types and the features of edges of a larger one."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...stages.models.relational import TypedInput
+from ...storage.dataset import Dataset, Split
+from ...storage.features import MemoryFeatures
+from ...storage.typed.features import TypedFeatures
+from ...storage.typed.graph_types import GraphTypes, edges_of_types
+from ..datasets.cleaning.relations import graph_of_relations
+from ..setup.model import types_of
+from .inputs import Numbers
+
+
+def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
+    """The graph `base` with node types, relations and features of edges in the proportions of `like`, or only with
+    features of edges by `numbers` if that has no types, or is None.
+
+    The edges of a relation are drawn from all edges of `base`, with their ends renumbered to nodes of the relation's
+    types, so that degrees are as skewed as there.
+    """
+    rng, graph = np.random.default_rng(0), base.graph
+    if like is None or (record := types_of(like)) is None:
+        rows = rng.standard_normal((graph.num_edges, numbers.edge_features), np.float32)
+        return replace(base, graph=replace(graph, edge_features=MemoryFeatures(rows)))
+    (types, widths), v = TypedInput.of_record(record), base.num_nodes
+    scale = v / like.num_nodes
+    counts = [max(1, round(types.num_nodes(t) * scale)) for t in range(len(types.node_types))]
+    offsets = (0, *np.cumsum(counts).tolist())
+    ends, edges, of_edges = np.stack([graph.indices, np.repeat(np.arange(v), graph.in_degree)]), {}, []
+    for r, (relation, number) in enumerate(zip(types.relations, edges_of_types(like.graph))):
+        drawn = ends[:, rng.integers(0, graph.num_edges, round(number * graph.num_edges / like.graph.num_edges))]
+        src, dst = (offsets[t] + row * counts[t] // v for t, row in zip(types.ends[r], drawn.astype(np.int64)))
+        edges[relation] = src, dst
+        d = types.edge_widths[r] if types.edge_widths else 0
+        of_edges.append(rng.standard_normal((len(src), d), np.float32) if d else None)
+    smaller = GraphTypes(types.node_types, offsets, types.relations)
+    features = TypedFeatures(
+        tuple(MemoryFeatures(rng.standard_normal((n, w), np.float32)) for n, w in zip(counts, widths)), offsets
+    )
+    train = max(1, round(min(0.9 * counts[0], scale * like.split_sizes["train"])))
+    sets = np.split(rng.permutation(counts[0]), [train, (train + counts[0]) // 2])
+    labels = np.where(np.arange(offsets[-1]) < counts[0], np.resize(base.labels, offsets[-1]), -1)
+    made = graph_of_relations(edges, smaller, features=of_edges)
+    split = Split(*(np.sort(ids) for ids in sets))
+    return replace(base, graph=made, features=features, labels=labels, split=split).check()
