@@ -22,7 +22,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from millrace.pipeline.config.systems import SYSTEMS
+from millrace.pipeline.datasets import open_dataset
 from millrace.pipeline.planning.inputs import variants
 from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
@@ -58,13 +61,30 @@ class Case:
     systems: tuple[str, ...] = tuple(variants())
 
 
-def cases(npz: Path | None, epochs: int) -> list[Case]:
-    """Cases of the benchmark."""
+def edges_with_features(folder: Path) -> str:
+    """Path of an R-MAT graph in `folder` whose edges have 16 features."""
+    graph, rng = open_dataset("rmat:scale=15,edge_factor=8").graph, np.random.default_rng(0)
+    dst, n = np.repeat(np.arange(graph.num_nodes), graph.in_degree), graph.num_nodes
+    np.savez(
+        folder / "edges.npz",
+        edge_index=np.stack([graph.indices, dst]),
+        edge_attr=rng.standard_normal((graph.num_edges, 16), np.float32),
+        x=rng.standard_normal((n, 64), np.float32),
+        y=rng.integers(0, 16, n),
+        **{f"{name}_mask": np.arange(n) % 10 == i for i, name in enumerate(("val", "test", "train"))},
+    )
+    return str(folder / "edges.npz")
+
+
+def cases(npz: Path | None, epochs: int, folder: Path) -> list[Case]:
+    """Cases of the benchmark; `folder` is for graphs."""
     two = {"layers": 2, "hidden": 128, "fanout": "10,5", "batch_size": 1024, "epochs": epochs}
     rmat = "rmat:scale=16,edge_factor=8,features=128,train=0.3"
     found = [
         Case("rmat", rmat, 2, two),
         Case("rmat", rmat, 3, {**two, "model": "gat", "hidden": 64}, ("sar", "retexo")),
+        Case("types", "hsbm:nodes=60000,degree=10,features=64", 2, {**two, "model": "rgcn"}),
+        Case("edges", edges_with_features(folder), 2, {**two, "model": "gine"}),
     ]
     return [Case("arxiv", str(npz), 1, two), *found] if npz is not None else found
 
@@ -171,7 +191,8 @@ def main() -> int:
     args = parser.parse_args()
     rows, plans = [], []
     print(f"{os.cpu_count()} cores\n" + ROW.format(*HEAD), flush=True)
-    for case in cases(args.npz, args.epochs):
+    graphs = tempfile.TemporaryDirectory()
+    for case in cases(args.npz, args.epochs, Path(graphs.name)):
         if args.only and case.name not in args.only:
             continue
         load = os.getloadavg()[0]

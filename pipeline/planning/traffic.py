@@ -182,8 +182,8 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches
     if not s.exchanges:
-        per_minibatch = seen.bytes["store"]["features"] / (seen.epochs * seen.minibatches)
-        moved.per_epoch["store", "features"] += per_minibatch * s.minibatches
+        each = seen.bytes["store"]["features"] / (seen.epochs * by_rows(seen.minibatches, seen))
+        moved.per_epoch["store", "features"] += each * by_rows(s.minibatches, seen)
         return
     c = s.replication
     moved.once["store", "features"] += s.owned_bytes * c
@@ -211,7 +211,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         ranks: ranks that train on them.
     """
     distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
-    steps = minibatches / ranks / per_rank
+    steps = by_rows(minibatches, seen) / ranks / per_rank
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
         step = per_rank * distinct[0]
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
@@ -222,6 +222,14 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         return ranks * each / distinct[0]
 
     return rows(min(1.0, steps)) + rows(max(0.0, steps - 1)), rows(steps)
+
+
+def by_rows(minibatches: float, seen: TrialResult) -> float:
+    """Minibatches in multiples of a whole one's rows. An incomplete last one has more than its share: of n independent
+    draws of rows, whose next one finds a share r of new ones, the rows are in proportion to 1 - r^n."""
+    whole, part = divmod(minibatches, 1)
+    r = seen.distinct[1] / seen.distinct[0] - 1 if len(seen.distinct) > 1 else 1.0
+    return whole + ((1 - r**part) / (1 - r) if 0 < r < 1 else part)
 
 
 def rows_of(distinct: Sequence[float], minibatches: float) -> float:

@@ -85,7 +85,8 @@ class TrialResult:
     minibatch_bytes: float
     """Bytes of a minibatch's structure in memory; 0 without minibatches."""
     distinct: list[float]
-    """Bytes of the distinct rows of one minibatch, of two, and so on, means over ranks; empty if not needed."""
+    """Bytes of the distinct rows of one minibatch, of two, and so on, means over ranks; empty if there was no whole
+    one."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
@@ -260,10 +261,10 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
         prepared = replace(prepared, place_data=lambda: part)
     sample: Any = prepared.system.sample
     if sample.sampler is not None:
-        counts = job.train.batch_size if job.ranks > 1 and job.features == "owned" else 0
         # Isolated ranks have queues of their own.
         bound = {"max_bytes": 1} if sample.is_isolated else {}
-        sample = replace(sample, sampler=MeteredSampler(sample.sampler, meter, counts, spec.row_bytes), **bound)
+        metered = MeteredSampler(sample.sampler, meter, job.train.batch_size, spec.row_bytes)
+        sample = replace(sample, sampler=metered, **bound)
         prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
     if job.ranks > 1:
