@@ -5,18 +5,17 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
 from ...storage.errors import InputError, RunError
-from ...storage.graph import Graph, index_dtype
 from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
-from ..rapids import count_gpus
+from ..rapids import NEEDED, count_gpus
 from .base import check_parts
 from .contiguous import Contiguous
-from .metis import MetisWork, undirected
+from .metis import work_of
 from .packing import lay_out, pack
-from .rapids import Algorithm, Find, communities
+from .rapids import Algorithm, Communities, communities
+from .rows import RowSource
 
 FINER = 4.0
 
@@ -30,10 +29,10 @@ class Clustered:
     stretches of equal work. Nodes within a community are then in the order of smaller communities, found at `FINER`
     times the resolution.
 
-    The graph is seen as `Metis` sees it. Its pairs of neighbours are made on the CPU, about 40 bytes per adjacency;
-    communities are found by cuGraph on one GPU, or on all of the machine if there are several. This has been checked
-    against the interfaces of RAPIDS 26.10 only and has not been run on a GPU yet. cuGraph's communities may differ from
-    run to run, since it adds in no fixed order.
+    The graph is seen as `Metis` sees it. Communities are found by cuGraph on one GPU, or on all of the machine if there
+    are several. Edges of a stored graph are read by the processes that have the GPUs, each a range of them; this one
+    has a few numbers for each node. It has been checked against the interfaces of RAPIDS 26.10 only and has not been
+    run on a GPU yet. cuGraph's communities may differ from run to run, since it adds in no fixed order.
     """
 
     resolution: float = 1.0
@@ -42,6 +41,7 @@ class Clustered:
     """The heaviest part over the mean, with whole communities."""
 
     algorithm: ClassVar[Algorithm]
+    reads_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.resolution > 0:
@@ -57,9 +57,9 @@ class Clustered:
         Raises:
             InputError: RAPIDS is not installed, or there is no GPU.
         """
-        return count_gpus(f"partition.method '{self.algorithm}'", "'metis-work'")
+        return count_gpus(f"partition.method '{self.algorithm}'", "'metis-work'", (*NEEDED, "dask_cuda"))
 
-    def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
+    def assign(self, graph: RowSource, parts: int, seed: int) -> PartitionBook:
         """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges.
 
         Raises:
@@ -67,44 +67,31 @@ class Clustered:
             RunError: cuGraph left out nodes.
         """
         parts = check_parts(parts)
-        gpus = self.check_available()
-        pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph.indptr, graph.indices), 1))
-        if not pairs.nnz or graph.num_nodes <= parts:
+        gpus, key = self.check_available(), stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF
+        if not graph.num_edges or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
-        # Both directions of each pair are counted by indices of the same width.
-        dtype = index_dtype(max(graph.num_nodes, 2 * pairs.nnz))
-        low, high = pairs.row.astype(dtype), pairs.col.astype(dtype)
-        work = MetisWork().node_weights(graph)
-        key = stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF
-        with communities(low, high, pairs.data.astype(np.float32), gpus) as find:
-            coarse = self._of_every_node(find, self.resolution, key, low, high, graph.num_nodes)
+        with communities(graph, gpus) as on_gpus:
+            if not on_gpus.joined.any():
+                return Contiguous("nodes").assign(graph, parts, seed)
+            work = work_of(on_gpus.in_degree)
+            coarse = self._of_every_node(on_gpus, self.resolution, key)
             part_of = pack(coarse, work, parts)
             if np.bincount(part_of, work, parts).max() > self.slack * work.sum() / parts:
-                fine = self._of_every_node(find, self.resolution * FINER, key, low, high, graph.num_nodes)
+                fine = self._of_every_node(on_gpus, self.resolution * FINER, key)
                 part_of = lay_out(coarse, fine, work, parts)
         return TableBook(part_of, parts)
 
-    def _of_every_node(
-        self,
-        find: Find,
-        resolution: float,
-        key: int,
-        low: npt.NDArray[np.integer],
-        high: npt.NDArray[np.integer],
-        num_nodes: int,
-    ) -> npt.NDArray[np.int64]:
+    def _of_every_node(self, on_gpus: Communities, resolution: float, key: int) -> npt.NDArray[np.int64]:
         """int64 [V]: nodes without a neighbour are communities of their own, numbered from the end down."""
-        nodes, found = find(self.algorithm, resolution, key)
-        cluster = -1 - np.arange(num_nodes)
+        nodes, found = on_gpus.find(self.algorithm, resolution, key)
+        cluster, lacking = -1 - np.arange(len(on_gpus.joined)), on_gpus.joined.copy()
         cluster[nodes] = found
-        lacking = np.zeros(num_nodes, bool)
-        lacking[low], lacking[high] = True, True
         lacking[nodes] = False
         if lacking.any():
             raise RunError(
-                f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use "
+                f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {len(lacking)} nodes; use "
                 "'metis-work'"
             )
         return cluster

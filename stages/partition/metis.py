@@ -75,7 +75,12 @@ class MetisWork(Metis):
 
     def node_weights(self, graph: Graph) -> npt.NDArray[np.int64]:
         """See `Metis.node_weights`."""
-        return max(1, graph.num_edges // max(1, graph.num_nodes)) + graph.in_degree
+        return work_of(graph.in_degree)
+
+
+def work_of(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Weight of nodes with these in-degrees by `MetisWork`."""
+    return max(1, int(in_degree.sum()) // max(1, len(in_degree))) + in_degree
 
 
 def _here(

@@ -1,87 +1,169 @@
 """Communities of a graph by RAPIDS cuGraph 26.10, on one GPU or, through Dask, on all of this machine.
 
+Processes with a GPU each read the rows of a stored graph, a range of them at a time; the caller's reads none.
+
 Modules and arguments follow the files of the 26.10 wheels; `tests/contracts/rapids.py` checks them.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial, reduce
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.graph import Graph, TakenRows, index_dtype
 from ..rapids import gpu_cluster
+from .rows import RowSource
 
 Algorithm = Literal["louvain", "leiden"]
 Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
 """(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be
 absent."""
-Columns = dict[str, npt.NDArray[Any]]
 
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
 SLICES_PER_GPU = 2
 """Number of slices that `Graph.from_dask_cudf_edgelist` makes."""
+EDGES = 1 << 26
+"""Edges of a range of rows that a task reads, on average, at most."""
+
+
+@dataclass(frozen=True)
+class Communities:
+    """A graph on GPUs: its pairs of neighbours, whatever the direction and number of the edges between them, which are
+    their weight."""
+
+    find: Find
+    in_degree: npt.NDArray[np.int64]
+    """int64 [V], self loops included."""
+    joined: npt.NDArray[np.bool_]
+    """[V], True for nodes that have a neighbour."""
 
 
 @contextmanager
-def communities(
-    low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], weight: npt.NDArray[np.float32], gpus: int
-) -> Iterator[Find]:
-    """Context with an undirected graph on `gpus` GPUs, in which communities can be found.
+def communities(graph: RowSource, gpus: int) -> Iterator[Communities]:
+    """Context with a graph on `gpus` GPUs, in which communities can be found.
 
     Args:
-        low: int32 or int64 [n], the smaller end of each pair of neighbours, each pair once.
-        high: of the same dtype, the larger end.
-        weight: float32 [n].
-        gpus: from `stages.rapids.count_gpus`. With more than one, a cluster of this machine with a worker for each is
-            started and ended.
+        graph: V nodes, in memory or stored where processes of this machine can read it.
+        gpus: from `stages.rapids.count_gpus`. Unless there is one, and the graph is in memory, a cluster of this
+            machine with a process for each is started and ended.
     """
-    columns = {"low": low, "high": high, "weight": weight}
-    with _on_one_gpu(columns) if gpus == 1 else _on_several(columns, gpus) as find:
-        yield find
+    v, e = graph.num_nodes, graph.num_edges
+    if gpus == 1 and isinstance(graph, Graph):
+        rows = graph.rows(0, v)
+        here = cache(lambda: _on_one([_pairs(rows, 0, v, e)], v))
+        yield Communities(lambda a, r, s: _found(here(), a, r, s), _degrees(rows), _joined(rows, 0, v))
+        return
+    with gpu_cluster(gpus) as client:
+        submit, count = partial(client.submit, pure=False), max(gpus * SLICES_PER_GPU, -(-e // EDGES))
+        first, stop = ([v * (i + after) // count for i in range(count)] for after in (0, 1))
+        if isinstance(graph, Graph):
+            slices = client.scatter([graph.rows(a, b) for a, b in zip(first, stop)], hash=False)
+        else:
+            slices = [submit(graph.rows, a, b) for a, b in zip(first, stop)]
+        degrees = [submit(_degrees, rows) for rows in slices]
+        joined = [submit(_joined, rows, a, v) for rows, a in zip(slices, first)]
+        frames = [submit(_pairs, rows, a, v, e) for rows, a in zip(slices, first)]
+        # Rows go from the host's memory once they are pairs on a GPU.
+        del slices
+        in_degree = np.concatenate(client.gather(degrees))
+        has_neighbour = reduce(partial(submit, np.logical_or), joined).result()
+        if gpus == 1:
+            there = cache(lambda: submit(_on_one, frames, v))
+            yield Communities(lambda a, r, s: submit(_found, there(), a, r, s).result(), in_degree, has_neighbour)
+        else:
+            with _over_all(frames, v, e) as find:
+                yield Communities(find, in_degree, has_neighbour)
 
 
-@contextmanager
-def _on_one_gpu(columns: Columns) -> Iterator[Find]:
-    import cugraph
+def _degrees(rows: TakenRows) -> npt.NDArray[np.int64]:
+    return np.diff(rows.indptr)
+
+
+def _ends(rows: TakenRows, first: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:
+    """Both ends of each edge of the rows from node `first` on, without self loops."""
+    dst = first + np.repeat(np.arange(len(rows.first_edge)), np.diff(rows.indptr))
+    kept = dst != rows.indices
+    return dst[kept], rows.indices[kept]
+
+
+def _joined(rows: TakenRows, first: int, num_nodes: int) -> npt.NDArray[np.bool_]:
+    found = np.zeros(num_nodes, np.bool_)
+    for ends in _ends(rows, first):
+        found[ends] = True
+    return found
+
+
+def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Any:
+    """The ends of each edge, the smaller first, on the GPU."""
+    import cudf  # pyright: ignore[reportMissingImports]
+
+    # Both directions of each pair are counted by indices of the same width.
+    a, b = (ends.astype(index_dtype(max(num_nodes, 2 * num_edges))) for ends in _ends(rows, first))
+    return cudf.DataFrame({"low": np.minimum(a, b), "high": np.maximum(a, b), "weight": np.ones(len(a), np.float32)})
+
+
+def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
+    """Each pair once, in order, with the number of its rows as weight."""
+    import cudf  # pyright: ignore[reportMissingImports]
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    if not len(frame):
+        return frame
+    frame = frame.sort_values(["low", "high"], ignore_index=True)
+    low, high = (cupy.asarray(frame[name]) for name in ("low", "high"))
+    key = low.astype("int64") * num_nodes + high
+    at = cupy.searchsorted(key, key)
+    count, first = cupy.searchsorted(key, key, side="right") - at, at == cupy.arange(len(key), dtype="int64")
+    return cudf.DataFrame({"low": low[first], "high": high[first], "weight": count[first].astype("float32")})
+
+
+def _on_one(frames: list[Any], num_nodes: int) -> Any:
+    """The graph on one GPU."""
+    import cudf  # pyright: ignore[reportMissingImports]
+    import cugraph  # pyright: ignore[reportMissingImports]
 
     graph = cugraph.Graph(directed=False)
-    graph.from_cudf_edgelist(_frame(columns), **NAMES)
-    yield lambda algorithm, resolution, seed: _on_host(_called(cugraph, graph, algorithm, resolution, seed))
+    graph.from_cudf_edgelist(_merged(cudf.concat(frames, ignore_index=True), num_nodes), **NAMES)
+    return graph
+
+
+def _found(
+    graph: Any, algorithm: Algorithm, resolution: float, seed: int
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    import cugraph  # pyright: ignore[reportMissingImports]
+
+    return _on_host(_called(cugraph, graph, algorithm, resolution, seed))
 
 
 @contextmanager
-def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
-    with gpu_cluster(gpus) as client:
-        # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
-        import cugraph
-        import cugraph.dask as on_all
-        import cugraph.dask.comms.comms as comms
-        import dask_cudf
+def _over_all(frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Find]:
+    # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
+    import cudf  # pyright: ignore[reportMissingImports]
+    import cugraph  # pyright: ignore[reportMissingImports]
+    import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
+    import cugraph.dask.comms.comms as comms  # pyright: ignore[reportMissingImports]
+    import dask_cudf  # pyright: ignore[reportMissingImports]
 
-        comms.initialize(p2p=True)
-        try:
-            cuts = [len(columns["low"]) * i // (gpus * SLICES_PER_GPU) for i in range(gpus * SLICES_PER_GPU + 1)]
-            slices: Any = client.scatter([{k: v[a:b] for k, v in columns.items()} for a, b in zip(cuts, cuts[1:])])
-            empty = _frame({k: v[:0] for k, v in columns.items()})
-            graph = cugraph.Graph(directed=False)
-            graph.from_dask_cudf_edgelist(
-                dask_cudf.from_delayed(
-                    client.map(_frame, slices, key="partition-edges"), meta=empty, verify_meta=False
-                ),
-                **NAMES,
-            )
-            yield lambda algorithm, resolution, seed: _on_host(
-                _called(on_all, graph, algorithm, resolution, seed).compute()
-            )
-        finally:
-            comms.destroy()
+    @cache
+    def made() -> Any:
+        ids = np.empty(0, index_dtype(max(num_nodes, 2 * num_edges)))
+        empty = cudf.DataFrame({"low": ids, "high": ids, "weight": np.empty(0, np.float32)})
+        edges = dask_cudf.from_delayed(frames, meta=empty, verify_meta=False)
+        # All rows of a pair meet in one partition. Shuffled by tasks: p2p goes through Arrow in host memory.
+        merged = edges.sort_values("low", sort_function=partial(_merged, num_nodes=num_nodes), shuffle_method="tasks")
+        graph = cugraph.Graph(directed=False)
+        graph.from_dask_cudf_edgelist(merged, **NAMES)
+        return graph
 
-
-def _frame(columns: Columns) -> Any:
-    import cudf
-
-    return cudf.DataFrame(columns)
+    comms.initialize(p2p=True)
+    try:
+        yield lambda a, r, s: _on_host(_called(on_all, made(), a, r, s).compute())
+    finally:
+        comms.destroy()
 
 
 def _called(module: Any, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:

@@ -87,6 +87,12 @@ class DeviceArray:
     def __sub__(self, other):
         return self._with(np.subtract, other)
 
+    def __mul__(self, other):
+        return self._with(np.multiply, other)
+
+    def __add__(self, other):
+        return self._with(np.add, other)
+
     def __and__(self, other):
         return self._with(np.bitwise_and, other)
 

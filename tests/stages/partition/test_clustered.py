@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from millrace.stages.partition import rapids as calls
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.clustered import Leiden, Louvain
 from millrace.stages.partition.hash import Hash
-from millrace.stages.partition.metis import MetisWork
+from millrace.stages.partition.metis import MetisWork, undirected
 from millrace.stages.partition.packing import lay_out, pack
 from millrace.stages.partition.quality import measure
 from millrace.stages.partition.registry import partitioner
@@ -114,6 +115,23 @@ def test_each_node_is_in_one_part(method, graph, parts, seed):
         rapids.install(m)
         book = method.assign(graph, parts, seed).check()
     assert (book.num_parts, book.num_nodes) == (parts, graph.num_nodes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(graph=graphs(), cut=st.floats(0, 1))
+def test_ranges_of_rows_make_the_pairs_that_metis_sees(graph, cut):
+    nodes = graph.num_nodes
+    ranges = [(0, at := int(cut * nodes)), (at, nodes)]
+    with pytest.MonkeyPatch.context() as m:
+        rapids.install(m)
+        frames = [calls._pairs(graph.rows(a, b), a, nodes, graph.num_edges) for a, b in ranges]
+        found = calls._merged(rapids.concat(frames), nodes)
+    pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph.indptr, graph.indices), 1))
+    for name, want in (("low", pairs.row), ("high", pairs.col), ("weight", pairs.data)):
+        assert np.array_equal(found[name].to_numpy(), want)
+    joined = np.logical_or(*(calls._joined(graph.rows(a, b), a, nodes) for a, b in ranges))
+    assert np.array_equal(np.flatnonzero(joined), np.unique([pairs.row, pairs.col]))
+    assert np.array_equal(np.concatenate([calls._degrees(graph.rows(a, b)) for a, b in ranges]), graph.in_degree)
 
 
 def test_communities_that_do_not_fit_are_cut_where_smaller_ones_end(monkeypatch):
