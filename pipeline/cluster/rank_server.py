@@ -1,7 +1,8 @@
 """A process that has imported what ranks need, and forks ranks for the Dask workers of this machine.
 
-Most of a rank's start is imports, which are the same for all ranks. The driver starts a server beside its cluster; a
-worker asks it for a rank and passes the rank's pipes along. Only ranks that differ in nothing else are forked: same
+Most of a rank's start is imports, which are the same for all ranks. The driver starts a server beside its cluster, and
+keeps it for a while after a run, for the next one of a notebook; a worker asks it for a rank and passes the rank's
+pipes along. Only ranks that differ in nothing else are forked: same
 interpreter, folder, cores, namespaces and environment. All others, those on GPUs among them, are processes that start
 from scratch, and so is every rank where the server fails, or where an import has started a thread, which a fork would
 lose. Linux only.
@@ -33,6 +34,8 @@ from .signals import kept_from_children, leave_signals_to_driver
 
 PLACE = "MILLRACE_RANK_SERVERS"
 """Environment variable of workers: the folder of the servers' sockets, which only their user can open."""
+LINGER_S = 60.0
+"""Time that a server waits for another run of its driver."""
 ANSWER_S, ASK_S = 180.0, 5.0
 """Longest wait of a worker for a server that is still importing; of a server for what a worker asks."""
 TRIM = "MALLOC_TRIM_THRESHOLD_"
@@ -84,21 +87,89 @@ def serving(*variables: Mapping[str, str]) -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    before = os.environ.get(PLACE)
-    with tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True) as folder:
-        os.environ[PLACE] = folder
-        servers = [server for given in variables if (server := _start({**_of_workers(), **given})) is not None]
-        try:
-            yield
-        finally:
-            for server in servers:
-                server.kill()
-                server.wait()
+    before = os.environ.pop(PLACE, None)
+    environments = [{**_of_workers(), **given} for given in variables]
+    servers = _taken(environments) or _Servers(environments)
+    os.environ[PLACE] = servers.folder
+    try:
+        yield
+    finally:
+        _keep(servers)
+        os.environ.pop(PLACE, None)
+        if before is not None:
+            os.environ[PLACE] = before
+
+
+class _Servers:
+    """Servers of one run after the other."""
+
+    def __init__(self, environments: list[dict[str, str]]) -> None:
+        """
+        Args:
+            environments: of the ranks of each server.
+        """
+        self.serve = [_taken_over(e) for e in environments]
+        self._folder = tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True)
+        self.folder = self._folder.name
+        self._processes = [_start({**e, PLACE: self.folder}) for e in environments]
+        self.timer: threading.Timer | None = None
+        """Ends them."""
+
+    @property
+    def alive(self) -> bool:
+        """True if all servers are there."""
+        return all(process is not None and process.poll() is None for process in self._processes)
+
+    def end(self) -> None:
+        """End the servers, with their ranks, and remove their folder."""
+        for process in self._processes:
+            if process is not None:
+                process.kill()
+                process.wait()
                 # pyrefly: ignore[missing-attribute]
-                server.stdin.close()
-            os.environ.pop(PLACE, None)
-            if before is not None:
-                os.environ[PLACE] = before
+                process.stdin.close()
+        self._folder.cleanup()
+
+
+_KEPT: list[_Servers] = []
+"""Servers that wait for another run: those of the last one."""
+_LOCK = threading.Lock()
+
+
+def _taken(environments: list[dict[str, str]]) -> _Servers | None:
+    """Servers that wait, if they serve such ranks. Others end."""
+    with _LOCK:
+        servers = _KEPT.pop() if _KEPT else None
+    if servers is None:
+        return None
+    if servers.timer is not None:
+        servers.timer.cancel()
+    if servers.alive and servers.serve == [_taken_over(e) for e in environments]:
+        return servers
+    servers.end()
+    return None
+
+
+def _keep(servers: _Servers) -> None:
+    """Let servers wait for another run, if there is none that do."""
+    with _LOCK:
+        kept = not _KEPT and servers.alive and LINGER_S > 0
+        if kept:
+            _KEPT.append(servers)
+            servers.timer = threading.Timer(LINGER_S, _forget, [servers])
+            servers.timer.daemon = True
+            servers.timer.start()
+    if not kept:
+        servers.end()
+
+
+def _forget(servers: _Servers) -> None:
+    with _LOCK:
+        waited = servers in _KEPT
+        if waited:
+            _KEPT.remove(servers)
+    if waited:
+        servers.end()
 
 
 def _of_workers() -> dict[str, str]:
@@ -138,16 +209,22 @@ def _start(environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
 
 def _address(environment: Mapping[str, str]) -> str:
     """The socket of the server whose ranks have this environment, and all else that they take from their worker."""
+    return str(Path(environment[PLACE], hashlib.sha256(_taken_over(environment).encode()).hexdigest()[:16]))
+
+
+def _taken_over(environment: Mapping[str, str]) -> str:
+    """What ranks with this environment take over from the process that starts them."""
     here = Path("/proc/self")
-    taken = [
-        sys.executable,
-        os.getcwd(),
-        sorted(os.sched_getaffinity(0)),
-        sorted(os.readlink(name) for name in (here / "ns").iterdir()),
-        (here / "cgroup").read_text(),
-        sorted(environment.items()),
-    ]
-    return str(Path(environment[PLACE], hashlib.sha256(json.dumps(taken).encode()).hexdigest()[:16]))
+    return json.dumps(
+        [
+            sys.executable,
+            os.getcwd(),
+            sorted(os.sched_getaffinity(0)),
+            sorted(os.readlink(name) for name in (here / "ns").iterdir()),
+            (here / "cgroup").read_text(),
+            sorted(environment.items()),
+        ]
+    )
 
 
 # In the worker

@@ -103,6 +103,9 @@ class _ForkedServer:
             self._process = context.Process(target=_become_server, args=(listener, lifeline, dict(environment)))
             self._process.start()
 
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -54,12 +54,19 @@ def test_dask_still_sets_what_is_taken_away() -> None:
 def environment() -> Iterator[dict[str, str]]:
     """Environment of ranks that a server here forks."""
     before = os.environ.get(PLACE)
-    with serving(MORE):
-        yield {**rank_server._of_workers(), **MORE}
-        names = os.listdir(os.environ[PLACE])
-    assert len(names) == 1 and os.environ.get(PLACE) == before
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not [command for command in commands if rank_server.__name__ in command], "it ends with the context"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_server, "LINGER_S", 0)
+        with serving(MORE):
+            yield {**rank_server._of_workers(), **MORE}
+            names = os.listdir(os.environ[PLACE])
+        assert len(names) == 1 and os.environ.get(PLACE) == before
+        assert not servers(), "it ends with the context"
+
+
+def servers() -> list[int]:
+    """Processes of this one that are servers of ranks."""
+    children = psutil.Process().children()
+    return [child.pid for child in children if rank_server.__name__ in " ".join(child.cmdline())]
 
 
 @pytest.fixture
@@ -170,6 +177,32 @@ def test_a_server_ends_with_its_driver_and_removes_its_folder() -> None:
         driver.kill()
     until_gone(server.pid)
     assert not folder.exists()
+
+
+def test_a_server_waits_for_the_next_run_and_ends_if_none_comes(
+    log: IO[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next one has its ranks forked by the same server; one in another folder, or after its time, does not."""
+    monkeypatch.setattr(rank_server, "_KEPT", [])
+    monkeypatch.setattr(rank_server, "LINGER_S", WAIT_S)
+    before, place = servers(), os.environ.get(PLACE)
+    with serving({}):
+        (first,) = set(servers()) - set(before)
+        folder = Path(os.environ[PLACE])
+    assert first in servers() and folder.is_dir() and os.environ.get(PLACE) == place
+    with serving({}):
+        assert set(servers()) - set(before) == {first}
+        rank = forked("127.0.0.1", rank_server._of_workers(), log)
+        assert rank is not None and psutil.Process(rank.pid).ppid() == first
+        rank.kill()
+        assert rank.wait() == -signal.SIGKILL
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rank_server, "LINGER_S", 0.1)
+    with serving({}):
+        (second,) = set(servers()) - set(before)
+        assert second != first and not folder.exists()
+    until_gone(second)
+    assert rank_server._KEPT == []
 
 
 def test_a_server_with_threads_forks_nothing(log: IO[str]) -> None:
