@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from millrace.pipeline.cluster import rank_server
 from millrace.tests.contracts import interpreter, pretended_device
 
 # Read when Triton is first imported, by whichever test comes first.
@@ -30,6 +31,9 @@ torch.set_num_threads(1)
 
 # Tests make few cycles, and each collection looks at all that torch, numba and pytest have made.
 gc.set_threshold(20_000, 50, 100)
+
+# Nothing that ends later, among the processes and files that another test counts.
+rank_server.LINGER_S = 0.0
 
 # Neither a busy machine nor a kernel's first compilation is a failure. Each run draws other examples.
 settings.register_profile("millrace", deadline=None, max_examples=30)

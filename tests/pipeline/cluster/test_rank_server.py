@@ -54,13 +54,11 @@ def test_dask_still_sets_what_is_taken_away() -> None:
 def environment() -> Iterator[dict[str, str]]:
     """Environment of ranks that a server here forks."""
     before = os.environ.get(PLACE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_server, "LINGER_S", 0)
-        with serving(MORE):
-            yield {**rank_server._of_workers(), **MORE}
-            names = os.listdir(os.environ[PLACE])
-        assert len(names) == 1 and os.environ.get(PLACE) == before
-        assert not servers(), "it ends with the context"
+    with serving(MORE):
+        yield {**rank_server._of_workers(), **MORE}
+        names = os.listdir(os.environ[PLACE])
+    assert len(names) == 1 and os.environ.get(PLACE) == before
+    assert not servers(), "it ends with the context"
 
 
 def servers() -> list[int]:
