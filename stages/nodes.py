@@ -31,7 +31,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     found = _array(nodes)
     if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:
         # Nodes of other types may have the same names.
-        return NodeNames.of(dataset.node_names).first(num_nodes).find(found.reshape(-1).tolist())
+        return NodeNames.of(dataset.node_names).between(range(num_nodes)).find(found.reshape(-1).tolist())
     if found.dtype.kind == "U":
         raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
     if found.dtype == object and found.size and all(type(v) is int for v in found.flat):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
-from .links.pairs import check_pairs
+from .links.pairs import check_pairs, node_ranges
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
@@ -90,9 +90,10 @@ class Dataset:
 
     @property
     def num_targets(self) -> int:
-        """Nodes that a model predicts: V, or in a graph with types the nodes of the first type."""
+        """Nodes that a model predicts, or gives rows for: V, or in a graph with types the nodes of the first type, but
+        all of a link task."""
         types = self.graph.types
-        return self.num_nodes if types is None else types.num_nodes(0)
+        return self.num_nodes if types is None or self.task == "link" else types.num_nodes(0)
 
     @property
     def num_outputs(self) -> int:
@@ -145,7 +146,8 @@ class Dataset:
     def to_pyg(self) -> Any:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
         edge_weight, edge_attr, edge_time and node_time if there are any. A graph with types is a `HeteroData`: see
-        `from_pyg`. Links have ``train_edge_label_index``, ... in place of y and masks.
+        `from_pyg`. Links have ``train_edge_label_index``, ... in place of y and masks, of a `HeteroData` at their edge
+        type.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -186,8 +188,9 @@ class Dataset:
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
         for name in SPLITS:
             if self.task == "link":
-                pairs = self.labels[getattr(self.split, name), :2]
-                data[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
+                pairs = self.labels[getattr(self.split, name), :2] - [e.start for e in node_ranges(types, len(nodes))]
+                of_pairs = data if types is None else data[types.relations[types.pair_relations[0]]]
+                of_pairs[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
                 continue
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
@@ -220,7 +223,7 @@ class Dataset:
             seen = f"task is '{str(self.task)[:80]}' of {str(self.num_classes)[:80]} classes"
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
         if self.task == "link":
-            check_pairs(self.labels, n)
+            check_pairs(self.labels, n, self.graph.types)
             if self.pair_time is not None:
                 check_times("pair_time", self.pair_time, len(self.labels))
             self.split.check(len(self.labels))

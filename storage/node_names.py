@@ -86,9 +86,10 @@ class NodeNames(Sequence[str]):
         first, stop = self.starts[nodes].tolist(), self.starts[np.asarray(nodes) + 1].tolist()
         return [self.text[a:b].tobytes().decode("utf-8", "replace") for a, b in zip(first, stop)]
 
-    def first(self, count: int) -> "NodeNames":
-        """Names of the first nodes."""
-        return NodeNames(self.text[: self.starts[count]], self.starts[: count + 1])
+    def between(self, nodes: range) -> "NodeNames":
+        """Names of consecutive nodes."""
+        starts = self.starts[nodes.start : nodes.stop + 1]
+        return NodeNames(self.text[starts[0] : starts[-1]], starts - starts[0])
 
     def kept(self, keep: npt.NDArray[np.bool_]) -> "NodeNames":
         """Names of the nodes in the mask `keep`."""

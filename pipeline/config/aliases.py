@@ -24,6 +24,7 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "loss": ("train", "loss"),
     "task": ("read", "task"),
     "pairs": ("read", "pairs"),
+    "relation": ("read", "relation"),
     "decoder": ("link", "decoder"),
     "negatives": ("link", "negatives"),
     "reuse": ("queue", "reuse"),

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...stages.links.train_pairs import Negatives
+from ...stages.links.train_pairs import Negatives, num_edges_of_pairs
 from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
@@ -125,7 +125,7 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
         return system
     negatives = negatives_of(job)
     found = SYSTEMS.find(system.name).with_links(system, negatives)
-    negatives.check(dataset.graph.num_edges, lambda: len(given_negatives(dataset.labels, "train")))
+    negatives.check(lambda: num_edges_of_pairs(dataset.graph), lambda: len(given_negatives(dataset.labels, "train")))
     return found
 
 

@@ -9,26 +9,37 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
-from ...storage.dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
+from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError
-from ...storage.graph import Graph
-from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of
+from ...storage.graph import ALWAYS, Graph
+from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of, of_pairs
 from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
+from ...storage.typed.graph_types import RelationType
 from .cleaning.splits import by_time, parse_split
-from .pairs import sets_of
+from .pair_relation import with_pair_relation
+from .pairs import own_ids, sets_of
 
 DEFAULT_SPLIT = "fraction:0.85,0.05"
 
 
 def link_dataset(
-    dataset: Dataset, *, pairs: Mapping[str, Any] | str | Path | None = None, split: str | None = None, seed: int = 0
+    dataset: Dataset,
+    *,
+    pairs: Mapping[str, Any] | str | Path | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    relation: str | RelationType | None = None,
 ) -> Dataset:
     """A dataset whose task is to tell pairs of nodes that belong together from others.
 
     Held-out pairs (val and test) are no edges of its graph, whichever way and however often they were. In a symmetric
     graph a pair stands for both directions, and is named once. Pairs with times are predicted from earlier edges only,
     and all edges stay in the graph.
+
+    In a graph with several types, pairs are of one relation, with ids, or names, within the types of its source and
+    destination. Edges of relations that have its edges turned round are left out with them: those called ``rev_NAME``,
+    or with the same pairs.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.
@@ -39,19 +50,22 @@ def link_dataset(
             ``time:0.7,0.15`` (shares) or ``until:...`` (last times of train and val): in the order of the times of
             edges; a pair has the time of its first edge.
         seed: seed of that split.
+        relation: the relation whose pairs are predicted, of a graph with several types: its name, or (source type,
+            name, destination type), also joined by commas.
 
     Raises:
         InputError: a pair has an end that is no node, a set is empty, a positive pair is in two sets, or a negative is
             positive.
     """
     require_dataset(dataset)
-    check_one_type(dataset, "link prediction")
     if dataset.task == "link":
-        if pairs is None and split is None:
+        if pairs is None and split is None and relation is None:
             return dataset
         raise InputError(
-            f"the pairs of {dataset.name} are split already; leave {'split' if pairs is None else 'pairs'} out"
+            f"the pairs of {dataset.name} are split already; leave "
+            f"{'pairs' if pairs is not None else 'split' if split is not None else 'relation'} out"
         )
+    dataset = with_pair_relation(dataset, relation)
     graph, notes = dataset.graph, list(dataset.notes)
     symmetric = is_symmetric(graph)
     if pairs is not None and split is not None:
@@ -77,7 +91,7 @@ def link_dataset(
             f"{counted(removed, 'edge')} {were(removed)} held out: the val and test pairs, left out of the graph."
         )
     sets = {name: _distinct(name, rows, graph.num_nodes, symmetric, notes) for name, rows in sets.items()}
-    _check(sets, graph.num_nodes, symmetric)
+    _check(sets, dataset, symmetric)
     labels, numbers = _as_labels(sets)
     return replace(
         dataset,
@@ -99,12 +113,27 @@ def _timed(
         keys = _canonical(rows, dataset.num_nodes, symmetric)
         if len(np.unique(keys)) < len(keys):
             raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
-    _check(sets, dataset.num_nodes, symmetric)
+    _check(sets, dataset, symmetric)
+    _check_reverse_times(dataset.graph)
     labels, numbers = _as_labels(sets)
     time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), dataset.graph)
     return replace(
         dataset, labels=labels, split=numbers, num_classes=1, task="link", class_names=None, pair_time=time
     ).check()
+
+
+def _check_reverse_times(graph: Graph) -> None:
+    """Raise InputError if pairs have times and the same edges turned round have none, so that they would tell of pairs
+    to come."""
+    if graph.types is None or graph.edge_time is None:
+        return
+    relation, *reverses = (graph.types.relations[r] for r in graph.types.pair_relations)
+    for r, reverse in zip(graph.types.pair_relations[1:], reverses):
+        if (graph.edge_time[graph.edge_type == r] == ALWAYS[graph.edge_time.dtype]).any():
+            raise InputError(
+                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, which are the same turned "
+                "round, have none, and would tell of pairs to come; give edge_times of both"
+            )
 
 
 def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
@@ -120,13 +149,15 @@ def _by_time(dataset: Dataset, text: str, symmetric: bool) -> tuple[dict[str, Pa
         raise InputError(
             f"split is '{text}', but the edges of {dataset.name} have no times; give edge_time, or use {DEFAULT_SPLIT}"
         )
-    every = np.stack(np.divmod(edge_keys(graph), max(1, graph.num_nodes)), axis=1)
+    chosen = of_pairs(graph)
+    every = np.stack(np.divmod(edge_keys(graph)[chosen], max(1, graph.num_nodes)), axis=1)
     if symmetric:
         every.sort(axis=1)
-    order = np.argsort(graph.edge_time, kind="stable")
+    edge_time = graph.edge_time[chosen]
+    order = np.argsort(edge_time, kind="stable")
     order = order[every[order, 0] != every[order, 1]]
     _, first = np.unique(_canonical(every[order], graph.num_nodes, symmetric), return_index=True)
-    time, every = graph.edge_time[order[first]], every[order[first]]
+    time, every = edge_time[order[first]], every[order[first]]
     parts = dict(zip(SPLITS, by_time(time, parse_split(text), text)))
     return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
 
@@ -170,17 +201,23 @@ def _drawn(dataset: Dataset, text: str, seed: int, symmetric: bool) -> dict[str,
 
 def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
     """int64 [n, 2], the edges of a graph as pairs, each once, without self loops; with `symmetric`, one for both
-    directions."""
-    source, destination = np.divmod(np.unique(edge_keys(graph)), max(1, graph.num_nodes))
+    directions. With types, those of the pairs' relation."""
+    source, destination = np.divmod(np.unique(edge_keys(graph)[of_pairs(graph)]), max(1, graph.num_nodes))
     keep = source < destination if symmetric else source != destination
     return np.stack([source[keep], destination[keep]], axis=1)
 
 
 def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
-    """The graph without the edges of some pairs; with `symmetric`, without their reverses too."""
+    """The graph without the edges of some pairs; with `symmetric`, without their reverses too. With types, without
+    those of the pairs' relation, and of the relations that have its edges turned round."""
     if not len(pairs):
         return graph
-    keep = ~contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))
+    gone = contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))
+    if graph.types is not None:
+        relation, *reverses = graph.types.pair_relations
+        turned = contains(_directed(pairs[:, ::-1], graph.num_nodes, symmetric), edge_keys(graph))
+        gone = (gone & (graph.edge_type == relation)) | (turned & np.isin(graph.edge_type, reverses))
+    keep = ~gone
     indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
 
     def kept(array: npt.NDArray[Any] | None) -> Any:
@@ -194,6 +231,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
         edge_weight=kept(graph.edge_weight),
         edge_id=kept(graph.edge_id),
         edge_time=kept(graph.edge_time),
+        edge_type=kept(graph.edge_type),
         edge_features=None if of_edges is None else ReorderedFeatures(of_edges, np.flatnonzero(keep)),
     )
 
@@ -218,20 +256,24 @@ def _distinct(name: str, pairs: PairArray, num_nodes: int, symmetric: bool, note
     return pairs[np.sort(first)]
 
 
-def _check(sets: Mapping[str, PairArray], num_nodes: int, symmetric: bool) -> None:
-    keys = {name: _canonical(rows, num_nodes, symmetric) for name, rows in sets.items()}
+def _check(sets: Mapping[str, PairArray], dataset: Dataset, symmetric: bool) -> None:
+    keys = {name: _canonical(rows, dataset.num_nodes, symmetric) for name, rows in sets.items()}
+
+    def first(name: str, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+        return tuple(own_ids(sets[name][chosen][:1], dataset)[0].tolist())
+
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
     for name, other in (("val", "train"), ("test", "train"), ("test", "val")):
         both = np.isin(keys.get(name, []), keys.get(other, []))
         if both.any():
-            pair = tuple(sets[name][both][0].tolist())
+            pair = first(name, both)
             raise InputError(f"the pair {pair} is in the {other} and the {name} set; expected each in one of them")
     positive = np.unique(np.concatenate([keys.get(name, np.empty(0, np.int64)) for name in SPLITS]))
     for name in SPLITS:
         wrong = contains(positive, keys.get(f"{name}_negatives", np.empty(0, np.int64)))
         if wrong.any():
-            pair = tuple(sets[f"{name}_negatives"][wrong][0].tolist())
+            pair = first(f"{name}_negatives", wrong)
             raise InputError(f"the pair {pair} is a negative of the {name} set, and positive; expected one of both")
 
 

@@ -64,10 +64,11 @@ def open_dataset(
     ):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
     if options.task == "link":
-        plain = _opened(spec, Request(name, replace(options, pairs=None), None, seed, features, graph))
-        return link_dataset(plain, pairs=options.pairs, split=split, seed=seed)
-    if options.pairs is not None:
-        raise InputError(f"pairs is '{options.pairs}', but the task is not link; set task=link, or leave pairs out")
+        plain = _opened(spec, Request(name, replace(options, pairs=None, relation=None), None, seed, features, graph))
+        return link_dataset(plain, pairs=options.pairs, split=split, seed=seed, relation=options.relation)
+    for key in ("pairs", "relation"):
+        if (given := getattr(options, key)) is not None:
+            raise InputError(f"{key} is '{given}', but the task is not link; set task=link, or leave {key} out")
     return _opened(spec, Request(name, options, split, seed, features, graph))
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.graph import as_times
-from ...storage.links.pairs import PairArray
+from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
 from .readers.npz_members import load_members
 
@@ -23,6 +23,8 @@ SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
 """Names of sets of pairs."""
 TIMES = tuple(f"{name}_time" for name in SPLITS)
 """Names of their times."""
+Ends = tuple[range, range]
+"""See `node_ranges`."""
 Times = dict[str, npt.NDArray[Any]]
 FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
 
@@ -64,9 +66,9 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     return sets, {name: of for name, of in times.items() if name in sets}
 
 
-def read_pairs(path: Path, dataset: Dataset) -> tuple[PairArray, npt.NDArray[Any] | None]:
+def read_pairs(path: Path, dataset: Dataset, ends: Ends) -> tuple[PairArray, npt.NDArray[Any] | None]:
     """int64 [n, 2], the pairs of a table with columns src and dst, and its column time if it has one; or the pairs of a
-    ``.npy`` file [n, 2].
+    ``.npy`` file [n, 2]. `ends` as in `as_pairs`.
 
     Raises:
         InputError: see `read_sets`.
@@ -77,13 +79,15 @@ def read_pairs(path: Path, dataset: Dataset) -> tuple[PairArray, npt.NDArray[Any
             rows = np.load(path, allow_pickle=False)
         except (ValueError, OSError) as e:
             raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
-        return as_pairs(rows, dataset, str(path)), None
+        return as_pairs(rows, dataset, str(path), ends), None
     table = _table(path)
-    return _ends(table, path, dataset), _time(table, path)
+    return _ends(table, path, dataset, ends), _time(table, path)
 
 
-def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
-    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names.
+def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
+    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names. With types,
+    each column is of the ids, or names, within the type of that end, whose nodes are `ends`: by default those of the
+    dataset's pairs.
 
     Raises:
         InputError: another shape, or an end that is no node.
@@ -94,11 +98,16 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
     if rows.ndim != 2 or rows.shape[1] != 2:
         fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
         raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
+    ends = ends or node_ranges(dataset.graph.types, dataset.num_nodes)
     if rows.dtype.kind in "UO" and dataset.node_names is not None:
+        names = NodeNames.of(dataset.node_names)
         try:
-            return NodeNames.of(dataset.node_names).find(rows.reshape(-1).tolist()).reshape(-1, 2)
+            if dataset.graph.types is None:
+                return names.find(rows.reshape(-1).tolist()).reshape(-1, 2)
+            found = [names.between(e).find(column.tolist()) + e.start for column, e in zip(rows.T, ends)]
         except InputError as e:
             raise InputError(f"{what}: {e}") from None
+        return np.stack(found, axis=1)
     if rows.dtype.kind in "UO":
         try:
             rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)
@@ -108,13 +117,17 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str) -> PairArray:
             ) from None
     if rows.dtype.kind not in "iu":
         raise InputError(f"{what} is {rows.dtype}; expected whole numbers, ids of nodes")
-    outside = (rows < 0) | (rows >= dataset.num_nodes)
+    outside = (rows < 0) | (rows >= [len(e) for e in ends])
     if outside.any():
         first = rows[outside.any(1)][0].tolist()
-        raise InputError(
-            f"{what} has the pair {tuple(first)} with an end that is no node; expected [0, {dataset.num_nodes})"
-        )
-    return rows.astype(np.int64)
+        wanted = " and ".join(dict.fromkeys(f"[0, {len(e)})" for e in ends))
+        raise InputError(f"{what} has the pair {tuple(first)} with an end that is no node; expected {wanted}")
+    return rows.astype(np.int64) + [e.start for e in ends]
+
+
+def own_ids(pairs: PairArray, dataset: Dataset) -> PairArray:
+    """int64 [n, 2], pairs by the ids that users give: with types, those within the type of each end."""
+    return pairs - [e.start for e in node_ranges(dataset.graph.types, dataset.num_nodes)]
 
 
 def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
@@ -165,7 +178,7 @@ def _time(table: "Table", path: Path) -> npt.NDArray[Any] | None:
     return None if times is None else as_times(times, f"{path}: time", table.num_rows)
 
 
-def _ends(table: "Table", path: Path, dataset: Dataset) -> PairArray:
+def _ends(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None) -> PairArray:
     from .readers.parquet import is_list
 
     columns = []
@@ -177,4 +190,4 @@ def _ends(table: "Table", path: Path, dataset: Dataset) -> PairArray:
             raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
         values = column.to_pylist()
         columns.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
-    return as_pairs(np.stack(columns, 1), dataset, str(path))
+    return as_pairs(np.stack(columns, 1), dataset, str(path), ends)

@@ -125,6 +125,13 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
                 f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
                 f"{trained[key]}; give a dataset with the same types"
             )
+    own, other = (of.get("pair_relations", [])[:1] for of in (trained, found))
+    if own and other and own != other:
+        seen, wanted = (",".join(trained["relations"][r]) for (r,) in (other, own))
+        raise InputError(
+            f"{data.name} has pairs of {seen}, but {result.model} of {folder} predicts those of {wanted}; give a "
+            "dataset with the same"
+        )
 
 
 def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
 from ...stages.links.decoders import decoder_of
 from ...stages.links.plan import Ends
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import as_times
+from ...storage.links.pairs import node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.typed.graph_types import GraphTypes
 from ..datasets.links import like_edges
 from ..datasets.pairs import as_pairs, read_pairs
 from ..setup.result import Result
@@ -33,7 +36,7 @@ class LinkScores:
     loss was ``bce``."""
 
     pairs: npt.NDArray[np.int64]
-    """int64 [n, 2], in the order of the request."""
+    """int64 [n, 2], in the order of the request; ids within the types of the ends, where a graph has several."""
     scores: npt.NDArray[np.floating]
     """[n]."""
     node_names: Any = None
@@ -87,7 +90,8 @@ def predict_links(
 
     Args:
         run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
-        pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``.
+        pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``. Where a graph
+            has several types, each column is of ids or names within the type of that end of the run's relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
             graph lacks the held-out pairs.
         times: [n], of the pairs, for a run by the sampler temporal: each is scored from what lies before. By default
@@ -110,7 +114,12 @@ def predict_links(
         )
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
     data, from_file = found.data, isinstance(pairs, str | Path)
-    wanted, told = read_pairs(Path(pairs).expanduser(), data) if from_file else (as_pairs(pairs, data, "pairs"), None)
+    nodes = node_ranges(_types(trained.result, data), data.num_nodes)
+    wanted, told = (
+        read_pairs(Path(pairs).expanduser(), data, nodes)
+        if from_file
+        else (as_pairs(pairs, data, "pairs", nodes), None)
+    )
     temporal = found.temporal is not None
     if times is not None and not temporal:
         raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
@@ -126,7 +135,14 @@ def predict_links(
     names = None
     if data.node_names is not None:
         names = np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
-    return LinkScores(wanted, scores.numpy(), names)
+    return LinkScores(wanted - [n.start for n in nodes], scores.numpy(), names)
+
+
+def _types(result: Result, data: Dataset) -> GraphTypes | None:
+    """Types of the data, with the relation whose pairs the run has learnt."""
+    if data.graph.types is None or result.types is None:
+        return None
+    return replace(data.graph.types, pair_relations=tuple(result.types["pair_relations"]))
 
 
 def predict_links_to_file(

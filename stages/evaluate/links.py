@@ -1,12 +1,13 @@
 """Exact metrics of pairs: how a decoder orders them, from the rows of all nodes.
 
 A positive pair (u, v) is ranked among the pairs (u, w) of all nodes w but u that are not known to be linked to u (the
-*filtered* ranking of Bordes et al., NeurIPS 2013), or among the given negatives of its set. Its rank is 1, plus the
-number of negatives with a larger score, plus half of those with the same.
+*filtered* ranking of Bordes et al., NeurIPS 2013), or among the given negatives of its set. In a graph with types, w is
+of the type of v, and linked is what the pairs' relation links. Its rank is 1, plus the number of negatives with a
+larger score, plus half of those with the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,17 @@ from torch import Tensor
 
 from ...storage.dataset import IdArray
 from ...storage.graph import Graph
-from ...storage.links.pairs import POSITIVE, PairArray, contains, edge_keys, given_negatives, is_symmetric, keys_of
+from ...storage.links.pairs import (
+    POSITIVE,
+    PairArray,
+    contains,
+    edge_keys,
+    given_negatives,
+    is_symmetric,
+    keys_of,
+    node_ranges,
+    of_pairs,
+)
 from ..kernels.runtime.threads import side_by_side
 from ..random import Purpose, branches, draw_word, stream
 
@@ -41,6 +52,8 @@ class KnownPairs:
     num_nodes: int
     keys: PairArray
     """Ascending `keys_of` directed pairs. Of a symmetric graph, both directions."""
+    ends: tuple[range, range] | None = field(default=None, kw_only=True)
+    """See `storage.links.pairs.node_ranges`; None: all nodes."""
 
     @classmethod
     def of(cls, graph: Graph, labels: npt.NDArray[Any]) -> "KnownPairs":
@@ -51,8 +64,13 @@ class KnownPairs:
         """
         pairs = labels[labels[:, 2] == POSITIVE, :2]
         both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph) else pairs
-        keys = [edge_keys(graph), keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
-        return cls(graph.num_nodes, np.unique(np.concatenate(keys)))
+        keys = [edge_keys(graph)[of_pairs(graph)], keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
+        return cls(graph.num_nodes, np.unique(np.concatenate(keys)), ends=node_ranges(graph.types, graph.num_nodes))
+
+    @property
+    def candidates(self) -> range:
+        """Nodes that a destination is ranked among."""
+        return range(self.num_nodes) if self.ends is None else self.ends[1]
 
     def destinations(self, sources: IdArray) -> tuple[IdArray, IdArray]:
         """Positions in `sources` [n], and the known destinations of each, [e] both."""
@@ -69,19 +87,24 @@ class KnownPairs:
     def unknown(self, count: int, name: str) -> PairArray:
         """int64 [n, 2], at most `count` uniform pairs of different nodes that are not known to be linked; fewer, if
         hardly any are there. The same in every call and run."""
-        return unknown_pairs(self.num_nodes, count, name, partial(contains, self.keys))
+        return unknown_pairs(self.num_nodes, count, name, partial(contains, self.keys), self.ends)
 
 
 def unknown_pairs(
-    num_nodes: int, count: int, name: str, known: Callable[[PairArray], npt.NDArray[np.bool_]]
+    num_nodes: int,
+    count: int,
+    name: str,
+    known: Callable[[PairArray], npt.NDArray[np.bool_]],
+    ends: tuple[range, range] | None = None,
 ) -> PairArray:
     """See `KnownPairs.unknown`; `known` says which keys are those of linked pairs."""
+    ends = ends or (range(num_nodes), range(num_nodes))
     found = np.empty((0, 2), np.int64)
     for attempt in range(TRIES):
         key = stream(attempt, Purpose.NEGATIVE, *name.encode())
         words = branches(key, np.arange(count))
         x = [(draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53 for i in (0, 1)]
-        pairs = np.stack([(part * num_nodes).astype(np.int64) for part in x], axis=1)
+        pairs = np.stack([r.start + (part * len(r)).astype(np.int64) for part, r in zip(x, ends)], axis=1)
         linked = known(keys_of(pairs[:, 0], pairs[:, 1], num_nodes))
         found = np.concatenate([found, pairs[~linked & (pairs[:, 0] != pairs[:, 1])]])
         if len(found) >= count:
@@ -151,7 +174,7 @@ def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
-    """float64 [n], rank of each pair (u, v) among all (u, w), w not u, that are not known.
+    """float64 [n], rank of each pair (u, v) among all (u, w), w not u and of `known.candidates`, that are not known.
 
     Pairs are taken `PAIRS` at a time against `NODES` nodes, whose scores fit the cache, on all threads. All these
     products have the same shape, so that equal rows have equal scores wherever they stand.
@@ -172,15 +195,16 @@ def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPai
 
 def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
     """float64 [n], `filtered_ranks` of a few pairs."""
-    size, count = len(pairs), len(rows)
+    among = known.candidates
+    size, count = len(pairs), len(among)
     width = min(count, NODES)
-    sources, keys = rows[torch.from_numpy(pairs[:, 0])], pairs[:, 0] * count
+    sources, keys = rows[torch.from_numpy(pairs[:, 0])], pairs[:, 0] * known.num_nodes
     own = _own_scores(decoder, sources, rows, pairs[:, 1], width)
     # 1 for each node with a larger score, -1 for each with a smaller one, 0 for the same and for those left out.
     balance = torch.zeros(size, dtype=torch.float64)
     left_out = np.zeros(size, np.int64)
-    begin = np.searchsorted(known.keys, keys)
-    for tiles in _slabs(count, width):
+    begin = np.searchsorted(known.keys, keys + among.start)
+    for tiles in _slabs(among, width):
         end = np.searchsorted(known.keys, keys + tiles.stop)
         itself = np.flatnonzero((tiles.start <= pairs[:, 0]) & (pairs[:, 0] < tiles.stop))
         at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, pairs[itself, 0])))
@@ -188,21 +212,22 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -
         splits = np.searchsorted(out[order], [*tiles, tiles.stop])
         at, out = at[order], out[order]
         for number, first in enumerate(tiles):
-            start, here = min(first, count - width), slice(*splits[number : number + 2])
+            start, here = min(first, among.stop - width), slice(*splits[number : number + 2])
             signs = decoder.against(sources, rows[start : start + width]).sub_(own).sign_()
             signs.numpy()[at[here], out[here] - start] = 0
             balance += signs[:, first - start :].sum(1)
         left_out += end - begin
         begin = end
-    left_out += ~contains(known.keys, keys + pairs[:, 0])
+    itself = (among.start <= pairs[:, 0]) & (pairs[:, 0] < among.stop)
+    left_out += itself & ~contains(known.keys, keys + pairs[:, 0])
     return 1 + (torch.from_numpy(count - left_out) + balance) / 2
 
 
-def _slabs(count: int, width: int) -> Iterator[range]:
-    """Ranges of the first nodes of blocks of `width` nodes, `SLAB` blocks in each: known pairs of so few take little
+def _slabs(nodes: range, width: int) -> Iterator[range]:
+    """Ranges of the first of `nodes` in blocks of `width`, `SLAB` blocks in each: known pairs of so few take little
     memory."""
-    for first in range(0, count, SLAB * width):
-        yield range(first, min(first + SLAB * width, count), width)
+    for first in nodes[:: SLAB * width]:
+        yield range(first, min(first + SLAB * width, nodes.stop), width)
 
 
 def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArray, width: int) -> Tensor:

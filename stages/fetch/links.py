@@ -112,7 +112,12 @@ class _WithPairs(Gather):
         )
         of_edges = self._of_edges(work) or [None] * len(work.blocks)
         neighbourhoods = tuple(
-            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edges=edges)
+            BlockNeighbourhood(
+                b,
+                lambda n=b.num_src: degree()[:n],
+                edge_types=self._placement.types_of(b.edge_id),
+                edges=edges,
+            )
             for b, edges in zip(work.blocks, of_edges)
         )
         y = torch.zeros(len(pairs), dtype=torch.int64)

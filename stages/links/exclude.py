@@ -1,5 +1,6 @@
 """Samples without the edges of the pairs that a minibatch is to predict."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,16 +11,20 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
 from .plan import LinkRequest
 
+OfPairs = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+
 
 @dataclass(frozen=True)
 class WithoutOwnEdges:
     """A sampler whose minibatches lack the edges of their positive pairs and the reverses, all of them where there are
-    several.
+    several. In a graph with types these are edges of the pairs' relation and of the relations that have its edges
+    turned round; edges of other relations between the same nodes stay.
 
     They are taken out of the drawn sample, as DGL does. The rest is a uniform sample of the other in-edges, in which a
     row may have fewer than its fanout; weights estimate the sum over the other in-edges without bias, as they did over
@@ -60,37 +65,57 @@ class WithoutOwnEdges:
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
-        return _left(self.inner.sample(graph, request, kernel, workspace), request)
+        drawn, types = self.inner.sample(graph, request, kernel, workspace), graph.types
+        return _left(drawn, request, types, lambda ids: _relations(graph)[ids])
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
-        return _left(self.inner.sample_by_owners(owners, request), request)
+        drawn, types = self.inner.sample_by_owners(owners, request), owners.rows.graph.types
+        # Edges of other ranks name their relations: see `sample.remote_nodewise`.
+        return _left(drawn, request, types, lambda ids: ids % (1 if types is None else types.num_relations))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises InputError: edges are taken out on the host."""
         raise InputError("the edges of pairs are taken out of samples on the host; sample there")
 
 
-def _left(drawn: Bulk, request: BulkRequest) -> Bulk:
+def _relations(graph: Graph) -> npt.NDArray[Any]:
+    assert graph.edge_type is not None
+    return graph.edge_type
+
+
+def _left(
+    drawn: Bulk,
+    request: BulkRequest,
+    types: GraphTypes | None,
+    relations: Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]],
+) -> Bulk:
     assert isinstance(request, LinkRequest)
-    left = tuple(without_pairs(m, pairs) for m, pairs in zip(drawn.minibatches, request.positives, strict=True))
+
+    def of_pairs(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        assert types is not None
+        return np.isin(relations(ids), types.pair_relations)
+
+    among = None if types is None else of_pairs
+    left = tuple(without_pairs(m, p, among) for m, p in zip(drawn.minibatches, request.positives, strict=True))
     return replace(drawn, minibatches=left)
 
 
-def without_pairs(minibatch: MiniBatch, pairs: PairArray) -> MiniBatch:
+def without_pairs(minibatch: MiniBatch, pairs: PairArray, among: OfPairs | None = None) -> MiniBatch:
     """A minibatch without the edges of some pairs of its seeds, and their reverses.
 
     Args:
         minibatch: its seeds ascend. Its arrays of edges are overwritten.
         pairs: int64 [b, 2], nodes that are seeds.
+        among: says by their `Block.edge_id` which edges may be those of pairs; None: all.
     """
     seeds = minibatch.seeds
     size, local = len(seeds), np.searchsorted(seeds, pairs)
     # By destination, then source, as positions among the seeds.
     own = np.unique(np.concatenate([keys_of(local[:, 1], local[:, 0], size), keys_of(local[:, 0], local[:, 1], size)]))
     if not minibatch.nested:
-        return replace(minibatch, blocks=tuple(_without(block, own, size) for block in minibatch.blocks))
-    outer = _without(minibatch.blocks[0], own, size)
+        return replace(minibatch, blocks=tuple(_without(block, own, size, among) for block in minibatch.blocks))
+    outer = _without(minibatch.blocks[0], own, size, among)
     if outer is minibatch.blocks[0]:
         return minibatch
     ends = (minibatch.blocks[-1].num_dst, *(block.num_src for block in reversed(minibatch.blocks)))
@@ -98,12 +123,15 @@ def without_pairs(minibatch: MiniBatch, pairs: PairArray) -> MiniBatch:
     return replace(minibatch, blocks=blocks)
 
 
-def _without(block: Block, own: npt.NDArray[np.int64], size: int) -> Block:
+def _without(block: Block, own: npt.NDArray[np.int64], size: int, among: OfPairs | None) -> Block:
     """The block without edges between its first `size` rows that are among `own`, in the same memory."""
     starts = block.indptr[: size + 1]
-    among = np.flatnonzero(block.indices[: starts[-1]] < size)
-    destination = np.searchsorted(starts, among, side="right") - 1
-    gone = among[contains(own, keys_of(destination, block.indices[among], size))]
+    between = np.flatnonzero(block.indices[: starts[-1]] < size)
+    destination = np.searchsorted(starts, between, side="right") - 1
+    gone = between[contains(own, keys_of(destination, block.indices[between], size))]
+    if among is not None and len(gone):
+        assert block.edge_id is not None
+        gone = gone[among(block.edge_id[gone])]
     if not len(gone):
         return block
     kept = np.delete(np.arange(starts[-1]), gone)

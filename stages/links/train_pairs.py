@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, SeenPairs, edge_keys, given_negatives, keys_of
+from ...storage.links.pairs import PairArray, SeenPairs, edge_keys, given_negatives, keys_of, of_pairs
 from ..random import branches, draw_word
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
@@ -21,7 +21,8 @@ DRAWN_ENDS: tuple[DrawnEnds, ...] = get_args(DrawnEnds)
 
 @dataclass(frozen=True)
 class Negatives:
-    """Law of the negatives of a positive pair (u, v)."""
+    """Law of the negatives of a positive pair (u, v). In a graph with types, all nodes are those of the type of v, and
+    degrees those in the pairs' relation."""
 
     law: Law = "uniform"
     """``uniform``: (u, w) for a node w of all; ``degree``: in proportion to the in-degree of w in the training graph;
@@ -48,11 +49,11 @@ class Negatives:
         """The settings, as part of a sampler's record."""
         return [self.law, self.count, *(["both"] if self.ends == "both" else [])]
 
-    def check(self, num_edges: int, num_given: Callable[[], int]) -> None:
+    def check(self, num_edges: Callable[[], int], num_given: Callable[[], int]) -> None:
         """Check that these negatives are there.
 
         Args:
-            num_edges: E of the training graph.
+            num_edges: returns the number of edges of the training graph that may be pairs; called if it matters.
             num_given: returns the number of given negatives of the train set; called if it matters.
 
         Raises:
@@ -62,7 +63,7 @@ class Negatives:
             raise InputError(
                 "link.negatives is 'given', but no negatives are given for train; give train_negatives, or use another"
             )
-        if self.law == "degree" and not num_edges:
+        if self.law == "degree" and not num_edges():
             raise InputError("link.negatives is 'degree', but the graph has no edges; use 'uniform'")
 
 
@@ -105,7 +106,7 @@ class TrainPairs:
             InputError: see `Negatives.check`.
         """
         given = given_negatives(labels, "train")
-        negatives.check(graph.num_edges, lambda: len(given))
+        negatives.check(lambda: num_edges_of_pairs(graph), lambda: len(given))
         return cls(graph, labels[:, :2], negatives, given, time, num_nodes=graph.num_nodes)
 
     @classmethod
@@ -149,7 +150,10 @@ class TrainPairs:
             if not column:
                 sources = self._edge_sources
                 return sources[(x * len(sources)).astype(np.int64)].astype(np.int64)
-            edge = (x * graph.num_edges).astype(np.int64)
+            chosen = self._edges
+            count = graph.num_edges if isinstance(chosen, slice) else len(chosen)
+            edge = (x * count).astype(np.int64)
+            edge = edge if isinstance(chosen, slice) else chosen[edge]
             return np.searchsorted(graph.indptr, edge, side="right") - 1
         if law == "destinations":
             ends = self._ends[column]
@@ -157,6 +161,9 @@ class TrainPairs:
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, column]
+        if (types := graph.types) is not None:
+            kind = int(types.ends[types.pair_relations[0]][column])
+            return types.nodes(kind, (x * types.num_nodes(kind)).astype(np.int64))
         return (x * self.num_nodes).astype(np.int64)
 
     @cached_property
@@ -165,9 +172,13 @@ class TrainPairs:
         return self.ends or (np.unique(self.pairs[:, 0]), np.unique(self.pairs[:, 1]))
 
     @cached_property
+    def _edges(self) -> slice | npt.NDArray[np.int64]:
+        return of_pairs(self.graph)
+
+    @cached_property
     def _edge_sources(self) -> npt.NDArray[np.integer]:
         """Sources of the edges between nodes that may be ends."""
-        sources = self.graph.indices
+        sources = self.graph.indices[self._edges]
         return sources if self.num_nodes >= self.graph.num_nodes else sources[sources < self.num_nodes]
 
     @cached_property
@@ -192,9 +203,15 @@ class TrainPairs:
         return lost
 
 
+def num_edges_of_pairs(graph: Graph) -> int:
+    """Number of edges that are pairs: see `of_pairs`."""
+    chosen = of_pairs(graph)
+    return graph.num_edges if isinstance(chosen, slice) else len(chosen)
+
+
 def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) -> npt.NDArray[np.float64]:
     """float64 [N, 2], the sum of the weights of each pair's edges u -> v, and of those v -> u; without weights, their
-    number.
+    number. In a graph with types, of edges of the pairs' relation and of its reverses.
 
     Args:
         graph: rows of a graph of V nodes, with global sources; edges of other rows count nothing.
@@ -202,9 +219,11 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
         num_nodes: V.
         first: node of row 0.
     """
-    keys = edge_keys(graph, num_nodes, first)
+    chosen, weight = of_pairs(graph, reverses=True), graph.edge_weight
+    keys = edge_keys(graph, num_nodes, first)[chosen]
     distinct, at = np.unique(keys, return_inverse=True)
-    sums = np.bincount(at.reshape(-1), graph.edge_weight, minlength=len(distinct)).astype(np.float64)
+    weight = None if weight is None else weight[chosen]
+    sums = np.bincount(at.reshape(-1), weight, minlength=len(distinct)).astype(np.float64)
     wanted = np.stack(
         [keys_of(pairs[:, 0], pairs[:, 1], num_nodes), keys_of(pairs[:, 1], pairs[:, 0], num_nodes)], axis=1
     )

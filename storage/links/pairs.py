@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..graph import Graph
+from ..typed.graph_types import GraphTypes
 
 PairArray = npt.NDArray[np.int64]
 POSITIVE = 0
@@ -80,8 +81,8 @@ class SeenPairs:
         return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train))
 
 
-def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
-    """Raise InputError unless `labels` are pairs of nodes with their kinds."""
+def check_pairs(labels: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None) -> None:
+    """Raise InputError unless `labels` are pairs of nodes with their kinds; with types, of the nodes of one relation."""
     if labels.dtype != np.int64 or labels.ndim != 2 or labels.shape[1] != 3:
         raise InputError(
             f"pairs are {labels.dtype}{list(labels.shape)}; expected int64 [N, 3]: source, destination, kind"
@@ -89,6 +90,11 @@ def check_pairs(labels: npt.NDArray[Any], num_nodes: int) -> None:
     ends, kinds = labels[:, :2], labels[:, 2]
     if len(labels) and (ends.min() < 0 or ends.max() >= num_nodes):
         raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
+    if types is not None and not types.pair_relations:
+        raise InputError("pairs are of a graph with several types, which does not say of which relation")
+    for name, column, nodes in zip(("sources", "destinations"), ends.T, node_ranges(types, num_nodes)):
+        if len(labels) and (column.min() < nodes.start or column.max() >= nodes.stop):
+            raise InputError(f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected {nodes}")
     if len(labels) and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
         raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
 
@@ -115,9 +121,30 @@ def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> Pai
     return keys_of(graph.indices, np.repeat(rows, graph.in_degree), num_nodes or graph.num_nodes)
 
 
+def of_pairs(graph: Graph, reverses: bool = False) -> slice | npt.NDArray[np.int64]:
+    """Positions of the edges that are pairs of a link task: all; with types, those of the pairs' relation, and with
+    `reverses` those of the relations that have the same edges turned round, too."""
+    if graph.types is None or graph.edge_type is None:
+        return slice(None)
+    relations = graph.types.pair_relations
+    return np.flatnonzero(np.isin(graph.edge_type, relations if reverses else relations[:1]))
+
+
+def node_ranges(types: GraphTypes | None, num_nodes: int) -> tuple[range, range]:
+    """Ids of the nodes that may be the source, and of those that may be the destination of a pair: all; with types,
+    those of one type, each of which is one range."""
+    if types is None:
+        return range(num_nodes), range(num_nodes)
+    source, destination = types.ends[types.pair_relations[0]].tolist()
+    return range(*types.offsets[source : source + 2]), range(*types.offsets[destination : destination + 2])
+
+
 def is_symmetric(graph: Graph) -> bool:
-    """True if each edge's reverse is an edge too, however often either is there."""
-    source, destination = np.divmod(np.unique(edge_keys(graph)), max(1, graph.num_nodes))
+    """True if each edge's reverse is an edge too, however often either is there. With types, of the edges of the pairs'
+    relation; False if it joins nodes of different types."""
+    if graph.types is not None and len(set(graph.types.ends[graph.types.pair_relations[0]].tolist())) > 1:
+        return False
+    source, destination = np.divmod(np.unique(edge_keys(graph)[of_pairs(graph)]), max(1, graph.num_nodes))
     return bool(
         np.array_equal(
             np.sort(keys_of(destination, source, graph.num_nodes)), keys_of(source, destination, graph.num_nodes)

@@ -29,6 +29,9 @@ class GraphTypes:
     """R distinct types of edges."""
     edge_widths: tuple[int, ...] = ()
     """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
+    pair_relations: tuple[int, ...] = ()
+    """Of a link task, numbers of the relations whose edges are pairs: the one that is predicted, then those that have
+    its edges turned round. Empty otherwise."""
 
     @property
     def num_relations(self) -> int:
@@ -43,6 +46,14 @@ class GraphTypes:
     def num_nodes(self, node_type: int) -> int:
         """Number of nodes of a type."""
         return sum(np.diff(self.offsets)[node_type :: len(self.node_types)].tolist())
+
+    def nodes(self, node_type: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """int64, ids of the nodes of a type by their numbers within it: its nodes in ascending order."""
+        count = len(self.node_types)
+        starts, sizes = np.asarray(self.offsets[:-1])[node_type::count], np.diff(self.offsets)[node_type::count]
+        before = np.cumsum(sizes) - sizes
+        at = np.searchsorted(before, numbers, side="right") - 1
+        return (starts - before)[at] + numbers
 
     def types_of(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """int64 [n], type of each node."""
@@ -93,6 +104,7 @@ class GraphTypes:
             "relations": [list(r) for r in self.relations],
             # Left out without any, so that older digests and checkpoints fit.
             **({"edge_widths": list(self.edge_widths)} if self.edge_widths else {}),
+            **({"pair_relations": list(self.pair_relations)} if self.pair_relations else {}),
         }
 
     @classmethod
@@ -102,9 +114,10 @@ class GraphTypes:
             names, offsets = [str(n) for n in record["node_types"]], [int(o) for o in record["offsets"]]
             relations = [(str(a), str(b), str(c)) for a, b, c in record["relations"]]
             widths = [int(w) for w in record.get("edge_widths", ())]
+            pairs = [int(r) for r in record.get("pair_relations", ())]
         except (KeyError, TypeError, ValueError):
             raise InputError("types are not node_types, offsets and relations") from None
-        return cls(tuple(names), tuple(offsets), tuple(relations), tuple(widths))
+        return cls(tuple(names), tuple(offsets), tuple(relations), tuple(widths), tuple(pairs))
 
     def check(self, num_nodes: int, edge_width: int | None = None) -> "GraphTypes":
         """Check the invariants above, and that the widest features of edges have `edge_width` columns if it is given.
@@ -123,6 +136,12 @@ class GraphTypes:
             raise InputError(
                 f"edge_widths are {list(widths)}; expected a number for each of {self.num_relations} relations, and "
                 f"{widest} for the widest"
+            )
+        if len(set(self.pair_relations)) < len(self.pair_relations) or not all(
+            0 <= r < self.num_relations for r in self.pair_relations
+        ):
+            raise InputError(
+                f"pair_relations are {list(self.pair_relations)}; expected distinct numbers below {self.num_relations}"
             )
         for relation in self.relations:
             for end in (relation[0], relation[2]):

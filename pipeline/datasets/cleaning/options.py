@@ -7,7 +7,7 @@ from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
-FREE += ("edge_time", "node_time")
+FREE += ("edge_time", "node_time", "relation")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
@@ -67,6 +67,9 @@ class ReadOptions:
     """File of the pairs of a link task: a table with the columns src, dst, split (train, val or test) and perhaps label
     (1, or 0 for a negative), or a ``.npz`` with [n, 2] arrays train, val, test, train_negatives, val_negatives,
     test_negatives. None: edges of the graph, divided by the job's split."""
+    relation: str | None = None
+    """Relation whose edges are the pairs of a link task in a graph with several types: its name, or ``source
+    type,name,destination type``. Ends of pairs are then ids within these types."""
     label_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as labels, in this order: names, or a text such as "age,income". None: label,
     or label_0, label_1, ..."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.dataset import MATRIX_TASKS, Dataset
+from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError, nearest
 from ....storage.features import MemoryFeatures
 from ....storage.graph import ALWAYS, Graph, as_times, edge_rows
@@ -40,9 +40,9 @@ class TypedRaw:
 
     edges: Mapping[RelationType, Any]
     """Sources and destinations of each relation."""
-    labels: AnyArray
-    """Labels of the nodes of the target type, as in `Raw`."""
-    target: str
+    labels: AnyArray | None
+    """Labels of the nodes of the target type, as in `Raw`; None: there are none, nor a target type."""
+    target: str | None
     num_nodes: Mapping[str, int]
     """Numbers of nodes of the types without features."""
     features: Mapping[str, Any]
@@ -89,10 +89,10 @@ def clean_typed(
     Raises:
         InputError: names the relation or node type with the defect.
     """
-    notes, labels = list(raw.notes), np.asarray(raw.labels)
-    if labels.ndim == 0 or not len(labels):
+    notes = list(raw.notes)
+    if raw.labels is not None and not np.size(raw.labels):
         raise InputError(f"{name}: there are no labels; expected one for each node of type '{raw.target}'")
-    counts = _counts(raw.target, len(labels), raw.num_nodes, raw.features)
+    counts = _counts(raw)
     types = tuple(counts)
     offsets = tuple(np.concatenate([[0], np.cumsum(list(counts.values()))]).tolist())
     found = _relations(raw.edges, counts, offsets)
@@ -108,7 +108,11 @@ def clean_typed(
     graph = graph_of_relations(found, kinds, weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
     parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
-    class_names = raw.class_names
+    names, features = _names(counts, raw.node_names), TypedFeatures(parts, offsets)
+    if raw.labels is None or options.task == "link":  # pairs take their place
+        nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))
+        return Dataset(name, graph, features, *nobody, 0, notes=tuple(notes), node_names=names).check()
+    labels, class_names = np.asarray(raw.labels), raw.class_names
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
     y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None, nulls=raw.nulls)
@@ -121,8 +125,6 @@ def clean_typed(
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
     notes.append(note_of_types(kinds))
-    names = _names(counts, raw.node_names)
-    features = TypedFeatures(parts, offsets)
     return Dataset(name, graph, features, full, chosen, num_classes, task, tuple(notes), names, class_names).check()
 
 
@@ -202,15 +204,15 @@ def _names(counts: Mapping[str, int], given: Mapping[str, NodeNames | None]) -> 
     return NodeNames(np.concatenate([own.text for own in names]), np.concatenate(starts))
 
 
-def _counts(target: str, labelled: int, num_nodes: Mapping[str, int], features: Mapping[str, Any]) -> dict[str, int]:
+def _counts(raw: TypedRaw) -> dict[str, int]:
     """Nodes of each type, the target first."""
-    counts = {target: labelled}
-    for t, n in num_nodes.items():
+    counts = {} if raw.target is None or raw.labels is None else {raw.target: len(raw.labels)}
+    for t, n in raw.num_nodes.items():
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
             raise InputError(f"num_nodes of '{t}' is {n!r}; expected a whole number, at least 0")
-        if counts.setdefault(str(t), int(n)) != n:
-            raise InputError(f"there are {labelled} labels of '{t}', and num_nodes says {n}; expected one number")
-    for t, x in features.items():
+        if (known := counts.setdefault(str(t), int(n))) != n:
+            raise InputError(f"there are {known} labels of '{t}', and num_nodes says {n}; expected one number")
+    for t, x in raw.features.items():
         if x is None and t not in counts:
             raise InputError(f"node type '{t}' has no features; expected num_nodes={{'{t}': ...}} for it")
         if x is not None:

@@ -16,9 +16,9 @@ from ..cleaning.typed import TypedRaw, check_followed, clean_typed
 
 def from_relations(
     edges: Mapping[RelationType, Any],
-    labels: npt.ArrayLike,
+    labels: npt.ArrayLike | None = None,
     *,
-    target: str,
+    target: str | None = None,
     num_nodes: Mapping[str, int] | None = None,
     features: Mapping[str, Any] | None = None,
     edge_weights: Mapping[RelationType, Any] | None = None,
@@ -42,8 +42,9 @@ def from_relations(
     Args:
         edges: for each ``(source type, relation, destination type)`` two vectors, or integers [2, E]: ids of sources
             and of destinations, each within its type. Messages flow from sources to destinations.
-        labels: of the nodes of the target type, see `from_scipy`.
-        target: the node type that is predicted.
+        labels: of the nodes of the target type, see `from_scipy`. None: there are none, as for `link_dataset`; types
+            are then in the order of `num_nodes` and `features`.
+        target: the node type that is predicted, of labels.
         num_nodes: number of nodes of a type, for types without features.
         features: [n, F] numbers of a node type; F may differ from type to type. None, or no entry: it has none.
         edge_weights: [E] of a relation, finite and not negative; edges of other relations then count 1.
@@ -67,7 +68,10 @@ def from_relations(
     if options.target not in (None, target):
         raise InputError(f"{name}: target is '{target}' and the option target '{options.target}'; expected one of them")
     stored = {part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
-    raw = TypedRaw(edges, np.asarray(labels), target, num_nodes or {}, features or {}, edge_weights or {}, stored)
+    if (labels is None) != (target is None) or (labels is None and stored):
+        raise InputError(f"{name}: labels, target and train, val, test go together; give both labels and target")
+    y = None if labels is None else np.asarray(labels)
+    raw = TypedRaw(edges, y, target, num_nodes or {}, features or {}, edge_weights or {}, stored)
     raw = replace(raw, edge_features=edge_features or {}, edge_times=edge_times or {}, node_times=node_times or {})
     return clean_typed(name, raw, options, split, seed, add_reverse)
 
@@ -75,20 +79,9 @@ def from_relations(
 def from_hetero(
     data: Any, *, target: str | None, name: str, options: ReadOptions, split: str | None, seed: int
 ) -> Dataset:
-    """See `from_pyg`, of a `HeteroData`: every node type may have ``x``; the target has ``y`` and the masks."""
-    labelled = [t for t in data.node_types if "y" in data[t]]
-    target = options.target if target is None else target
-    if target is None and len(labelled) != 1:
-        seen = "no node type has y" if not labelled else f"the node types {', '.join(labelled)} have y"
-        raise InputError(f"{name}: {seen}; say which one is predicted: from_pyg(data, target=...)")
-    chosen: str = labelled[0] if target is None else target
-    if chosen not in data.node_types:
-        raise InputError(
-            f"{name}: there is no node type '{chosen}'; expected one of {', '.join(data.node_types)}"
-            f"{nearest(chosen, list(data.node_types))}"
-        )
-    if chosen not in labelled:
-        raise InputError(f"{name}: the node type '{chosen}' has no y; expected class numbers or targets")
+    """See `from_pyg`, of a `HeteroData`: every node type may have ``x``; the target has ``y`` and the masks, which links
+    need not."""
+    chosen = _target_of(data, options.target if target is None else target, name, options.task == "link")
     edges, weights, attr = {}, {}, {}
     for relation in data.edge_types:
         store, what = data[relation], ",".join(relation)
@@ -113,13 +106,15 @@ def from_hetero(
         if getattr(options, key) is not None and not times:
             raise InputError(f"{name}: {key} is '{attribute}', but no type has this attribute")
     options = replace(options, edge_time=None, node_time=None)
-    y, store = data[chosen].y, data[chosen]
-    if options.task is None and has_targets(y):
-        options = replace(options, task="regression")
-    masks: dict[str, Any] = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
+    y, masks = None, dict[str, Any]()
+    if chosen is not None:
+        y, store = data[chosen].y, data[chosen]
+        if options.task is None and has_targets(y):
+            options = replace(options, task="regression")
+        masks = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
     return from_relations(
         edges,
-        host(y),
+        None if y is None else host(y),
         target=chosen,
         num_nodes=counts,
         features={t: host(data[t].x) for t in data.node_types if "x" in data[t]},
@@ -133,6 +128,25 @@ def from_hetero(
         split=split,
         seed=seed,
     )
+
+
+def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | None:
+    """The node type that is predicted; None if pairs are, and there is none with labels."""
+    labelled = [t for t in data.node_types if "y" in data[t]]
+    if target is None and len(labelled) != 1:
+        if links:
+            return None
+        seen = "no node type has y" if not labelled else f"the node types {', '.join(labelled)} have y"
+        raise InputError(f"{name}: {seen}; say which one is predicted: from_pyg(data, target=...)")
+    chosen: str = labelled[0] if target is None else target
+    if chosen not in data.node_types:
+        raise InputError(
+            f"{name}: there is no node type '{chosen}'; expected one of {', '.join(data.node_types)}"
+            f"{nearest(chosen, list(data.node_types))}"
+        )
+    if chosen not in labelled:
+        raise InputError(f"{name}: the node type '{chosen}' has no y; expected class numbers or targets")
+    return chosen
 
 
 def host(tensor: Any) -> npt.NDArray[Any]:

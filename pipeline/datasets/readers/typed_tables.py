@@ -88,7 +88,8 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     of_edges = {key: [folder / name for name in files] for key, files in edge_files(names).items()}
     nodes = {t: _nodes(folder, t, files, options) for t, files in of_nodes.items()}
     label_columns = {t: own.labels for t, own in nodes.items()}
-    target = target_of(label_columns, options)
+    links = options.task == "link" and options.target is None
+    target = None if links else target_of(label_columns, options)
     tables = {key: read_table(files, "edges") for key, files in of_edges.items()}
     check_named_of_edges(options, tables.values())
     weights, edge_features = {}, {}
@@ -102,14 +103,16 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
                 edges[key][end] = numbers
     check_named_of_nodes(options, [own.table for own in nodes.values()])
     features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
-    own = nodes[target]
-    columns = own.labels or ()
-    with about(f"node type '{target}'"):
-        labels, class_names, nulls = labels_of(own.table, columns)
-        codes = split_codes(own.table["split"]) if "split" in own.table.column_names else None
-    if own.order is not None:
-        labels, codes = labels[own.order], None if codes is None else codes[own.order]
-    tell_unread(target, label_columns, {t: own.table for t, own in nodes.items()}, notes)
+    columns, labels, class_names, nulls, codes = (), None, None, 0, None
+    if target is not None:
+        own = nodes[target]
+        columns = own.labels or ()
+        with about(f"node type '{target}'"):
+            labels, class_names, nulls = labels_of(own.table, columns)
+            codes = split_codes(own.table["split"]) if "split" in own.table.column_names else None
+        if own.order is not None:
+            labels, codes = labels[own.order], None if codes is None else codes[own.order]
+        tell_unread(target, label_columns, {t: own.table for t, own in nodes.items()}, notes)
     return TypedRaw(
         {key: (ends["src"], ends["dst"]) for key, ends in edges.items()},
         labels,
