@@ -22,7 +22,7 @@ from .aliases import advice
 from .job import Job
 from .plain_values import quoted
 from .schema import takes_numbers
-from .systems import SYSTEMS, Inputs, System
+from .systems import SYSTEMS, Inputs, System, systems_for
 
 LONGEST_OPTION = 200
 """Most characters of a model's or a sampler's option."""
@@ -123,8 +123,13 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     """
     if dataset.task != "link":
         return system
-    negatives = negatives_of(job)
-    found = SYSTEMS.find(system.name).with_links(system, negatives)
+    negatives, entry = negatives_of(job), SYSTEMS.find(system.name)
+    if not entry.trains_links:
+        # Of a sampled minibatch the edges of its own pairs are taken out; of a full batch these are all.
+        why = "on labelled nodes" if entry.samples else "all pairs at once, each of which would see its own edge"
+        able = systems_for(links=True, relations=dataset.graph.types is not None)
+        raise InputError(f"the task is link, but system '{system.name}' trains {why}; use {able}")
+    found = entry.with_links(system, negatives)
     negatives.check(lambda: num_edges_of_pairs(dataset.graph), lambda: len(given_negatives(dataset.labels, "train")))
     return found
 

@@ -138,15 +138,17 @@ class Registered:
         )
 
     def with_links(self, system: System, negatives: Negatives) -> System:
-        """The system with minibatches of pairs and their negatives.
+        """The system with minibatches of pairs and their negatives; for one that `trains_links`.
 
         Raises:
-            InputError: the system, or this form of it, trains nodes only.
+            InputError: this form of the system trains nodes only.
         """
-        able = " or ".join(n for n, e in SYSTEMS.available().items() if type(e).with_links is not Registered.with_links)
-        # Of a sampled minibatch the edges of its own pairs are taken out; of a full batch these are all.
-        why = "on labelled nodes" if self.samples else "all pairs at once, each of which would see its own edge"
-        raise InputError(f"the task is link, but system '{self.name}' trains {why}; use {able}")
+        raise NotImplementedError
+
+    @property
+    def trains_links(self) -> bool:
+        """True if the system has minibatches of pairs."""
+        return type(self).with_links is not Registered.with_links
 
     def owns_features(self, system: System) -> bool:
         """True if the system has features shared out over the ranks."""
@@ -176,3 +178,9 @@ SYSTEMS: Registry[Registered] = Registry(
     },
 )
 """All systems; the first is the default."""
+
+
+def systems_for(links: bool, relations: bool) -> str:
+    """Names of the systems that train links, and on graphs with types, if these are asked for: ``bulk or sar``."""
+    every = SYSTEMS.available().items()
+    return " or ".join(n for n, e in every if (e.trains_links or not links) and not (relations and e.no_relations))

@@ -44,7 +44,8 @@ def link_dataset(
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.
         pairs: positive pairs by ``train``, ``val`` and ``test``, and given negatives by ``train_negatives``, ...:
-            [n, 2] ids or names; or a file, see `ReadOptions.pairs`. Without ``train``, the edges that are left. None:
+            [n, 2] ids or names, or each set as PyG's `RandomLinkSplit` makes it, with negatives where `edge_label` is
+            0; or a file, see `ReadOptions.pairs`. Without ``train``, the edges that are left. None:
             the edges of the graph but self loops, divided by `split`. With times ``train_time``, ... [n] of all sets.
         split: ``fraction:0.85,0.05`` (the default): shares of the edges for train and val; the rest is test.
             ``time:0.7,0.15`` (shares) or ``until:...`` (last times of train and val): in the order of the times of
@@ -131,8 +132,8 @@ def _check_reverse_times(graph: Graph) -> None:
     for r, reverse in zip(graph.types.pair_relations[1:], reverses):
         if (graph.edge_time[graph.edge_type == r] == ALWAYS[graph.edge_time.dtype]).any():
             raise InputError(
-                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, which are the same turned "
-                "round, have none, and would tell of pairs to come; give edge_times of both"
+                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, which are the same "
+                "turned round, have none, and would tell of pairs to come; give edge_times of both"
             )
 
 

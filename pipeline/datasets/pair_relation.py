@@ -7,7 +7,7 @@ import numpy as np
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, edge_keys
+from ...storage.links.pairs import PairArray, contains, edge_keys
 from ...storage.typed.graph_types import GraphTypes, RelationType
 
 REVERSE = "rev_"
@@ -26,12 +26,10 @@ def with_pair_relation(dataset: Dataset, relation: str | RelationType | None) ->
         if relation is not None:
             raise InputError(f"relation is {relation!r}, but {dataset.name} has one type of edges; leave it out")
         return dataset
-    numbers = _relations(dataset, _number(dataset.name, types, relation))
-    notes, (pairs, *reverses) = [], (",".join(types.relations[r]) for r in numbers)
-    if reverses:
-        notes.append(f"Edges of {' and '.join(reverses)} are those of {pairs} turned round, and are left out with them.")
-    types = replace(types, pair_relations=numbers)
-    return replace(dataset, graph=replace(graph, types=types), notes=(*dataset.notes, *notes))
+    number, notes = _number(dataset.name, types, relation), list(dataset.notes)
+    reverses = _reverses(graph, types, number, notes)
+    types = replace(types, pair_relations=(number, *reverses))
+    return replace(dataset, graph=replace(graph, types=types), notes=tuple(notes))
 
 
 def _number(name: str, types: GraphTypes, relation: str | RelationType | None) -> int:
@@ -44,21 +42,25 @@ def _number(name: str, types: GraphTypes, relation: str | RelationType | None) -
         raise InputError(f"relation is {relation!r}: {e}") from None
 
 
-def _relations(dataset: Dataset, number: int) -> tuple[int, ...]:
-    """The relation, and those that have its edges turned round."""
-    graph, types = dataset.graph, dataset.graph.types
-    assert types is not None
+def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) -> list[int]:
+    """The relations that have the edges of a relation turned round. `notes` gets these, and others that have most of
+    its pairs."""
     source, name, destination = types.relations[number]
-    own, found = None, [number]
+    pairs, found = _keys(graph, number), []
     for r, (src, other, dst) in enumerate(types.relations):
-        if r == number or (src, dst) != (destination, source):
+        turned, text = (src, dst) == (destination, source), ",".join(types.relations[r])
+        if r == number or not (turned or (src, dst) == (source, destination)):
             continue
-        if other != REVERSE + name and name != REVERSE + other:
-            own = _keys(graph, number, turned=True) if own is None else own
-            if not np.array_equal(own, _keys(graph, r)):
-                continue
-        found.append(r)
-    return tuple(found)
+        keys = _keys(graph, r, turned)
+        if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(keys, pairs)):
+            found.append(r)
+            notes.append(f"Edges of {text} are those of {name} turned round, and are left out with them.")
+        elif len(pairs) and (share := contains(keys, pairs).mean()) >= 0.5:
+            notes.append(
+                f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
+                "before the pair, leave the relation out."
+            )
+    return found
 
 
 def _keys(graph: Graph, relation: int, turned: bool = False) -> PairArray:

@@ -66,7 +66,7 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     return sets, {name: of for name, of in times.items() if name in sets}
 
 
-def read_pairs(path: Path, dataset: Dataset, ends: Ends) -> tuple[PairArray, npt.NDArray[Any] | None]:
+def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, npt.NDArray[Any] | None]:
     """int64 [n, 2], the pairs of a table with columns src and dst, and its column time if it has one; or the pairs of a
     ``.npy`` file [n, 2]. `ends` as in `as_pairs`.
 
@@ -141,7 +141,27 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
     for name in pairs:
         if name not in (*SETS, *TIMES):
             raise InputError(f"pairs has '{name}'; expected of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}")
-    return _of_arrays({name: rows for name, rows in pairs.items() if rows is not None}, dataset, "pairs: ")
+    given = {name: rows for name, rows in pairs.items() if rows is not None}
+    for name in [n for n in SPLITS if hasattr(given.get(n), "is_undirected")]:  # a PyG Data or HeteroData
+        split = _of_pyg(given.pop(name), dataset, name)
+        given = {**split, **given}
+    return _of_arrays(given, dataset, "pairs: ")
+
+
+def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
+    """Pairs and negatives of a set from what PyG's `RandomLinkSplit` makes: `edge_label_index` and `edge_label`, which
+    is 0 for negatives."""
+    types, where = dataset.graph.types, f"the PyG data for {name}"
+    if types is not None:
+        relation = types.relations[types.pair_relations[0]]
+        where += f" at {','.join(relation)}"
+        data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
+    if "edge_label_index" not in data:
+        raise InputError(f"{where} has no edge_label_index; expected pairs [2, N], as RandomLinkSplit makes them")
+    pairs = data["edge_label_index"].detach().cpu().numpy().T
+    labels = np.asarray(data["edge_label"]) if "edge_label" in data else np.ones(len(pairs))
+    negatives = pairs[labels == 0]
+    return {name: pairs[labels != 0], **({f"{name}_negatives": negatives} if len(negatives) else {})}
 
 
 def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[dict[str, PairArray], Times]:

@@ -28,7 +28,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.schema import Learned, Links, Train
-from ..config.systems import SYSTEMS, System
+from ..config.systems import SYSTEMS, System, systems_for
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
 from .device_policies import check_device
@@ -80,7 +80,7 @@ def check_available(job: Job) -> None:
         )
 
 
-def check_types(job: Job, system: System, types: GraphTypes | None, record: Any) -> None:
+def check_types(job: Job, system: System, types: GraphTypes | None, record: Any, task: Task) -> None:
     """Refuse jobs on graphs with several types of nodes or edges that this version cannot run.
 
     Args:
@@ -88,6 +88,7 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
         system: the training system.
         types: of the graph; None: it has one type of nodes and edges.
         record: the model's record, or a user's module.
+        task: of the dataset.
 
     Raises:
         InputError: names the key to change.
@@ -108,8 +109,8 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any)
             "of your own over neighbourhood.relations()"
         )
     if why := SYSTEMS.find(system.name).no_relations:
-        able = [name for name, entry in SYSTEMS.available().items() if not entry.no_relations]
-        raise InputError(f"{graph}, but system '{system.name}' {why}; use {' or '.join(able)}")
+        able = systems_for(links=task == "link", relations=True)
+        raise InputError(f"{graph}, but system '{system.name}' {why}; use {able}")
     given = set(getattr(system.fetch, "modes", ())) if isinstance(record, nn.Module) and job.ranks > 1 else set()
     if one := given - {"auto", "halo"}:
         raise InputError(f'sar.mode is "{min(one)}", but {graph}, read in one block; use "halo", or "auto"')

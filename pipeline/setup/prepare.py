@@ -126,7 +126,8 @@ def prepare(
         system = SYSTEMS.find(system.name).owning(system)
     job, system, model = with_edges(job, system, model, dataset)
     check_links(job, dataset.task)
-    check_types(job, system, dataset.graph.types, build("model", MODELS, job.model) if model is None else model)
+    record = build("model", MODELS, job.model) if model is None else model
+    check_types(job, system, dataset.graph.types, record, dataset.task)
     system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
     check_losses(job, system)
     check_times(job, system, dataset)

@@ -23,7 +23,17 @@ from ...stages.links.decoders import decoder_of
 from ...stages.memory.arena import Arena, give_back, reusing
 from ...stages.placement.row_blocks import BlockRows
 from ...stages.placement.sharded import Share
-from ...storage.links.pairs import POSITIVE, PairArray, Pairs, contains, edge_keys, given_negatives, keys_of
+from ...storage.links.pairs import (
+    POSITIVE,
+    PairArray,
+    Pairs,
+    contains,
+    edge_keys,
+    given_negatives,
+    keys_of,
+    node_ranges,
+    of_pairs,
+)
 from ...storage.splitmix import node_words
 
 
@@ -65,7 +75,7 @@ def evaluate_links_together(
     share: Share,
     visits: Visits,
     pairs: Pairs,
-    known: KnownPairs,
+    known: "KnownOfBlocks",
     split: str,
     num_layers: int,
     group: Group,
@@ -91,7 +101,10 @@ def evaluate_links_together(
         rows = torch.cat(_at_first(h[own], group, "activations"))
         numbers = torch.zeros(len(names), dtype=torch.float64)
         if group.rank == 0:
-            found = link_metrics(decoder_of(module), rows, pairs.labels, pairs.sets[split], split, names, known)
+            labels = pairs.labels
+            if known.order is not None:
+                rows, labels = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).labels
+            found = link_metrics(decoder_of(module), rows, labels, pairs.sets[split], split, names, known)
             numbers = torch.tensor([found[name] for name in names], dtype=torch.float64)
         group.broadcast(numbers, 0, "control")
     return Scored(None, dict(zip(names, numbers.tolist())))
@@ -99,20 +112,25 @@ def evaluate_links_together(
 
 @dataclass(frozen=True, eq=False)
 class KnownOfBlocks(KnownPairs):
-    """Known pairs that a set needs, from blocks of rows."""
+    """Known pairs that a set needs, from blocks of rows, whose nodes may be renumbered."""
 
     drawn: PairArray
     """Pairs that are not linked."""
+    order: npt.NDArray[np.int64] | None = None
+    """int64 [V], the nodes in the order in which keys and `drawn` number them, if types are no ranges otherwise."""
 
     @classmethod
     def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfBlocks":
         """Collective: the first rank gets the known destinations of the set's sources, all get the same `drawn`."""
         assert placed.pairs is not None
         labels, numbers, new, n = placed.pairs.labels, placed.pairs.sets[split], placed.pairs.new, placed.num_nodes
-        edges = np.unique(edge_keys(placed.graph, n, placed.first))
+        types = placed.graph.types
+        ends = node_ranges(None if types is None else types.in_ranges(), n)
+        edges = np.unique(edge_keys(placed.graph, n, placed.first)[of_pairs(placed.graph)])
         source, destination = np.divmod(edges, max(1, n))
         positive = labels[labels[:, 2] == POSITIVE, :2]
-        if _symmetric(edges, keys_of(destination, source, n), group):
+        same_nodes = ends[0] == ends[1]
+        if same_nodes and _symmetric(edges, keys_of(destination, source, n), group):
             positive = np.concatenate([positive, positive[:, ::-1]])
         linked = np.unique(keys_of(positive[:, 0], positive[:, 1], n))
 
@@ -128,10 +146,15 @@ class KnownOfBlocks(KnownPairs):
 
         given = len(given_negatives(labels, split)) > 0
         # Drawn by the nodes' own numbers, as everywhere.
-        drawn = np.empty((0, 2), np.int64) if given else here(unknown_pairs(n, len(numbers), split, known))
+        drawn = np.empty((0, 2), np.int64) if given else here(unknown_pairs(n, len(numbers), split, known, ends))
         wanted = np.isin(source, np.zeros(0, np.int64) if given else labels[numbers, 0])
         keys = torch.cat(_at_first(torch.from_numpy(edges[wanted]), group, "graph")).numpy()
-        return cls(n, np.unique(np.concatenate([keys, linked])), drawn)
+        keys, order = np.unique(np.concatenate([keys, linked])), None
+        if types is not None and (kinds := types.types_of(np.arange(n))).size and (np.diff(kinds) < 0).any():
+            order = np.argsort(kinds, kind="stable")
+            place = np.argsort(order)
+            keys, drawn = np.sort(keys_of(*place[np.stack(np.divmod(keys, n))], n)), place[drawn]
+        return cls(n, keys, drawn, order, ends=ends)
 
     def unknown(self, count: int, name: str) -> PairArray:
         """See `KnownPairs.unknown`."""

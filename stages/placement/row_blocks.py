@@ -227,7 +227,7 @@ def numbered(part: Part, group: Group, empty: Empty = in_memory) -> BlockRows:
     sizes[group.rank] = len(part.owned)
     group.all_reduce(torch.from_numpy(sizes), "control")
     book = RangeBook(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-    graph, _ = rows_of(part.shards, book, empty=empty)
+    graph, _ = rows_of(part.shards, book, types=_types_of(part, group), empty=empty)
     assert part.pairs is not None
     pairs, degree = _renumbered(part.pairs, part, book, group), torch.from_numpy(graph.degree)
     split = _only_train(pairs.sets["train"])

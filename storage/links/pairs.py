@@ -82,7 +82,7 @@ class SeenPairs:
 
 
 def check_pairs(labels: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None) -> None:
-    """Raise InputError unless `labels` are pairs of nodes with their kinds; with types, of the nodes of one relation."""
+    """Raise InputError unless `labels` are pairs of nodes with their kinds; with types, of nodes of one relation."""
     if labels.dtype != np.int64 or labels.ndim != 2 or labels.shape[1] != 3:
         raise InputError(
             f"pairs are {labels.dtype}{list(labels.shape)}; expected int64 [N, 3]: source, destination, kind"

@@ -1,7 +1,7 @@
 """Types of the nodes and edges of a graph."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,11 @@ class GraphTypes:
     def num_nodes(self, node_type: int) -> int:
         """Number of nodes of a type."""
         return sum(np.diff(self.offsets)[node_type :: len(self.node_types)].tolist())
+
+    def in_ranges(self) -> "GraphTypes":
+        """The same types of a graph whose nodes are sorted by type."""
+        counts = [self.num_nodes(t) for t in range(len(self.node_types))]
+        return replace(self, offsets=(0, *np.cumsum(counts).tolist()))
 
     def nodes(self, node_type: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """int64, ids of the nodes of a type by their numbers within it: its nodes in ascending order."""

@@ -50,20 +50,25 @@ def train_phases(
         prepared = with_clients(prepared, out)
     cut = prepared.system.partition.partitioner
     assert cut is not None
-    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed)
-    reports = run_ranks(
-        _rank, job.ranks, dict(table), Outline.of(dataset), out, prepared.fingerprint, kill, mortal=(1,) if kill else ()
-    )
+    pairs = dataset if dataset.task == "link" else None
+    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed, without_pairs=pairs is not None)
+    work = dict(table), Outline.of(dataset, job), out, prepared.fingerprint, kill, pairs
+    reports = run_ranks(_rank, job.ranks, *work, mortal=(1,) if kill else ())
     assert all((r is None) == (kill is not None) for r in reports), "killed, or not"
     return None if kill else reports
 
 
 def _rank(
-    group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], kill: Instant | None
+    group: Any,
+    table: dict[str, Any],
+    outline: Outline,
+    out: Path,
+    fingerprint: dict[str, str],
+    kill: Instant | None,
+    pairs: Dataset | None,
 ) -> Any:
-    prepared = prepare_part(
-        resolve({"system": "retexo", "threads": 1, **table}), outline, out / "parts", group.rank, fingerprint
-    )  # fmt: skip
+    job = resolve({"system": "retexo", "threads": 1, **table})
+    prepared = prepare_part(job, outline, out / "parts", group.rank, fingerprint, dataset=pairs)
     if kill is not None and group.rank == 1:
         _arm(*kill)
     try:

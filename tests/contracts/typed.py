@@ -1,5 +1,7 @@
 """Small graphs with several types of nodes and edges."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -12,8 +14,9 @@ from millrace.storage.typed.graph_types import GraphTypes
 
 
 @st.composite
-def typed_graphs(draw: st.DrawFn) -> Graph:
-    """Types without nodes, relations without edges, two relations between the same types, self loops, multi-edges."""
+def typed_graphs(draw: st.DrawFn, linked: bool = False) -> Graph:
+    """Types without nodes, relations without edges, two relations between the same types, self loops, multi-edges. With
+    `linked`, relation 0 is that of pairs, and the last one has its edges turned round, and one more where it can."""
     counts = draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
     counts[0] = max(1, counts[0])
     names = [f"t{i}" for i in range(len(counts))]
@@ -25,7 +28,12 @@ def typed_graphs(draw: st.DrawFn) -> Graph:
         pairs = draw(st.lists(ends, max_size=30)) if counts[a] and counts[b] else []
         src, dst = np.array(pairs, np.int64).reshape(-1, 2).T
         edges[names[a], f"r{r}", names[b]] = src + offsets[a], dst + offsets[b]
-    return graph_of_relations(edges, GraphTypes(tuple(names), tuple(offsets), tuple(edges)), keep_edge_id=True)
+    types = GraphTypes(tuple(names), tuple(offsets), tuple(edges))
+    if linked:
+        ((a, _, b), (src, dst)) = next(iter(edges.items()))
+        edges[b, "back", a] = np.r_[dst, dst[:1]], np.r_[src, src[-1:]]
+        types = replace(types, relations=tuple(edges), pair_relations=(0, len(edges) - 1))
+    return graph_of_relations(edges, types, keep_edge_id=True)
 
 
 def typed_dataset(seed: int = 0, degree: int = 60, edge_features: bool = False) -> Dataset:

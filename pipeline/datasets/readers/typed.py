@@ -79,8 +79,8 @@ def from_relations(
 def from_hetero(
     data: Any, *, target: str | None, name: str, options: ReadOptions, split: str | None, seed: int
 ) -> Dataset:
-    """See `from_pyg`, of a `HeteroData`: every node type may have ``x``; the target has ``y`` and the masks, which links
-    need not."""
+    """See `from_pyg`, of a `HeteroData`: every node type may have ``x``; the target has ``y`` and the masks. For links
+    there need not be any."""
     chosen = _target_of(data, options.target if target is None else target, name, options.task == "link")
     edges, weights, attr = {}, {}, {}
     for relation in data.edge_types:

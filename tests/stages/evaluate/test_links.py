@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.stages.evaluate import links
@@ -11,6 +11,7 @@ from millrace.stages.evaluate.links import KnownPairs, filtered_ranks, link_metr
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.links.pairs import is_symmetric
 from millrace.tests.contracts.graphs import graphs, sbm
+from millrace.tests.contracts.typed import typed_graphs
 
 ALL = links.LINK_METRICS
 DOT = make_decoder("dot", 2)
@@ -48,6 +49,30 @@ def test_ranks_are_counted_one_by_one(graph, data):
     assert {(pairs[i][0], w) for i, w in zip(rowwise.tolist(), destinations.tolist())} == {
         p for p in linked if p[0] in {u for u, _ in pairs}
     }
+
+
+@settings(max_examples=30)
+@given(typed_graphs(linked=True), st.data())
+def test_with_types_ranks_are_among_nodes_of_the_destinations_type(graph, data):
+    own, n = graph.edge_type == 0, graph.num_nodes
+    edges = np.stack([graph.indices, np.repeat(np.arange(n), graph.in_degree)], 1)[own]
+    if not len(edges):
+        return
+    pairs = edges[:5].astype(np.int64)
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)), dtype=torch.float64)[:, None]
+    known = KnownPairs.of(graph, np.insert(pairs, 2, 0, axis=1))
+    linked, expected = {tuple(e) for e in edges.tolist()}, []
+    for u, v in pairs.tolist():
+        others = [w for w in known.ends[1] if w != u and (u, w) not in linked]
+        mine, scores = float(rows[u] * rows[v]), [float(rows[u] * rows[w]) for w in others]
+        expected.append(1 + sum(s > mine for s in scores) + sum(s == mine for s in scores) / 2)
+    for size in ((links.PAIRS, links.NODES), (2, 3)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(links, "PAIRS", size[0])
+            patch.setattr(links, "NODES", size[1])
+            assert filtered_ranks(DOT, rows, pairs, known).tolist() == expected
+    for u, w in known.unknown(20, "test").tolist():
+        assert u in known.ends[0] and w in known.ends[1] and (u, w) not in linked
 
 
 @pytest.mark.parametrize(("name", "width"), [("dot", 64), ("distmult", 130), ("complex", 6), ("mlp", 10)])

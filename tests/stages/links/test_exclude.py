@@ -15,7 +15,9 @@ from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan, LinkRequest
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.storage.errors import InputError
+from millrace.storage.links.pairs import of_pairs
 from millrace.tests.contracts.graphs import graphs
+from millrace.tests.contracts.typed import typed_graphs
 
 SAMPLERS = [
     mr.NeighborSampler((2, 2), edge_ids=True),
@@ -60,6 +62,39 @@ def test_a_sample_lacks_its_own_edges_and_no_others(sampler, graph, seed):
                         assert left.tolist() == kept
                 if block.edge_id is not None:
                     assert np.array_equal(graph.indices[block.edge_id], block.src[block.indices])
+
+
+@settings(max_examples=15)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        mr.NeighborSampler((2, -1), edge_ids=True),
+        mr.NeighborSampler((3, 3), expand="all", edge_ids=True),
+        mr.LaborSampler((2, 2), edge_ids=True),
+        mr.LadiesSampler((4, 4), edge_ids=True),
+    ],
+    ids=lambda s: f"{s.name}-{s.record()}"[:40],
+)
+@given(graph=typed_graphs(linked=True), seed=st.integers(0, 5))
+def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(sampler, graph, seed):
+    at = of_pairs(graph)
+    if not len(at):
+        return
+    ends = np.stack([graph.indices, np.repeat(np.arange(graph.num_nodes), graph.in_degree)], 1).astype(np.int64)
+    labels = np.insert(ends[at], 2, 0, axis=1)
+    plan = LinkPlan(np.arange(len(labels)), 3, 3, seed, links=TrainPairs.of(graph, labels, Negatives()))
+    kernel = sampling_backend("cpu")
+    for number in range(plan.num_bulks):
+        request = plan.request(1, number)
+        without = WithoutOwnEdges(sampler).sample(graph, request, kernel).check()
+        drawn = sampler.sample(graph, request, kernel)
+        for m, all_of, positives in zip(without.minibatches, drawn.minibatches, request.positives):
+            own = {p for u, v in positives.tolist() for p in ((u, v), (v, u))}
+            for block, before in zip(m.blocks, all_of.blocks):
+                others = ~np.isin(graph.edge_type[before.edge_id], graph.types.pair_relations)
+                kept = [e not in own or other for e, other in zip(edges_of(before), others)]
+                assert block.edge_id.tolist() == before.edge_id[kept].tolist()
+                assert [tuple(e) for e in ends[block.edge_id].tolist()] == edges_of(block)
 
 
 def test_the_others_have_the_law_of_a_uniform_sample():

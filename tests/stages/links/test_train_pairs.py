@@ -1,5 +1,7 @@
 """Negatives: their laws by chi-square, their keys; and degrees without a minibatch's own edges."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,10 +9,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import millrace as mr
+from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
 from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import Pairs, SeenPairs
 from millrace.tests.contracts.graphs import graphs
+from millrace.tests.contracts.typed import typed_dataset
 
 KEY = 12345
 
@@ -67,6 +71,39 @@ def test_negatives_of_a_part_are_nodes_that_may_be_ends(law):
         share = laws[law][column] / laws[law][column].sum()
         assert not found[share == 0].any()
         assert chisquare(found[share > 0], share[share > 0] * found.sum()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations"])
+def test_with_types_both_ends_are_of_theirs_by_the_law_of_the_relation(law):
+    """Types in two parts, as ranks renumber them: authors 8 to 11 and 20 to 27, papers 0 to 7 and 12 to 19."""
+    data = typed_dataset(degree=90)
+    order = np.r_[0:8, 20:24, 8:20, 24:32, 32:36]
+    new, graph = np.argsort(order), data.graph
+    src, dst = (new[a] for a in (graph.indices, np.repeat(np.arange(36), graph.in_degree)))
+    edges = {r: (src[graph.edge_type == i], dst[graph.edge_type == i]) for i, r in enumerate(graph.types.relations)}
+    offsets = (0, 8, 12, 12, 24, 32, 36)
+    graph = graph_of_relations(edges, replace(graph.types, offsets=offsets, pair_relations=(0, 1)))
+    source, destination = edges["author", "writes", "paper"]
+    some = np.stack([source, destination], 1)[::25]
+    links = TrainPairs.of(graph, labels_of(some), Negatives(law, 2000, "both"))
+    made = links.with_negatives(np.arange(4), KEY)
+    kinds = graph.types.types_of(np.arange(36))
+    laws = {
+        "uniform": [kinds == 1, kinds == 0],
+        "degree": [np.bincount(e, minlength=36) for e in (source, destination)],
+        "destinations": [np.isin(np.arange(36), e) for e in some.T],
+    }
+    for column in (0, 1):
+        found = np.bincount(made[:, 1:, column].reshape(-1), minlength=36)
+        share = laws[law][column] / laws[law][column].sum()
+        assert not found[share == 0].any()
+        assert chisquare(found[share > 0], share[share > 0] * found.sum()).pvalue > 1e-3
+    # Own edges are those of writes and written_by.
+    lost = links.lost_degree(np.arange(4), np.arange(36))
+    own = {p for u, v in some.tolist() for p in ((u, v), (v, u))}
+    back = edges["paper", "written_by", "author"]
+    every = [e for pair in ((source, destination), back) for e in zip(*(a.tolist() for a in pair)) if e in own]
+    assert lost.tolist() == [sum(v == node for _, v in every) for node in range(36)]
 
 
 @pytest.mark.parametrize("law", ["uniform", "degree", "destinations", "batch"])

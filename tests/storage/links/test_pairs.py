@@ -1,8 +1,10 @@
 """Pairs of a link task: keys, symmetry, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import (
@@ -14,8 +16,12 @@ from millrace.storage.links.pairs import (
     given_negatives,
     is_symmetric,
     keys_of,
+    node_ranges,
+    of_pairs,
 )
+from millrace.storage.typed.graph_types import GraphTypes
 from millrace.tests.contracts.graphs import graphs
+from millrace.tests.contracts.typed import typed_graphs
 
 
 def ends_of(graph):
@@ -30,6 +36,22 @@ def test_keys_name_edges_in_the_graphs_order(graph):
     wanted = np.arange(n * n)
     found = contains(np.unique(edge_keys(graph)), wanted)
     assert [k for k, there in zip(wanted.tolist(), found.tolist()) if there] == sorted({u * n + v for u, v in ends})
+
+
+@settings(max_examples=40)
+@given(typed_graphs(linked=True))
+def test_of_several_relations_those_of_pairs_count(graph):
+    names = [graph.types.relations[r] for r in graph.edge_type]
+    ends, own = ends_of(graph), graph.types.relations[0]
+    at, both = of_pairs(graph), of_pairs(graph, reverses=True)
+    assert at.tolist() == [i for i, r in enumerate(names) if r == own]
+    assert both.tolist() == [i for i, r in enumerate(names) if r == own or r[1] == "back"]
+    pairs = {e for e, r in zip(ends, names) if r == own}
+    assert is_symmetric(graph) == (own[0] == own[2] and {(v, u) for u, v in pairs} == pairs)
+    sources, destinations = node_ranges(graph.types, graph.num_nodes)
+    kinds = graph.types.types_of(np.arange(graph.num_nodes))
+    for nodes, t in ((sources, own[0]), (destinations, own[2])):
+        assert list(nodes) == np.flatnonzero(kinds == graph.types.node_type(t)).tolist()
 
 
 def test_negatives_are_found_by_their_set():
@@ -71,3 +93,16 @@ def test_a_rank_sees_pairs_between_its_nodes_and_trains_those_into_its_own(count
 def test_other_arrays_are_no_pairs(labels, sentence):
     with pytest.raises(InputError, match=sentence):
         check_pairs(labels, 5)
+
+
+def test_pairs_of_several_types_have_ends_of_theirs():
+    types = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"),), pair_relations=(0,))
+    check_pairs(np.array([[0, 4, 0]]), 5, types)
+    for labels, sentence in (
+        ([[2, 4, 0]], r"sources of pairs lie in \[2, 2\]"),
+        ([[0, 1, 0]], "destinations of pairs"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            check_pairs(np.array(labels), 5, types)
+    with pytest.raises(InputError, match="does not say of which relation"):
+        check_pairs(np.array([[0, 4, 0]]), 5, replace(types, pair_relations=()))

@@ -22,11 +22,15 @@ def test_types_of_nodes_and_ends_of_relations():
     parts = GraphTypes(("a", "b"), (0, 2, 3, 3, 4, 5, 5), ()).check(5)
     assert parts.types_of(np.arange(5)).tolist() == [0, 0, 1, 1, 0]
     assert (parts.num_nodes(0), parts.num_nodes(1)) == (3, 2)
+    assert parts.nodes(0, np.array([2, 0, 1])).tolist() == [4, 0, 1] and parts.nodes(1, np.arange(2)).tolist() == [2, 3]
+    assert parts.in_ranges().offsets == (0, 3, 5) and TYPES.nodes(1, np.arange(3)).tolist() == [2, 3, 4]
     assert TYPES.ends.tolist() == [[0, 1], [1, 0], [0, 0]]
     assert (TYPES.relation("s"), TYPES.relation("b,r,a"), TYPES.node_type("b")) == (2, 1, 1)
     assert GraphTypes.of_record(TYPES.record()) == TYPES.check(5)
     wide = replace(TYPES, edge_widths=(0, 2, 1))
     assert GraphTypes.of_record(wide.record()) == wide.check(5, 2) and "edge_widths" not in TYPES.record()
+    linked = replace(TYPES, pair_relations=(0, 1))
+    assert GraphTypes.of_record(linked.record()) == linked.check(5) and "pair_relations" not in TYPES.record()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,7 @@ def test_types_of_nodes_and_ends_of_relations():
         (lambda: replace(TYPES, edge_widths=(-1, 2, 0)).check(5), "expected a number for each of 3 relations"),
         (lambda: replace(TYPES, edge_widths=(0, 1, 0)).check(5, 2), "and 2 for the widest"),
         (lambda: TYPES.check(5, 2), "and 2 for the widest"),
+        (lambda: replace(TYPES, pair_relations=(0, 3)).check(5), "expected distinct numbers below 3"),
     ],
 )
 def test_what_is_not_there_is_named(call, said):
