@@ -62,7 +62,8 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     check_links(job, dataset.task)
-    system = with_links(job, system, dataset)
+    check_types(job, system, dataset.graph.types, RGCN(), dataset.task)
+    system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     if make_system(without_partitioner(job)).sample.record() != plain.sample.record():
@@ -70,10 +71,7 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
             f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
             "draw samples for any of them"
         )
-    check_types(job, system, dataset.graph.types, RGCN())
     check_times(job, system, dataset)
-    system = keeping_edges(system, dataset.graph.types)
-    assert isinstance(system.sample, Sampled)
     check_kernel(system.sample.sampler, job.kernel)
     system.sample.sampler.check(dataset.graph)
     train = dataset.split_sizes["train"]

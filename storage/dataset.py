@@ -183,14 +183,14 @@ class Dataset:
                 if graph.edge_features is not None and (width := types.edge_widths[r]):
                     rows = graph.edge_features.gather(np.flatnonzero(own))
                     data[relation].edge_attr = torch.from_numpy(rows[:, :width].copy())
-            target = data[types.node_types[0]]
+            links = self.task == "link"
+            target = data[types.relations[types.pair_relations[0]] if links else types.node_types[0]]
         if self.task != "link":
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
         for name in SPLITS:
             if self.task == "link":
                 pairs = self.labels[getattr(self.split, name), :2] - [e.start for e in node_ranges(types, len(nodes))]
-                of_pairs = data if types is None else data[types.relations[types.pair_relations[0]]]
-                of_pairs[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
+                target[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
                 continue
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True

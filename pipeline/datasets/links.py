@@ -215,6 +215,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
         return graph
     gone = contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))
     if graph.types is not None:
+        assert graph.edge_type is not None
         relation, *reverses = graph.types.pair_relations
         turned = contains(_directed(pairs[:, ::-1], graph.num_nodes, symmetric), edge_keys(graph))
         gone = (gone & (graph.edge_type == relation)) | (turned & np.isin(graph.edge_type, reverses))

@@ -153,7 +153,8 @@ class KnownOfBlocks(KnownPairs):
         if types is not None and (kinds := types.types_of(np.arange(n))).size and (np.diff(kinds) < 0).any():
             order = np.argsort(kinds, kind="stable")
             place = np.argsort(order)
-            keys, drawn = np.sort(keys_of(*place[np.stack(np.divmod(keys, n))], n)), place[drawn]
+            source, destination = place[np.stack(np.divmod(keys, n))]
+            keys, drawn = np.sort(keys_of(source, destination, n)), place[drawn]
         return cls(n, keys, drawn, order, ends=ends)
 
     def unknown(self, count: int, name: str) -> PairArray:

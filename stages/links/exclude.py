@@ -17,7 +17,7 @@ from ..placement.row_owners import Owners
 from ..sample.base import Sampler
 from .plan import LinkRequest
 
-OfPairs = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+OfPairs = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def _left(
     drawn: Bulk,
     request: BulkRequest,
     types: GraphTypes | None,
-    relations: Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]],
+    relations: Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]],
 ) -> Bulk:
     assert isinstance(request, LinkRequest)
 
-    def of_pairs(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def of_pairs(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         assert types is not None
         return np.isin(relations(ids), types.pair_relations)
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.open_queue import seed_plan
 from millrace.stages.evaluate.links import LINK_METRICS, KnownPairs, link_metrics
 from millrace.stages.models.base import as_model
@@ -135,14 +137,22 @@ def test_a_run_is_that_of_dense_torch(links, tmp_path, negatives, decoder, loss)
     assert result.test_metrics["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"features": "owned", "bulk": {"cache_fraction": 0.2}}], ids=str
-)
+@pytest.mark.parametrize("more", [{}, {"features": "owned", "bulk": {"cache_fraction": 0.2}}], ids=str)
 def test_two_ranks_train_the_same(store, result, tmp_path, more):
     report = train_bulk(store, tmp_path / "2", {**JOB, "ranks": 2, **more})[0]
     for key, value in last_parameters(tmp_path / "2").items():
         torch.testing.assert_close(value, last_parameters(Path(result.out))[key], rtol=1e-8, atol=1e-9)
     assert report["test_metrics"] == pytest.approx(result.test_metrics, abs=1e-9)
+
+
+def test_stored_samples_train_the_same_bits_and_feed_a_loop_of_ones_own(store, result, links, tmp_path):
+    precompute(resolve({**JOB, "dataset": store}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    found = mr.run(store, samples=tmp_path / "samples", out=tmp_path / "run", verbose=False, **JOB)
+    assert found.parameters_sha256 == result.parameters_sha256
+    batch = next(iter(mr.minibatches(store, samples=tmp_path / "samples", config=JOB)))
+    assert {links.graph.types.types_of(batch.seeds[batch.pairs[..., i]]).max() for i in (0, 1)} == {1, 0}
+    graph = mr.to_pyg(batch.minibatch, pairs=batch.pairs)
+    assert graph.edge_label_index.shape == (2, 3 * len(batch.pairs))
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(store, tmp_path, result):

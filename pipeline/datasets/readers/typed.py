@@ -106,7 +106,8 @@ def from_hetero(
         if getattr(options, key) is not None and not times:
             raise InputError(f"{name}: {key} is '{attribute}', but no type has this attribute")
     options = replace(options, edge_time=None, node_time=None)
-    y, masks = None, dict[str, Any]()
+    y: Any = None
+    masks: dict[str, Any] = {}
     if chosen is not None:
         y, store = data[chosen].y, data[chosen]
         if options.task is None and has_targets(y):
