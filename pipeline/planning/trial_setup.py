@@ -94,7 +94,7 @@ class Trials:
         data, system = self.at.dataset, make_system(without_partitioner(job) if job.ranks == 1 else job)
         job, system, _ = with_edges(job, system, None, data)
         record = build("model", MODELS, job.model)
-        check_types(job, system, data.graph.types, record)
+        check_types(job, system, data.graph.types, record, data.task)
         if reads_edges(record):
             check_edges(job, system)
         return job, system
