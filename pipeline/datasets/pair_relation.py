@@ -54,7 +54,7 @@ def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) ->
         keys = _keys(graph, r, turned)
         if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(keys, pairs)):
             found.append(r)
-            notes.append(f"Edges of {text} are those of {name} turned round, and are left out with them.")
+            notes.append(f"Edges of {text} are taken for those of {name} turned round.")
         elif len(pairs) and (share := contains(keys, pairs).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "

@@ -172,6 +172,31 @@ def test_blocks_of_any_cut_train_what_the_whole_graph_trains(links, tmp_path):
         assert report["test_metrics"] == pytest.approx(whole.test_metrics, abs=1e-9)
 
 
+def test_with_times_nothing_later_tells_of_a_pair(tmp_path):
+    """Scores at a time stay the same if all later edges, of the relation and of its reverse, are others."""
+    rng, buys = np.random.default_rng(0), ("user", "buys", "item")
+    user, item, time = (rng.integers(0, n, 300) for n in (20, 15, 40))
+    x = {"item": rng.standard_normal((15, 4)), "user": rng.standard_normal((20, 3))}
+
+    def links(items, reverse=True):
+        edges, times = {buys: (user, items)}, {buys: time}
+        if not reverse:
+            edges["item", "by", "user"] = items, user
+        data = mr.from_relations(edges, features=x, edge_times=times, add_reverse=reverse)
+        return mr.link_dataset(data, relation="buys", split="time:0.7,0.1")
+
+    options = {k: v for k, v in JOB.items() if k != "fanout"} | {"epochs": 1}
+    options["sampler"] = {"name": "temporal", "fanout": [-1, -1]}
+    result = mr.run(links(item), out=tmp_path / "run", verbose=False, **options)
+    assert np.isfinite([*result.test_metrics.values()]).all()
+    asked, other = [[u, i] for u in range(20) for i in range(15)], links(np.where(time >= 20, (item + 1) % 15, item))
+    at = [mr.predict_links(result, asked, data, times=np.full(300, 20)).scores for data in (None, other)]
+    late = mr.predict_links(result, asked, other, times=np.full(300, 30)).scores
+    assert np.array_equal(*at) and (late != at[0]).any()
+    with pytest.raises(InputError, match="edges of item,by,user, which are the same turned round, have none"):
+        links(item, reverse=False)
+
+
 @pytest.mark.parametrize("model", ["rsage", "rgat", "hgt"])
 def test_the_other_models(links, tmp_path, model):
     options = {**JOB, "epochs": 1, "model": {"name": model, "hidden": 8, "layers": 2}}

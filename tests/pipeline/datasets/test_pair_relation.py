@@ -100,7 +100,7 @@ def test_reverses_are_those_by_name_or_with_the_same_pairs():
     turned = {**ENDS, ("item", "bought_by", "user"): ENDS[BUYS][::-1], ("item", "seen_by", "user"): ENDS[SEES][::-1]}
     links = mr.link_dataset(shop(turned), relation="buys")
     assert links.graph.types.pair_relations == (0, 2)
-    assert any("item,bought_by,user are those of buys turned round" in note for note in links.notes)
+    assert any("item,bought_by,user are taken for those of buys turned round" in note for note in links.notes)
     longer = np.hstack([ENDS[BUYS][::-1], ENDS[SEES][::-1]])
     links = mr.link_dataset(shop({**ENDS, ("item", "met", "user"): longer}), relation="buys")
     assert links.graph.types.pair_relations == (0,)
