@@ -103,7 +103,8 @@ def embed(
     Args:
         run: as in `predict`.
         dataset: as in `predict`.
-        nodes: as in `predict`.
+        nodes: as in `predict`; of links in a graph with several types also the name of a node type, whose nodes then
+            have their ids within it. Other ids there go through the types one after the other.
         layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L for links.
         model: as in `predict`.
         workers: as in `predict`.
@@ -124,11 +125,16 @@ def embed(
     applied = num_layers - 1 if layer is None else layer
     if type(applied) is not int or not 1 <= applied <= num_layers:
         raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
-    data = found.data
-    ids = node_ids(nodes, data.num_targets, data)
+    data, links = found.data, found.task == "link"
+    types, first = data.graph.types, 0
+    if links and types is not None and isinstance(nodes, str) and nodes in types.node_types:
+        first, stop = types.offsets[(t := types.node_type(nodes)) : t + 2]
+        ids = np.arange(first, stop)
+    else:
+        ids = node_ids(nodes, data.num_nodes if links else data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
     rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
-    return Embeddings(ids, rows.cpu().numpy(), applied, names)
+    return Embeddings(ids - first, rows.cpu().numpy(), applied, names)

@@ -145,6 +145,8 @@ def _parsed(nodes: str | None, data: Dataset) -> Any:
         return nodes
     if nodes == "all":
         return None
+    if data.task == "link" and data.graph.types is not None and nodes in data.graph.types.node_types:
+        return nodes
     parts = [part.strip() for part in nodes.split(",")]
     # Where nodes have names, `7` is a name and not an id: files of predictions contain names.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):

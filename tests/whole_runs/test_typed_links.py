@@ -211,6 +211,8 @@ def test_pairs_are_scored_by_ids_within_their_types(result, links, tmp_path):
     found = mr.predict_links(run, ids)
     assert rows.shape == (links.num_nodes, 8) and np.array_equal(found.pairs, ids)
     np.testing.assert_allclose(found.scores, (rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(1), rtol=1e-6, atol=1e-8)
+    users = mr.embed(run, nodes="user")
+    assert users.nodes.tolist() == list(range(60)) and np.array_equal(users.rows, rows[ITEMS:180])
     # Other data of the same types need not say of which relation pairs are.
     plain = mr.predict_links(run, ids, mr.open_dataset(SPEC))
     assert plain.scores.shape == found.scores.shape and (plain.scores != found.scores).any()
@@ -250,6 +252,9 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
     assert code == 0, error
     lines = [line.replace('"', "").split(",") for line in scores.read_text().splitlines()]
     assert [line[:2] for line in lines] == [["src", "dst"], ["ann3", "7"], ["ann14", "0"]]
+    rows = tmp_path / "users.npy"
+    assert command("predict", run, "--embeddings", "--nodes", "user", "--out", rows)[0] == 0
+    assert np.load(rows).shape == (15, 4)
     asked.write_text("src,dst\n7,ann3\n")
     new = ["--out", tmp_path / "n.csv"]
     for arguments, said in (
