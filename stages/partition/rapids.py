@@ -75,7 +75,7 @@ def communities(graph: RowSource, gpus: int) -> Iterator[Communities]:
             there = cache(lambda: submit(_on_one, frames, v))
             yield Communities(lambda a, r, s: submit(_found, there(), a, r, s).result(), in_degree, has_neighbour)
         else:
-            with _over_all(frames, v, e) as find:
+            with _over_all(client, frames, v, e) as find:
                 yield Communities(find, in_degree, has_neighbour)
 
 
@@ -140,7 +140,7 @@ def _found(
 
 
 @contextmanager
-def _over_all(frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Find]:
+def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Find]:
     # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
     import cudf  # pyright: ignore[reportMissingImports]
     import cugraph  # pyright: ignore[reportMissingImports]
@@ -154,7 +154,10 @@ def _over_all(frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Fin
         empty = cudf.DataFrame({"low": ids, "high": ids, "weight": np.empty(0, np.float32)})
         edges = dask_cudf.from_delayed(frames, meta=empty, verify_meta=False)
         # All rows of a pair meet in one partition. Shuffled by tasks: p2p goes through Arrow in host memory.
-        merged = edges.sort_values("low", sort_function=partial(_merged, num_nodes=num_nodes), shuffle_method="tasks")
+        merge = partial(_merged, num_nodes=num_nodes)
+        pieces = client.compute(edges.sort_values("low", sort_function=merge, shuffle_method="tasks").to_delayed())
+        # Of a sorted collection Dask takes columns before they are sorted, and believes that all rows are kept.
+        merged = dask_cudf.from_delayed(pieces, meta=empty, verify_meta=False)
         graph = cugraph.Graph(directed=False)
         graph.from_dask_cudf_edgelist(merged, **NAMES)
         return graph
