@@ -19,7 +19,6 @@ from .fingerprint import (
     describe_features,
     digest_record,
     feature_sample_digest,
-    features_digest,
     features_fingerprint,
     later_digests,
     sampled_rows,
@@ -149,12 +148,7 @@ def write_dataset(
     require_dataset(dataset)
     dataset.check()
     typed = dataset.features.parts if isinstance(dataset.features, TypedFeatures) else None
-    if typed is not None and feature_dtype not in (None, "float32"):
-        raise InputError(
-            f"feature_dtype is '{feature_dtype}', but {dataset.name} has features of several node types, which are "
-            "kept as they are; leave it out"
-        )
-    before = dataset.features.kind if isinstance(dataset.features, WidenedFeatures) else None
+    before = dataset.features.kind if isinstance(dataset.features, WidenedFeatures | TypedFeatures) else None
     kind = before if feature_dtype is None else feature_dtype
     path, graph, split = Path(path), dataset.graph, dataset.split
     of_graph: dict[str, Any] = {
@@ -206,9 +200,10 @@ def write_dataset(
         entries = write_arrays(folder, arrays, npy=flat)
         digested = {n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS}
         made = [each.digests() for each in rows.values()]
-        if typed is not None:
+        if isinstance(dataset.features, TypedFeatures):
             digest = typed_fingerprint([d["features"] for d in made])
-            made = [{"features": digest, "feature_sample": features_digest(dataset.features)}]
+            sample = dataset.features.gather_rounded(sampled_rows(graph.num_nodes), kind)
+            made = [{"features": digest, "feature_sample": feature_sample_digest(graph.num_nodes, sample)}]
         found = {**made[0], "graph": digest_record({**digested, **later_digests(graph)})}
         if of_edges is not None:
             found[OF_EDGES] = of_edges.digests()["features"]

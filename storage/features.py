@@ -225,7 +225,8 @@ class WidenedFeatures:
         Raises:
             InputError: the rows are no such ones.
         """
-        if kept.dtype != stored_dtype(kind) or kept.num_features < stored_width(kind, 0):
+        columns = kept.num_features
+        if kept.dtype != stored_dtype(kind) or columns != stored_width(kind, row_width(kind, columns)):
             raise InputError(f"features kept as {kind} are {kept.dtype}[{kept.num_rows}, {kept.num_features}]")
         self.kept = kept
         self.kind: FeatureDtype = kind

@@ -225,7 +225,7 @@ def _times(edges: bool, nodes: bool) -> dict[str, str]:
 def _features(features: FeatureStore) -> dict[str, str]:
     """Line with the number of features and their dtype; node types have widths of their own, so of these the dtype."""
     if isinstance(features, TypedFeatures):
-        return {"features": f"of {features.dtype}, for each node type"}
+        return {"features": f"of {features.kind or features.dtype}, for each node type"}
     kept = features.kind if isinstance(features, WidenedFeatures) else features.dtype
     return {"features": f"{features.num_features} of {kept}"}
 

@@ -50,7 +50,7 @@ class TypedIngest(Ingest):
     def run(self) -> None:
         """See `Ingest.run`."""
         with about(self.source.name):
-            self._check_settings()
+            check_options(self.source.path, self.settings.options)
             tables = self._describe_all()
             self._number_nodes()
             self._put_names(list(self.of_types.values()))
@@ -61,15 +61,6 @@ class TypedIngest(Ingest):
             features = [self._features_of(k, t, own) for k, (t, own) in enumerate(self.of_types.items())]
             self.notes += [*self.labels["notes"], *self.labels["split_notes"], note_of_types(self.types)]
             self._write_manifest(features, self.types, edges_of_types=edges_of_types)
-
-    def _check_settings(self) -> None:
-        kind = self.settings.feature_dtype
-        check_options(self.source.path, self.settings.options)
-        if kind not in (None, "float32"):
-            raise InputError(
-                f"feature_dtype is '{kind}', but {self.source.name} has features of several node types, which are kept "
-                "as they are; leave it out"
-            )
 
     @contextmanager
     def _lists(self, node_type: str) -> Iterator[None]:
@@ -231,6 +222,7 @@ class TypedIngest(Ingest):
             self.store,
             (stop - first, own.width),
             self.settings.features == "npy",
+            kind=self.settings.feature_dtype,
             suffix=f"_{number}",
             nodes_before=first,
             num_nodes=self.types.offsets[-1],

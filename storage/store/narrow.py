@@ -24,8 +24,8 @@ def stored_dtype(kind: FeatureDtype) -> np.dtype[Any]:
 
 
 def stored_width(kind: FeatureDtype, width: int) -> int:
-    """Columns of that array for rows of so many numbers."""
-    return width + SCALE_BYTES if kind == "int8" else width
+    """Columns of that array for rows of so many numbers; none for none."""
+    return width + SCALE_BYTES if kind == "int8" and width else width
 
 
 def row_width(kind: FeatureDtype, columns: int) -> int:
@@ -38,6 +38,8 @@ def narrow(rows: npt.NDArray[np.floating], kind: FeatureDtype) -> npt.NDArray[An
     x = np.asarray(rows, np.float32)
     if kind == "float32":
         return x
+    if not x.shape[1]:
+        return np.empty(x.shape, stored_dtype(kind))
     if kind == "float16":
         return np.clip(x, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
     if kind == "bfloat16":

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..features import CountedFeatures, FeatureStore, FloatArray, MemoryFeatures
+from ..features import CountedFeatures, FeatureStore, FloatArray, MemoryFeatures, WidenedFeatures
+from ..store.narrow import FeatureDtype, narrow, widen
 
 
 class TypedFeatures:
@@ -35,6 +36,12 @@ class TypedFeatures:
     def widths(self) -> tuple[int, ...]:
         """Columns of each type, [T]."""
         return tuple(part.num_features for part in self.parts)
+
+    @property
+    def kind(self) -> FeatureDtype | None:
+        """How all types' rows are kept, if they are widened when they are gathered; else None."""
+        (kind, *others) = {part.kind if isinstance(part, WidenedFeatures) else None for part in self.parts}
+        return None if others else kind
 
     @property
     def num_rows(self) -> int:
@@ -68,6 +75,17 @@ class TypedFeatures:
             if width:
                 rows[at, :width] = part.gather(np.asarray(ids)[at] - self.offsets[t])
             rows[at, width:] = 0
+        return rows
+
+    def gather_rounded(self, ids: npt.NDArray[np.integer], kind: FeatureDtype | None) -> FloatArray:
+        """Rows of ascending `ids` as they are once they were kept as `kind`; None: as they are."""
+        rows: Any = self.gather(ids)
+        if kind is None:
+            return rows
+        rows = rows.astype(np.float32)
+        for first, stop, width in zip(self.offsets, self.offsets[1:], self.widths):
+            own = slice(*np.searchsorted(ids, (first, stop)))
+            rows[own, :width] = widen(narrow(rows[own, :width], kind), kind)
         return rows
 
 

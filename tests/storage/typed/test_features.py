@@ -1,12 +1,17 @@
 """Features of several node types as one store."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.fingerprint import features_fingerprint
+from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.typed.features import TypedFeatures
+from millrace.tests.contracts.typed import typed_dataset
 
 
 def parts(*shapes):
@@ -46,3 +51,23 @@ def test_the_digest_is_of_each_type():
     assert features_fingerprint(one) == features_fingerprint(other)
     other.parts[1].rows[1, 2] += 1
     assert features_fingerprint(one) != features_fingerprint(other)
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_a_store_may_keep_them_narrow(tmp_path, kind):
+    """Widths of 5, 3 and 0. A copy keeps the form, and float32 widens it."""
+    data = typed_dataset()
+    rows = [part.gather(np.arange(part.num_rows)) for part in data.features.parts]
+    wide = TypedFeatures(tuple(MemoryFeatures(widen(narrow(x, kind), kind)) for x in rows), data.features.offsets)
+    plain = write_dataset(tmp_path / "plain", replace(data, features=wide))
+    for form, place in (("zarr", "zarr"), ("npy", "mapped")):
+        store = write_dataset(tmp_path / form, data, features_format=form, feature_dtype=kind)
+        assert (dict(store.fingerprint), store.meta["digests"]) == (dict(plain.fingerprint), plain.meta["digests"])
+        for opened in (place, "memory"):
+            found = open_dataset_store(tmp_path / form, opened)
+            assert (found.features.kind, found.features.widths) == (kind, (5, 3, 0))
+            assert np.array_equal(found.features.gather(np.arange(36)), wide.gather(np.arange(36)))
+        again = write_dataset(tmp_path / f"{form}-again", found, features_format=form)
+        assert (again.meta, again.entries) == (store.meta, store.entries)
+        widened = write_dataset(tmp_path / f"{form}-wide", found, features_format=form, feature_dtype="float32")
+        assert "features_dtype" not in widened.meta and dict(widened.fingerprint) == dict(plain.fingerprint)
