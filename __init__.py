@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from millrace.stages.kernels.sampling.sparse import Sparse
     from millrace.stages.models import GAT, GCN, GIN, GINE, RGAT, RGCN, RSAGE, GATv2
     from millrace.stages.models import SAGE as GraphSAGE
+    from millrace.stages.models.pyg.hetero import HeteroPyGModel
     from millrace.stages.models.pyg.model import PyGModel
     from millrace.stages.neighbourhood.base import destinations
     from millrace.stages.partition.quality import measure as partition_quality
@@ -131,6 +132,7 @@ _HOMES = {
     "RGCN": "stages.models",
     "RSAGE": "stages.models",
     "GraphSAGE": "stages.models:SAGE",
+    "HeteroPyGModel": "stages.models.pyg.hetero",
     "PyGModel": "stages.models.pyg.model",
     "destinations": "stages.neighbourhood.base",
     "partition_quality": "stages.partition.quality:measure",
@@ -187,6 +189,7 @@ __all__ = [
     "Graph",
     "GraphSAGE",
     "HGTLoader",
+    "HeteroPyGModel",
     "InputError",
     "Job",
     "LaborSampler",

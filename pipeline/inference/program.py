@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from ...stages.evaluate.layerwise import evaluating, infer
 from ...stages.models.base import as_model, check_initialised, layered, reads_edges
+from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
 from ...storage.errors import InputError
@@ -78,7 +79,7 @@ def export_program(
         num_features = learned.num_read(trained.result.num_features)
         weighted = trained.open_dataset(lazy=True).graph.is_weighted if weighted is None else weighted
     check_initialised(net)
-    if isinstance(net, PyGModel):
+    if isinstance(net, PyGModel | HeteroPyGModel):
         raise InputError(f"{name} has convolutions of PyG, which are exported without Millrace: torch.export them")
     if reads_edges(net):
         raise InputError(f"{name} reads features of edges, which a program of x and edge_index does not take")

@@ -8,7 +8,9 @@ from torch import nn
 from ...stages.models.base import ModelConfig, as_model, check_initialised
 from ...stages.models.pyg.checks import is_network
 from ...stages.models.pyg.edges import forward_parameters
+from ...stages.models.pyg.hetero import HeteroPyGModel, takes_types
 from ...stages.models.pyg.model import PyGModel
+from ...stages.models.relational import TypedInput
 from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
 from ..config.aliases import SHORTHANDS
@@ -16,7 +18,7 @@ from ..config.aliases import SHORTHANDS
 
 def as_record_or_module(model: Any) -> Any:
     """Turn `model` into a record or a module; a PyG convolution, a list of them, or a whole PyG model becomes a
-    `PyGModel`.
+    `PyGModel`, and a list of modules over node types and relations a `HeteroPyGModel`.
 
     Raises:
         InputError: it is none of these.
@@ -24,7 +26,8 @@ def as_record_or_module(model: Any) -> Any:
     if model is None or isinstance(model, ModelConfig):
         return model
     if isinstance(model, list | tuple | nn.ModuleList):
-        return PyGModel(list(model))
+        layers = list(model)
+        return HeteroPyGModel(layers) if layers and takes_types(layers[0]) else PyGModel(layers)
     if isinstance(model, type):
         raise InputError(
             f"the model is the class {model.__name__}; expected an object of that class: {model.__name__}(...)"
@@ -34,6 +37,8 @@ def as_record_or_module(model: Any) -> Any:
             f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG "
             "convolutions, or an nn.Module with num_layers and layer(i, neighbourhood, h) -> h"
         )
+    if not callable(getattr(model, "layer", None)) and takes_types(model):
+        return HeteroPyGModel(model)
     if not callable(getattr(model, "layer", None)) and (is_network(model) or _is_convolution(model)):
         return PyGModel(model)
     return as_model(model)
@@ -60,7 +65,13 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
 
 
 def check_widths(
-    module: nn.Module, num_features: int, num_outputs: int, task: Task, seed: int, edge_width: int = 0
+    module: nn.Module,
+    num_features: int,
+    num_outputs: int,
+    task: Task,
+    seed: int,
+    edge_width: int = 0,
+    given: TypedInput | None = None,
 ) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
@@ -71,6 +82,7 @@ def check_widths(
         task: the dataset's task; all but multi-class need exactly as many.
         seed: seed of the initial values of lazy parameters.
         edge_width: D, columns of the edges' features; 0: they have none.
+        given: types of the graph, and its features' widths; None: there is one of each.
 
     Raises:
         InputError: the widths do not fit, a user's module has lazy parameters, or there is nothing to train.
@@ -83,6 +95,19 @@ def check_widths(
             of = module.convs[-1] if module.network is None else module.network
             columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
             raise InputError(f"{message}; make it {type(of).__name__}(..., {columns})")
+    if isinstance(module, HeteroPyGModel):
+        if given is None:
+            raise InputError(
+                "the model is a HeteroPyGModel, over node types and relations, but the graph has one of each; expected "
+                "PyGModel([...]) of convolutions over x and edge_index"
+            )
+        width = module.fit(given, seed)
+        if width < num_outputs or (task != "multiclass" and width != num_outputs):
+            needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+            raise InputError(
+                f"the last layer has {width} columns for '{given.types.node_types[0]}', but the dataset has {needed}; "
+                f"make it {num_outputs}"
+            )
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")

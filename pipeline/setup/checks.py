@@ -99,8 +99,8 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
     graph = f"the graph has {counts}"
     if isinstance(record, PyGModel):
         raise InputError(
-            f"the model is a PyGModel, whose convolutions read one list of edges, but {graph}; use a model over "
-            "relations such as rgcn, or a layer of your own over neighbourhood.relations()"
+            f"the model is a PyGModel, whose convolutions read one list of edges, but {graph}; use HeteroPyGModel, a "
+            "model over relations such as rgcn, or a layer of your own over neighbourhood.relations()"
         )
     if not isinstance(record, nn.Module) and not record.reads_relations:
         able = ", ".join(name for name, model in MODELS.items() if model.reads_relations)

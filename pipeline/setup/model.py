@@ -162,6 +162,7 @@ def model_of(
             outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
             outline.edge_width,
+            None if outline.types is None else TypedInput.of_record(outline.types),
         )
         if outline.task == "link" and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))

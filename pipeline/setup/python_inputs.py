@@ -131,9 +131,9 @@ def check_module_importable(folder: Path, passed: str) -> None:
     if "module" not in given:
         return
     module, name = given["module"], given["class"]
-    if name == "PyGModel" and module.partition(".")[0] == __name__.partition(".")[0]:
+    if name in ("PyGModel", "HeteroPyGModel") and module.partition(".")[0] == __name__.partition(".")[0]:
         raise InputError(
-            f"the model of {folder} is a PyGModel, whose convolutions are not kept in the folder; pass them again: "
+            f"the model of {folder} is a {name}, whose convolutions are not kept in the folder; pass them again: "
             f"{passed}, or on the command line --model MODULE:NAME with a function of yours that makes it"
         )
     message = f"the model of {folder} is a module of your own, {name} of {module}"

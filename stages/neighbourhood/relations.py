@@ -150,6 +150,19 @@ class Relation:
         given = self._coefficient
         return None if given is None else torch.from_numpy(np.require(given, np.float32, ["C", "A", "W"]))
 
+    @property
+    def has_weights(self) -> bool:
+        """True if edges have coefficients of their own."""
+        return self._coefficient is not None
+
+    def coefficients(self, like: Tensor) -> Tensor:
+        """[num_edges], coefficient of each edge in `sum`, in the dtype of `like` and on its device."""
+        if self._weight is not None:
+            return self._weight.to(like)
+        scale = self._row_scale("sum", like)
+        _, dst = self.ends(like.device)
+        return like.new_ones(self.num_edges) if scale is None else scale[dst]
+
     def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
         if self._weight is not None:
             if reduce == "sum":

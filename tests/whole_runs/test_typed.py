@@ -316,6 +316,20 @@ def test_minibatches_for_a_loop_of_ones_own(data):
     assert {r.name for r in batches[0].neighbourhoods[0].relations()} >= {"likes", "sells"}
 
 
+def test_modules_of_pyg_train_the_same_parameters_over_ranks(data, tmp_path, scheduler):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    types, many = data.graph.types, {"ranks": 2, "cluster": {"scheduler": scheduler}}
+    sampled = {"fanout": [-1, -1], "batch_size": 16, "minibatches_per_step": 100}  # steps of all train nodes
+    named = list(types.node_types), list(types.relations)
+    common = {k: v for k, v in JOB.items() if k != "batch_size"} | {"optimizer": "sgd", "verbose": False}
+    for name, options in {"one": sampled, "owned": {**sampled, **many, "features": "owned"}, "sar": many}.items():
+        torch.manual_seed(0)
+        model = [pyg.HGTConv(-1, width, named, 2) for width in (8, 4)]
+        system = "sar" if name == "sar" else "bulk"
+        mr.run(data, model=model, system=system, out=tmp_path / name, **common, **options)
+        same(last_parameters(tmp_path / "one"), last_parameters(tmp_path / name), rtol=1e-8, atol=1e-9)
+
+
 def test_what_knows_one_type_only_is_refused(data, tmp_path):
     store = tmp_path / "data"
     mr.write_dataset(store, data)

@@ -1,0 +1,268 @@
+"""PyTorch Geometric's modules over dictionaries of node types and relations, on blocks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
+
+from ....storage.errors import InputError, first_line
+from ....storage.minibatch import Block
+from ....storage.typed.graph_types import GraphTypes
+from ...neighbourhood.base import Neighbourhood
+from ...neighbourhood.block import BlockNeighbourhood
+from ...neighbourhood.gradients import Placed
+from ...neighbourhood.halo import HaloNeighbourhood
+from ...neighbourhood.relations import EdgeTypes
+from ...nn.dropout import dropout
+from ..base import ACTIVATIONS, Model
+from ..relational import TypedInput, features_of
+from .edges import forward_parameters, reads_edge_attr
+from .model import evaluating, takes_weights
+
+SMALL = 4
+"""Nodes of each type of the graph that a model is tried on."""
+OF_TYPES = ("HeteroConv", "HGTConv", "HANConv")
+"""Convolutions of PyG that take dictionaries."""
+
+
+def takes_types(module: object) -> bool:
+    """True for a module that takes dictionaries: one of `OF_TYPES`, what ``to_hetero`` made, or one whose `forward`
+    takes `x_dict` and `edge_index_dict`."""
+    if not isinstance(module, nn.Module):
+        return False
+    if any(c.__name__ in OF_TYPES for c in type(module).__mro__):
+        return True
+    if isinstance(module, fx.GraphModule):
+        return any(isinstance(m, nn.ModuleDict) for m in module.modules())
+    return {"x_dict", "edge_index_dict"} <= forward_parameters(module).keys()
+
+
+class HeteroPyGModel(Model):
+    """A stack of PyG modules over node types and relations, one for each layer, with dropout on each one's input and an
+    activation between them.
+
+    A layer gets the rows of each node type as ``x_dict``, and the edges of a minibatch by relation as
+    ``edge_index_dict``, and returns the rows of node types; later layers see those types only that the last one
+    returned, as in PyG. Nodes of a type without features begin with one column of ones. On all edges a layer computes
+    what PyG does on the whole graph, which is tried before the first step; on a sample it sees the sampled edges as if
+    they were all, as in PyG's own loaders. Convolutions within a `HeteroConv` also get features of edges if they are
+    made for them, and weights of edges if they take them; those that sum get the coefficients of `Relation.sum`.
+
+    Trained by ``bulk`` and ``sar`` on any number of ranks.
+    """
+
+    reads_blocks = True
+    keeps_edges = True
+
+    def __init__(self, layers: Sequence[nn.Module] | nn.Module, dropout: float = 0.0, activation: str = "relu") -> None:
+        """
+        Args:
+            layers: L modules of one hop each, nearest the input first: `HeteroConv`, `HGTConv`, what ``to_hetero``
+                makes of a module of one convolution, or modules of your own with
+                ``forward(x_dict, edge_index_dict)``.
+            dropout: probability of dropping an element of a layer's input.
+            activation: one of `base.ACTIVATIONS`, between layers.
+
+        Raises:
+            InputError: no layer, one that takes no dictionaries, or an unknown option.
+        """
+        super().__init__()
+        layers = [layers] if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList) else list(layers)
+        if not layers:
+            raise InputError("HeteroPyGModel got no layers; give one for each hop")
+        for layer in layers:
+            if not takes_types(layer):
+                raise InputError(
+                    f"HeteroPyGModel got a {type(layer).__name__} among its layers; expected modules such as "
+                    "HeteroConv, HGTConv or to_hetero(...), whose forward takes x_dict and edge_index_dict"
+                )
+        if activation not in ACTIVATIONS:
+            raise InputError(f"HeteroPyGModel: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
+        if not 0 <= dropout < 1:
+            raise InputError(f"HeteroPyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
+        self.num_layers, self.layers = len(layers), nn.ModuleList(layers)
+        self.dropout, self.activation = dropout, activation
+        self.reads_edges = any(reads_edge_attr(conv) for layer in layers for conv in _convs(layer).values())
+        self.widths: list[tuple[int, ...]] = []
+        """Columns of each node type before each layer and after the last, 0 where there are no rows; known once it has
+        been tried."""
+
+    def fit(self, given: TypedInput, seed: int) -> int:
+        """Give lazy parameters their shapes, and check that rows of these types pass through all layers.
+
+        Args:
+            given: types of the graph, and its features' widths.
+            seed: seed of lazy parameters; torch's generator is left as it was.
+
+        Returns:
+            Columns of the result.
+
+        Raises:
+            InputError: a layer fails on such rows, or computes other rows on a block than on the whole graph.
+        """
+        before = torch.default_generator.get_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            with evaluating(self):
+                _try_out(self, given)
+        finally:
+            torch.default_generator.set_state(before)
+        return self.widths[-1][0]
+
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `Model.layer`. Rows of a node type have as many columns as the widest; those beyond its own are zero.
+
+        Raises:
+            InputError: the neighbourhood is not a block, or `fit` was not called.
+        """
+        if not self.widths:
+            raise InputError("HeteroPyGModel does not know the types of the graph yet; train it by run, or load a run")
+        h = dropout(h, self.dropout, self.training, neighbourhood.names)
+        if isinstance(neighbourhood, HaloNeighbourhood):
+            neighbourhood, h = neighbourhood.as_block(h)
+        if not isinstance(neighbourhood, BlockNeighbourhood):
+            raise InputError(f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}")
+        nodes, widths, last = neighbourhood.node_types(), self.widths[i + 1], i == self.num_layers - 1
+        found = self.outputs(i, neighbourhood, h)
+        width, parts = widths[0] if last else max(widths), []
+        for rows, own in zip(nodes, widths):
+            if own and not (last and rows is not nodes[0]):
+                parts.append(F.pad(found[rows.name][: len(rows.targets)], (0, width - own)).to(h.dtype))
+            else:
+                parts.append(h.new_zeros(len(rows.targets), width))
+        out = Placed.apply([rows.targets for rows in nodes], *parts)
+        return out if last else ACTIVATIONS[self.activation](out)
+
+    def outputs(self, i: int, block: BlockNeighbourhood, h: Tensor) -> dict[str, Tensor]:
+        """What module i returns for a block, whose destinations come first: [n, D] of each node type that it has rows
+        of."""
+        x = {}
+        for t, (rows, width) in enumerate(zip(block.node_types(), self.widths[i])):
+            if width:
+                x[rows.name] = features_of(h, t, rows.sources, width)
+            elif not i:
+                x[rows.name] = h.new_ones(len(rows.sources), 1)
+        edges, extra = _edges(self.layers[i], block, h)
+        layer: Any = self.layers[i]
+        return {name: rows for name, rows in layer(x, edges, **extra).items() if rows is not None}
+
+
+def _convs(layer: nn.Module) -> dict[Any, nn.Module]:
+    """Convolutions of a `HeteroConv` by relation; of another module none."""
+    hetero: Any = layer
+    return dict(hetero.convs.items()) if any(c.__name__ == "HeteroConv" for c in type(layer).__mro__) else {}
+
+
+def _edges(layer: nn.Module, block: BlockNeighbourhood, h: Tensor) -> tuple[dict[Any, Tensor], dict[str, Any]]:
+    """Edges of a block by relation, [2, e] each, from positions among the sources of their type to positions among the
+    destinations; and further arguments of the layer."""
+    edges, weights, attributes, convs = {}, {}, {}, _convs(layer)
+    for relation in block.relations():
+        edges[relation.type] = torch.stack(relation.compact.ends(h.device))
+        conv = convs.get(relation.type)
+        if conv is None:
+            continue
+        if reads_edge_attr(conv):
+            attributes[relation.type] = relation.edge_features
+        if takes_weights(conv) or ("edge_weight" in forward_parameters(conv) and relation.has_weights):
+            weights[relation.type] = relation.coefficients(h)
+    given = {"edge_attr_dict": attributes, "edge_weight_dict": weights}
+    return edges, {name: values for name, values in given.items() if values}
+
+
+def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
+    """Run each layer on a small graph of the same types, as a whole and on a block, and note its widths."""
+    model.widths = [given.widths]
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    types = replace(given.types, offsets=tuple(SMALL * t for t in range(len(given.widths) + 1)))
+    number = 2 * SMALL  # edges of a relation
+    kinds = np.repeat(np.arange(types.num_relations), number)
+    ends = (rng.integers(0, SMALL, (2, len(kinds))) + SMALL * types.ends[kinds].T).astype(np.int64)
+    like = next((p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0))
+    attr = torch.rand(len(kinds), max((0, *types.edge_widths)), generator=generator).to(like)
+    names = np.arange(types.offsets[-1])
+    first = names % SMALL < SMALL // 2
+    everything = _block(names, len(names), types, ends, kinds, attr)
+    # Half the nodes of each type are its destinations.
+    half = _block(np.concatenate([names[first], names[~first]]), int(first.sum()), types, ends, kinds, attr)
+    for i, layer in enumerate(model.layers):
+        said = f"layer {i}, a {type(layer).__name__},"
+        _check_relations(said, layer, types)
+        widths = model.widths[i]
+        sizes = [(name, width if i else width or 1) for name, width in zip(types.node_types, widths)]
+        h = torch.zeros(len(names), max(1, *widths)).to(like)
+        for t, width in enumerate(widths):
+            h[SMALL * t : SMALL * (t + 1), :width] = torch.randn(SMALL, width, generator=generator).to(like)
+        try:
+            found = model.outputs(i, everything, h)
+        except InputError:
+            raise
+        except Exception as e:
+            raise InputError(
+                f"{said} fails on rows of {', '.join(f'{n} ({w} columns)' for n, w in sizes if w)} "
+                f"({type(e).__name__}: {first_line(e)})"
+            ) from e
+        _check_rows(said, found, types.node_types, i == model.num_layers - 1)
+        model.widths.append(tuple(found[n].shape[1] if n in found else 0 for n in types.node_types))
+        try:
+            out = model.layer(i, half, h[torch.from_numpy(half.block.src)])
+        except Exception as e:
+            raise InputError(f"{said} fails on a block ({type(e).__name__}: {first_line(e)})") from e
+        whole = model.layer(i, everything, h)[torch.from_numpy(names[first])]
+        if not torch.allclose(out, whole, rtol=1e-3, atol=1e-4):
+            raise InputError(
+                f"{said} computes other rows on a block than on the whole graph; use one whose row for a node depends "
+                "on the node's own row and in-edges alone, one layer for each hop"
+            )
+
+
+def _block(
+    names: npt.NDArray[np.int64],
+    num_dst: int,
+    types: GraphTypes,
+    ends: npt.NDArray[np.int64],
+    kinds: npt.NDArray[np.int64],
+    attr: Tensor,
+) -> BlockNeighbourhood:
+    """All in-edges of the first nodes, of a graph with these edges."""
+    src, dst = np.argsort(names)[ends]
+    kept = np.lexsort((kinds, dst))
+    kept = kept[dst[kept] < num_dst]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
+    degree = torch.from_numpy(np.bincount(ends[1], minlength=len(names))[names]).to(attr)
+    return BlockNeighbourhood(
+        Block(num_dst, names, indptr, src[kept].astype(np.int32)),
+        degree,
+        edges=(lambda: attr[torch.from_numpy(kept)]) if attr.shape[1] else None,
+        edge_types=EdgeTypes(types, lambda: kinds[kept]),
+    )
+
+
+def _check_relations(said: str, layer: nn.Module, types: GraphTypes) -> None:
+    """Refuse convolutions of relations that are not there, or that read features of edges that have none."""
+    for relation, conv in _convs(layer).items():
+        name = type(conv).__name__
+        if relation not in types.relations:
+            raise InputError(
+                f"{said} has a {name} for the relation {','.join(relation)}, which the graph does not have; "
+                f"expected of {'; '.join(map(','.join, types.relations))}"
+            )
+        if reads_edge_attr(conv) and not (types.edge_widths and types.edge_widths[types.relations.index(relation)]):
+            raise InputError(
+                f"{said} has a {name} that reads features of edges, but those of {','.join(relation)} have none"
+            )
+
+
+def _check_rows(said: str, found: Any, node_types: Sequence[str], last: bool) -> None:
+    """Refuse a layer's result unless it has a matrix for node types, and in the end for the one that is predicted."""
+    for name, rows in found.items():
+        if name not in node_types or rows.shape[:-1] != (SMALL,):
+            raise InputError(f"{said} returned {list(rows.shape)} for '{name}'; expected [n, D] for node types")
+    if last and node_types[0] not in found:
+        raise InputError(f"{said} returns no rows of the node type '{node_types[0]}', which is predicted")
