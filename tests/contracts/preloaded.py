@@ -47,5 +47,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
         interpreter.prepare()
 os.fsync = lambda fd: None
+# A process of multiprocessing waits for those that it has forked, such as servers of ranks.
+rank_server.LINGER_S = 0.0
 # Ranks collect their own garbage only.
 gc.freeze()
