@@ -1,5 +1,8 @@
 """The ``millrace`` command, also as ``python -m millrace.pipeline``."""
 
+import atexit
+import sys
+
 from .cluster.signals import quiet_end, quiet_start
 
 
@@ -12,6 +15,9 @@ def main() -> None:
         command()
     finally:
         quiet_end()
+        # It gives its thread a fifth of a second to end, and prints a traceback on a busy machine. The process ends.
+        if zarr := sys.modules.get("zarr.core.sync"):
+            atexit.unregister(zarr.cleanup_resources)
 
 
 if __name__ == "__main__":

@@ -30,3 +30,16 @@ def test_help_imports_nothing_heavy(arguments, heavy):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "heavy []"
     assert "Usage" in done.stdout or "usage" in done.stdout
+
+
+def test_a_busy_machine_is_not_seen_at_the_end() -> None:
+    """The thread of Zarr is busy for longer than Zarr waits for it."""
+    code = (
+        "import sys, time, zarr.core.sync\n"
+        "from millrace.pipeline.__main__ import main\n"
+        "zarr.core.sync._get_loop().call_soon_threadsafe(time.sleep, 60.0)\n"
+        "sys.argv[1:] = ['--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
