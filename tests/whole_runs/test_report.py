@@ -193,9 +193,10 @@ def test_two_ranks_and_their_parts(runs, reported):
     assert np.diag(sent).tolist() == [0, 0]
     for rank, spent in enumerate(summary["seconds"]["per_rank"]):
         last = [e for e in events_of(runs / "sar") if e["event"] == "Pulse" and e["rank"] == rank][-1]["seconds"]
-        assert spent["evaluate"] == pytest.approx(last["evaluate"], abs=0.02)
-        assert spent["reduce"] == pytest.approx(last["reduce"], abs=0.02)
-        assert spent["exchange"] + spent["forward_backward"] == pytest.approx(last["forward_backward"], abs=0.02)
+        # On a busy machine the last heartbeat comes a while before the end.
+        assert -0.02 < spent["evaluate"] - last["evaluate"] < 0.5
+        assert -0.02 < spent["reduce"] - last["reduce"] < 0.5
+        assert -0.02 < spent["exchange"] + spent["forward_backward"] - last["forward_backward"] < 0.5
         assert sum(spent.values()) == pytest.approx(last["total"], rel=0.05, abs=0.3)
     parts = json.loads((runs / "sar" / "parts" / "manifest.json").read_text())["meta"]["quality"]
     assert f"{100 * parts['cut_share']:.1f} % of the edges are cut" in page.words
