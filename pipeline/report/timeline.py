@@ -50,9 +50,7 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
     """
     time, total = np.array(log.time), np.array(log.total)
     columns = {name: np.array(log.seconds[name]) for name in COUNTED}
-    if exchange == WITHIN:
-        columns["forward_backward"] = columns["forward_backward"] - columns["exchange"]
-    elif exchange == BACKGROUND:
+    if exchange == BACKGROUND:
         columns["exchange"] = np.zeros_like(time)
     counted = np.stack([columns[name] for name in COUNTED], axis=1)
     ahead, steps, trains = np.diff(total) - np.diff(time), np.array(log.steps), np.array(log.trains)
@@ -69,8 +67,23 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
                 np.concatenate([[at[0] - total[first]], at]),
                 np.concatenate([np.zeros((1, len(COUNTED))), piece]),
             )
+        if exchange == WITHIN:
+            piece = _apart(piece)
         if len(at) > 1:
             found.append(Stretch(at, _so_far(np.diff(at), np.diff(piece, axis=0))))
+    return found
+
+
+def _apart(seconds: Floats) -> Floats:
+    """Seconds [n, len(COUNTED)] so far in which `forward_backward` is without `exchange`.
+
+    Waits are counted when they end, but belong to layers while they last: whatever is not left at a later moment was
+    waited for.
+    """
+    layers, waits = COUNTED.index("forward_backward"), COUNTED.index("exchange")
+    found, whole = seconds.copy(), seconds[:, layers]
+    found[:, layers] = np.minimum.accumulate((whole - seconds[:, waits])[::-1])[::-1]
+    found[:, waits] = whole - found[:, layers]
     return found
 
 
