@@ -101,7 +101,7 @@ def serving(*variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Servers:
-    """Servers of one run after the other."""
+    """Servers for the ranks of a run, and of runs after it that are alike."""
 
     def __init__(self, environments: list[dict[str, str]]) -> None:
         """
@@ -137,7 +137,7 @@ _LOCK = threading.Lock()
 
 
 def _taken(environments: list[dict[str, str]]) -> _Servers | None:
-    """Servers that wait, if they serve such ranks. Others end."""
+    """Take the servers that wait, if they serve such ranks; end them if they do not."""
     with _LOCK:
         servers = _KEPT.pop() if _KEPT else None
     if servers is None:
@@ -151,7 +151,7 @@ def _taken(environments: list[dict[str, str]]) -> _Servers | None:
 
 
 def _keep(servers: _Servers) -> None:
-    """Let servers wait for another run, if there is none that do."""
+    """Let servers wait for another run, unless others wait already or one of them has ended."""
     with _LOCK:
         kept = not _KEPT and servers.alive and LINGER_S > 0
         if kept:
@@ -164,6 +164,7 @@ def _keep(servers: _Servers) -> None:
 
 
 def _forget(servers: _Servers) -> None:
+    """End servers that still wait."""
     with _LOCK:
         waited = servers in _KEPT
         if waited:
@@ -213,7 +214,7 @@ def _address(environment: Mapping[str, str]) -> str:
 
 
 def _taken_over(environment: Mapping[str, str]) -> str:
-    """What ranks with this environment take over from the process that starts them."""
+    """Text of all that ranks with this environment take over from the process that starts them."""
     here = Path("/proc/self")
     return json.dumps(
         [

@@ -94,7 +94,7 @@ class TrialResult:
     evaluate_s: float
     """Seconds of evaluating a split."""
     peak_rss_bytes: list[int]
-    """Of a job that maps its graph, without the pages of files."""
+    """Peak of each rank's memory; of a job that maps its graph, without the pages of files."""
     memory_bytes: list[dict[str, int]]
     """See `Result.memory_bytes`."""
     bytes: dict[str, dict[str, int]]

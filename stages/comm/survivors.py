@@ -146,8 +146,8 @@ class Survivors:
         return self._ended(met, POLL_S, 0.0)
 
     def _ended(self, call: Future[Any], look_s: float, patience_s: float) -> Any:
-        """What a call has returned. Raises PeerLostError once there has been an order for so long, and leaves the
-        thread of the call behind."""
+        """Wait for a call, and return its result. Raises PeerLostError, and leaves the call's thread behind, once a
+        newer order has been there for `patience_s`, for which it looks every `look_s`."""
         seen = math.inf
         while True:
             try:
@@ -245,7 +245,7 @@ class _Caller:
         Thread(target=self._run, daemon=True).start()
 
     def call(self, what: Callable[[], Any], drop: Callable[[Any], object] = lambda result: None) -> Future[Any]:
-        """What comes of a call; `drop` is called with the result that came after the future was cancelled."""
+        """Call `what` in the thread. Returns a future; a result that comes after it was cancelled goes to `drop`."""
         future = Future[Any]()
         self._calls.put((future, what, drop))
         return future

@@ -39,7 +39,7 @@ class TypedFeatures:
 
     @property
     def kind(self) -> FeatureDtype | None:
-        """How all types' rows are kept, if they are widened when they are gathered; else None."""
+        """Form in which the rows of all types are kept, if they are widened when they are gathered; else None."""
         (kind, *others) = {part.kind if isinstance(part, WidenedFeatures) else None for part in self.parts}
         return None if others else kind
 

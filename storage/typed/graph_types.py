@@ -30,8 +30,8 @@ class GraphTypes:
     edge_widths: tuple[int, ...] = ()
     """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
     pair_relations: tuple[int, ...] = ()
-    """Of a link task, numbers of the relations whose edges are pairs: the one that is predicted, then those that have
-    its edges turned round. Empty otherwise."""
+    """Numbers of the relations whose edges are pairs of a link task: the one that is predicted, then those that have
+    its edges turned round. Empty for other tasks."""
 
     @property
     def num_relations(self) -> int:

@@ -140,7 +140,7 @@ class HeteroPyGModel(Model):
         return out if last else ACTIVATIONS[self.activation](out)
 
     def outputs(self, i: int, block: BlockNeighbourhood, h: Tensor) -> dict[str, Tensor]:
-        """What module i returns for a block, whose destinations come first: [n, D] of each node type that it has rows
+        """Results of module i for a block, whose destinations come first: [n, D] of each node type that it has rows
         of."""
         x = {}
         for t, (rows, width) in enumerate(zip(block.node_types(), self.widths[i])):
