@@ -5,8 +5,9 @@ with everything compiled; `--help`; `millrace warm`.
     python benchmarks/start.py --tree before=/path/to/older/checkout --tree after=. --rounds 5
 
 Each tree is copied as a wheel would be installed, with its bytecode; the trees take turns. `first step` is when the
-first step is done, by the run's metrics; `rank` is the part of it between the cluster being there and the first step of
-the ranks; `processor` is the time of all processes of the command on all cores, which other load disturbs least.
+first step is done, by the run's metrics (of a second run in one process, from its own start); `rank` is the part of it
+between the cluster being there and the first step of the ranks; `processor` is the time of all processes of the command
+on all cores, which other load disturbs least.
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
 Most of a rank's start is imports, which are the same for all ranks. The driver starts a server beside its cluster, and
 keeps it for a while after a run, for the next one of a notebook; a worker asks it for a rank and passes the rank's
-pipes along. Only ranks that differ in nothing else are forked: same
-interpreter, folder, cores, namespaces and environment. All others, those on GPUs among them, are processes that start
-from scratch, and so is every rank where the server fails, or where an import has started a thread, which a fork would
-lose. Linux only.
+pipes along. Only ranks that differ in nothing else are forked: same interpreter, folder, cores, namespaces and
+environment. All others, those on GPUs among them, are processes that start from scratch, and so is every rank where the
+server fails, or where an import has started a thread, which a fork would lose. Linux only.
 """
 
 import ctypes

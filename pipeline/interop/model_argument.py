@@ -89,8 +89,7 @@ def check_widths(
     """
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed, edge_width)
-        if width < num_outputs or (task != "multiclass" and width != num_outputs):
-            needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+        if needed := _unlike(width, task, num_outputs):
             message = f"the last convolution has {width} columns, but the dataset has {needed}"
             of = module.convs[-1] if module.network is None else module.network
             columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
@@ -102,12 +101,18 @@ def check_widths(
                 "PyGModel([...]) of convolutions over x and edge_index"
             )
         width = module.fit(given, seed)
-        if width < num_outputs or (task != "multiclass" and width != num_outputs):
-            needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+        if needed := _unlike(width, task, num_outputs):
             raise InputError(
                 f"the last layer has {width} columns for '{given.types.node_types[0]}', but the dataset has {needed}; "
-                f"make it {num_outputs}"
+                f"give it {num_outputs} columns"
             )
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")
+
+
+def _unlike(width: int, task: Task, num_outputs: int) -> str:
+    """Words for the columns that the task needs, if `width` columns do not do; else an empty text."""
+    if width == num_outputs or (width > num_outputs and task == "multiclass"):
+        return ""
+    return "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)

@@ -80,7 +80,7 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     """Memory that a rank needs in any case, known without a trial."""
     chunks = 2 if isinstance(s.system.partition, Chunks) else 1
     share = 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
-    nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
+    nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.owned_bytes * share
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
     mapped = s.job.features in ("mapped", "zarr") or s.ranks > 1

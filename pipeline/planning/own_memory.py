@@ -8,7 +8,7 @@ EVERY_S = 0.01
 
 
 def own_bytes() -> int:
-    """Resident size of this process without pages of files; 0 where the system does not tell."""
+    """Resident size of this process without pages of files; 0 where the system does not say."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -17,8 +17,7 @@ def own_bytes() -> int:
 
 
 class OwnMemory:
-    """Looks at `own_bytes` every `EVERY_S` while it is used as a context manager: no counter of the system's keeps the
-    peak."""
+    """Samples `own_bytes` every `EVERY_S` seconds inside a ``with`` block, since the system keeps no peak of it."""
 
     def __init__(self) -> None:
         self.start_bytes = self.peak_bytes = own_bytes()

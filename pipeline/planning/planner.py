@@ -116,7 +116,7 @@ def plan(
         tell(StageEnded("plan", seconds))
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes = [*left_out, *(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
-    if any(job.graph == "mapped" for job in jobs.values()):
+    if any(job.graph == "mapped" for job, _ in fitted.values()):
         notes.append("Memory of jobs that map the graph is without the pages of files, which the system can take back.")
     for label, (job, _) in fitted.items():
         if job.graph != first.graph:

@@ -286,7 +286,7 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
         )
     meter.steps = sum(isinstance(event, StepDone) for event in events)
     peak = peak_rss_bytes() + max(0, library - library_bytes())
-    if job.graph == "mapped":
+    if job.graph == "mapped" and own_memory.peak_bytes:
         peak = base + own_memory.peak_bytes - own_memory.start_bytes
     return replace(report, peak_rss_bytes=peak), meter
 

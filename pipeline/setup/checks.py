@@ -111,9 +111,6 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
     if why := SYSTEMS.find(system.name).no_relations:
         able = systems_for(links=task == "link", relations=True)
         raise InputError(f"{graph}, but system '{system.name}' {why}; use {able}")
-    given = set(getattr(system.fetch, "modes", ())) if isinstance(record, nn.Module) and job.ranks > 1 else set()
-    if one := given - {"auto", "halo"}:
-        raise InputError(f'sar.mode is "{min(one)}", but {graph}, read in one block; use "halo", or "auto"')
     if isinstance(system.sample, SampledByOwners):
         if not hasattr(sampler := system.sample.sampler, "by_relation"):
             raise InputError(
@@ -211,7 +208,7 @@ def check_metrics(train: Train, outline: Outline, code: OwnCode) -> None:
     for name in train.metrics:
         if name not in known and name not in code.metrics:
             raise InputError(
-                f"train.metrics has '{name}', but the task is {outline.task}; expected of {', '.join(known)}"
+                f"train.metrics has '{name}', but the task is {outline.task}; expected one of {', '.join(known)}"
             )
     if train.monitor is None:
         return

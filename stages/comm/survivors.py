@@ -156,6 +156,7 @@ class Survivors:
                 if self._store.check([_members(self._order + 1)]):
                     seen = min(seen, time.monotonic())
                 if time.monotonic() - seen >= patience_s and call.cancel():
+                    self._caller.end()  # should the call return after all
                     self._caller = _Caller()
                     raise PeerLostError(f"rank {self.rank} waited for a rank that is gone") from None
 

@@ -232,7 +232,7 @@ class Visits:
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
         ring = Ring(self._group, self._ahead_bytes)
-        mode = "halo" if reads_blocks(module) or self._share.types is not None else "rematerialize"
+        mode = "halo" if reads_blocks(module) else "rematerialize"
         return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._x
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:

@@ -71,6 +71,7 @@ def communities(graph: RowSource, gpus: int) -> Iterator[Communities]:
         del slices
         in_degree = np.concatenate(client.gather(degrees))
         has_neighbour = reduce(partial(submit, np.logical_or), joined).result()
+        del degrees, joined
         if gpus == 1:
             there = cache(lambda: submit(_on_one, frames, v))
             yield Communities(lambda a, r, s: submit(_found, there(), a, r, s).result(), in_degree, has_neighbour)
@@ -99,7 +100,7 @@ def _joined(rows: TakenRows, first: int, num_nodes: int) -> npt.NDArray[np.bool_
 
 def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Any:
     """The ends of each edge, the smaller first, on the GPU."""
-    import cudf  # pyright: ignore[reportMissingImports]
+    import cudf
 
     # Both directions of each pair are counted by indices of the same width.
     a, b = (ends.astype(index_dtype(max(num_nodes, 2 * num_edges))) for ends in _ends(rows, first))
@@ -108,8 +109,8 @@ def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Any:
 
 def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
     """Each pair once, in order, with the number of its rows as weight."""
-    import cudf  # pyright: ignore[reportMissingImports]
-    import cupy  # pyright: ignore[reportMissingImports]
+    import cudf
+    import cupy
 
     if not len(frame):
         return frame
@@ -123,8 +124,8 @@ def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
 
 def _on_one(frames: list[Any], num_nodes: int) -> Any:
     """The graph on one GPU."""
-    import cudf  # pyright: ignore[reportMissingImports]
-    import cugraph  # pyright: ignore[reportMissingImports]
+    import cudf
+    import cugraph
 
     graph = cugraph.Graph(directed=False)
     graph.from_cudf_edgelist(_merged(cudf.concat(frames, ignore_index=True), num_nodes), **NAMES)
@@ -134,7 +135,7 @@ def _on_one(frames: list[Any], num_nodes: int) -> Any:
 def _found(
     graph: Any, algorithm: Algorithm, resolution: float, seed: int
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    import cugraph  # pyright: ignore[reportMissingImports]
+    import cugraph
 
     return _on_host(_called(cugraph, graph, algorithm, resolution, seed))
 
@@ -142,11 +143,11 @@ def _found(
 @contextmanager
 def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Find]:
     # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
-    import cudf  # pyright: ignore[reportMissingImports]
-    import cugraph  # pyright: ignore[reportMissingImports]
-    import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
-    import cugraph.dask.comms.comms as comms  # pyright: ignore[reportMissingImports]
-    import dask_cudf  # pyright: ignore[reportMissingImports]
+    import cudf
+    import cugraph
+    import cugraph.dask as on_all
+    import cugraph.dask.comms.comms as comms
+    import dask_cudf
 
     @cache
     def made() -> Any:
@@ -156,6 +157,7 @@ def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) ->
         # All rows of a pair meet in one partition. Shuffled by tasks: p2p goes through Arrow in host memory.
         merge = partial(_merged, num_nodes=num_nodes)
         pieces = client.compute(edges.sort_values("low", sort_function=merge, shuffle_method="tasks").to_delayed())
+        frames.clear()  # the tasks keep what they need of them
         # Of a sorted collection Dask takes columns before they are sorted, and believes that all rows are kept.
         merged = dask_cudf.from_delayed(pieces, meta=empty, verify_meta=False)
         graph = cugraph.Graph(directed=False)

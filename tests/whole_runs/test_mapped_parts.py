@@ -67,8 +67,8 @@ def own_model(kind: str, job: Any) -> Own | None:
 
 
 def train_all(group: Any, runs: list[tuple[Any, ...]], data: Any, folder: Path) -> list[tuple[Any, int, int]]:
-    """Of each run the parameters' digest and the bytes counted, and how many arrays of the graph and of features were
-    mapped."""
+    """Train each run. Returns its parameters' digest and the bytes of features read, and the numbers of arrays of the
+    graph and of features that were mapped."""
     scratch.LEAST_BYTES, made, found = 1, [], []
     make = scratch.InFiles.__call__
 

@@ -251,11 +251,11 @@ def _check_relations(said: str, layer: nn.Module, types: GraphTypes) -> None:
         if relation not in types.relations:
             raise InputError(
                 f"{said} has a {name} for the relation {','.join(relation)}, which the graph does not have; "
-                f"expected of {'; '.join(map(','.join, types.relations))}"
+                f"expected one of {'; '.join(map(','.join, types.relations))}"
             )
         if reads_edge_attr(conv) and not (types.edge_widths and types.edge_widths[types.relations.index(relation)]):
             raise InputError(
-                f"{said} has a {name} that reads features of edges, but those of {','.join(relation)} have none"
+                f"{said} has a {name} that reads features of edges, but edges of {','.join(relation)} have none"
             )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from millrace.pipeline.planning.own_memory import OwnMemory
 from millrace.storage.store.scratch import InFiles
@@ -11,6 +12,9 @@ SIZE = 32 << 20
 
 
 def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    if max((place, kind) for place, kind in mounts if tmp_path.is_relative_to(place))[1] == "tmpfs":
+        pytest.skip("temporary files are in memory here")
     with OwnMemory() as mapped:
         InFiles(tmp_path)(SIZE, np.int8)[...] = 1
     with OwnMemory() as held:

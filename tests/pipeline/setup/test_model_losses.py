@@ -98,7 +98,7 @@ def test_options_would_not_reach_a_loss_of_ones_own():
 @pytest.mark.parametrize(
     ("task", "options", "sentence"),
     [
-        ("regression", {"metrics": ["auc"]}, "has 'auc', but the task is regression; expected of rmse, mae"),
+        ("regression", {"metrics": ["auc"]}, "has 'auc', but the task is regression; expected one of rmse, mae"),
         ("multiclass", {"metrics": ["rmse"]}, "train.metrics has 'rmse', but the task is multiclass"),
         ("regression", {"monitor": "accuracy"}, "train.monitor is 'accuracy'; expected one of rmse, mae, r2, loss"),
         ("multiclass", {"monitor": "r2"}, r"expected one of accuracy, loss, macro_f1, .*\(the task is multiclass\)"),
