@@ -22,7 +22,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
         dataset: has the splits and the names.
 
     Raises:
-        InputError: anything else, or an id outside [0, V).
+        InputError: anything else, an id outside [0, V), or a name that nodes of several types have.
     """
     if nodes is None or (isinstance(nodes, str) and nodes == "all"):
         return np.arange(num_nodes, dtype=np.int64)
@@ -31,7 +31,12 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     found = _array(nodes)
     if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:
         # Nodes of other types may have the same names.
-        return NodeNames.of(dataset.node_names).between(range(num_nodes)).find(found.reshape(-1).tolist())
+        names, wanted = NodeNames.of(dataset.node_names).between(range(num_nodes)), found.reshape(-1).tolist()
+        if dataset.graph.types is not None and (name := names.repeated(wanted)) is not None:
+            raise InputError(
+                f"nodes of several types are called '{name}'; give the name of a node type, or in Python ids"
+            )
+        return names.find(wanted)
     if found.dtype.kind == "U":
         raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
     if found.dtype == object and found.size and all(type(v) is int for v in found.flat):

@@ -124,6 +124,16 @@ class NodeNames(Sequence[str]):
             )
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
 
+    def repeated(self, names: Iterable[str]) -> str | None:
+        """One of `names` that several nodes have; None if there is none."""
+        import pyarrow as pa
+        import pyarrow.compute
+
+        compute: Any = pyarrow.compute
+        own = self.as_arrow()
+        found = own.filter(compute.is_in(own, value_set=pa.array([str(name) for name in names], pa.large_string())))
+        return next((str(one["values"]) for one in found.value_counts() if one["counts"].as_py() > 1), None)
+
     def as_arrow(self) -> Any:
         """The names as a `pyarrow.LargeStringArray`, without a copy."""
         import pyarrow as pa

@@ -240,7 +240,7 @@ def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore
     record["relations"] = ", ".join(f"{' '.join(r)} {n}{w}" for r, n, w in zip(types.relations, edges, of_edges))
     if types.pair_relations:
         pairs, *reverses = (" ".join(types.relations[r]) for r in types.pair_relations)
-        record["pairs of"] = pairs + (f", and turned round {' and '.join(reverses)}" if reverses else "")
+        record["pairs of"] = pairs + (f", reversed by {' and '.join(reverses)}" if reverses else "")
 
 
 def _labels(task: str, number: int) -> dict[str, str]:

@@ -38,8 +38,8 @@ def link_dataset(
     and all edges stay in the graph.
 
     In a graph with several types, pairs are of one relation, with ids, or names, within the types of its source and
-    destination. Edges of relations that have its edges turned round are left out with them: those called ``rev_NAME``,
-    or with the same pairs.
+    destination. Edges of relations that have its edges reversed are left out with them: those called ``rev_NAME``, or
+    with the same pairs.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.
@@ -124,16 +124,15 @@ def _timed(
 
 
 def _check_reverse_times(graph: Graph) -> None:
-    """Raise InputError if pairs have times and the same edges turned round have none, so that they would tell of pairs
-    to come."""
+    """Raise InputError if pairs have times and their reverses have none, so that they would reveal later pairs."""
     if graph.types is None or graph.edge_time is None:
         return
     relation, *reverses = (graph.types.relations[r] for r in graph.types.pair_relations)
     for r, reverse in zip(graph.types.pair_relations[1:], reverses):
         if (graph.edge_time[graph.edge_type == r] == ALWAYS[graph.edge_time.dtype]).any():
             raise InputError(
-                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, which are the same "
-                "turned round, have none, and would tell of pairs to come; give edge_times of both"
+                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, their reverses, "
+                "have none, so they would reveal later pairs; give edge_times of both"
             )
 
 
@@ -210,7 +209,7 @@ def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
 
 def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
     """The graph without the edges of some pairs; with `symmetric`, without their reverses too. With types, without
-    those of the pairs' relation, and of the relations that have its edges turned round."""
+    those of the pairs' relation, and of the relations that have its edges reversed."""
     if not len(pairs):
         return graph
     gone = contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))

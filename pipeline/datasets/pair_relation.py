@@ -43,19 +43,20 @@ def _number(name: str, types: GraphTypes, relation: str | RelationType | None) -
 
 
 def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) -> list[int]:
-    """The relations that have the edges of a relation turned round. `notes` gets these, and others that have most of
-    its pairs."""
+    """The relations that have the edges of a relation, reversed. `notes` gets these, and others that have most of its
+    pairs, whichever way."""
     source, name, destination = types.relations[number]
     pairs, found = _keys(graph, number), []
     for r, (src, other, dst) in enumerate(types.relations):
-        turned, text = (src, dst) == (destination, source), ",".join(types.relations[r])
-        if r == number or not (turned or (src, dst) == (source, destination)):
+        turned, same = (src, dst) == (destination, source), (src, dst) == (source, destination)
+        if r == number or not (turned or same):
             continue
-        keys = _keys(graph, r, turned)
-        if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(keys, pairs)):
+        text, none = ",".join(types.relations[r]), pairs[:0]
+        back, forth = _keys(graph, r, turned=True) if turned else none, _keys(graph, r) if same else none
+        if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(back, pairs)):
             found.append(r)
-            notes.append(f"Edges of {text} are taken for those of {name} turned round.")
-        elif len(pairs) and (share := contains(keys, pairs).mean()) >= 0.5:
+            notes.append(f"Edges of {text} are treated as the reverses of {name}, and held out with them.")
+        elif len(pairs) and (share := (contains(back, pairs) | contains(forth, pairs)).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
                 "before the pair, leave the relation out."
@@ -64,7 +65,7 @@ def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) ->
 
 
 def _keys(graph: Graph, relation: int, turned: bool = False) -> PairArray:
-    """Ascending keys of a relation's distinct edges, or of these turned round."""
+    """Ascending keys of a relation's distinct edges, or of these reversed."""
     keys = edge_keys(graph)[np.flatnonzero(graph.edge_type == relation)]
     if turned:
         source, destination = np.divmod(keys, max(1, graph.num_nodes))

@@ -140,7 +140,9 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
         return read_sets(Path(pairs).expanduser(), dataset)
     for name in pairs:
         if name not in (*SETS, *TIMES):
-            raise InputError(f"pairs has '{name}'; expected of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}")
+            raise InputError(
+                f"pairs has '{name}'; expected one of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
+            )
     given = {name: rows for name, rows in pairs.items() if rows is not None}
     for name in [n for n in SPLITS if hasattr(given.get(n), "is_undirected")]:  # a PyG Data or HeteroData
         split = _of_pyg(given.pop(name), dataset, name)
@@ -159,7 +161,7 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     if "edge_label_index" not in data:
         raise InputError(f"{where} has no edge_label_index; expected pairs [2, N], as RandomLinkSplit makes them")
     pairs = data["edge_label_index"].detach().cpu().numpy().T
-    labels = np.asarray(data["edge_label"]) if "edge_label" in data else np.ones(len(pairs))
+    labels = data["edge_label"].detach().cpu().numpy() if "edge_label" in data else np.ones(len(pairs))
     negatives = pairs[labels == 0]
     return {name: pairs[labels != 0], **({f"{name}_negatives": negatives} if len(negatives) else {})}
 

@@ -103,8 +103,8 @@ def embed(
     Args:
         run: as in `predict`.
         dataset: as in `predict`.
-        nodes: as in `predict`; of links in a graph with several types also the name of a node type, whose nodes then
-            have their ids within it. Other ids there go through the types one after the other.
+        nodes: as in `predict`. For links on a graph with several types, the name of a node type is allowed too, and ids
+            are then those within it; other ids count through all types in order.
         layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L for links.
         model: as in `predict`.
         workers: as in `predict`.

@@ -113,7 +113,10 @@ def predict_to_file(
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
-    wanted, shared = _parsed(nodes, data), {"workers": workers, "scheduler": scheduler, "cluster": cluster}
+    wanted, shared = (
+        _parsed(nodes, data, trained.result.task),
+        {"workers": workers, "scheduler": scheduler, "cluster": cluster},
+    )
     if embeddings:
         found = embed(trained, data, wanted, **shared, emit=emit)
         found.write(out)
@@ -140,12 +143,13 @@ def check_new_file(out: Path, embeddings: bool = False) -> None:
         raise InputError(f"{out.parent} is not a folder; choose another --out")
 
 
-def _parsed(nodes: str | None, data: Dataset) -> Any:
+def _parsed(nodes: str | None, data: Dataset, task: str) -> Any:
+    """Nodes of the command line, for a run of a task."""
     if nodes is None or nodes in SPLITS:
         return nodes
     if nodes == "all":
         return None
-    if data.task == "link" and data.graph.types is not None and nodes in data.graph.types.node_types:
+    if task == "link" and data.graph.types is not None and nodes in data.graph.types.node_types:
         return nodes
     parts = [part.strip() for part in nodes.split(",")]
     # Where nodes have names, `7` is a name and not an id: files of predictions contain names.

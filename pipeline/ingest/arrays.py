@@ -140,7 +140,7 @@ class Matrix(NamedTuple):
     kind: FeatureDtype | None = None
     """Rows are narrowed to it when they are written; digests are those of the rows as they are read again."""
     suffix: str = ""
-    """Behind the name of the array or file: those of a node type have one each."""
+    """Suffix of the name of the array or file, one for each node type."""
     nodes_before: int = 0
     """Nodes of the types before."""
     num_nodes: int | None = None

@@ -239,7 +239,8 @@ def convert(
 
     Files of edges and nodes, Parquet or CSV, of one type or several, are read in pieces and sorted on disk: memory
     grows with neither edges nor features. Everything else is opened by `open_dataset` first, and so are tables with
-    ``components=largest``, ``normalize_features=standard`` or ``edges_on=gpu``. The store is the same, to the bit.
+    times, ``task=link``, ``components=largest``, ``normalize_features=standard`` or ``edges_on=gpu``. The store is
+    the same, to the bit.
 
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 

@@ -100,7 +100,7 @@ class EdgeTable:
     number: int = 0
     """Number of the relation."""
     reverse: int | None = None
-    """Number of the relation of the same edges turned round, if there is one."""
+    """Number of the relation of the same edges reversed, if there is one."""
 
 
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:

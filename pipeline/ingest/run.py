@@ -49,6 +49,7 @@ from ..datasets.readers.parquet import (
     label_columns,
     labels_of,
     numbers_of,
+    text_without_ids,
 )
 from . import edges as edge_tasks
 from . import features as feature_tasks
@@ -162,38 +163,38 @@ class Ingest:
         if not are_text(types):
             return False
         if "nodes.id" not in types:
-            raise InputError(
-                f"{path}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges "
-                "call it by"
-            )
+            raise text_without_ids(f"{path}: ")
         return True
 
     def _id_column(self, table: Table, stage: str, key: str) -> IdColumn:
         numbers = table.from_csv and self.flags[stage][key]
         return IdColumn(table.empty.schema.field(key).type, table.from_csv, numbers)
 
-    def _edge_table(
-        self, table: Table, columns: tuple[str, ...], row_bytes: int = 0, relation: RelationType | None = None
-    ) -> EdgeTable:
-        """The rows of a table of edges in pieces, and the width of their features, which take `row_bytes` or more."""
+    def _edge_table(self, table: Table, columns: tuple[str, ...], relation: RelationType | None = None) -> EdgeTable:
+        """The rows of a table of edges in pieces, and the width of their features."""
         weighted = "weight" in table.empty.column_names
         if weighted:
             numbers_of(table.empty["weight"], f"{table.called}.weight")
         weighted = weighted and self.settings.options.edge_weights == "use"
-        row = 4 * len(columns) + 2 * table.row_bytes if columns else 0
-        batch = self.budget.edge_batch(weighted, max(row, row_bytes))
-        spans = spans_of(table, self.budget.span(batch, table.rows))
         rows = feature_rows(table.empty, columns, table.called)
-        own = EdgeTable(table, tuple(spans), batch, weighted, columns, relation, 0 if rows is None else rows.shape[1])
+        width = 0 if rows is None else rows.shape[1]
+        own = self._in_pieces(EdgeTable(table, (), 0, weighted, columns, relation, width))
         if not columns or not table.rows:
             return own
         try:
-            return replace(own, width=feature_tasks.feature_width(table, spans, columns))
+            return replace(own, width=feature_tasks.feature_width(table, own.spans, columns))
         except UnequalListsError as e:
             raise self._explained(own) from e
 
+    def _in_pieces(self, own: EdgeTable, row_bytes: int = 0) -> EdgeTable:
+        """A table of edges whose rows are in pieces, where the features of a row take `row_bytes` or more."""
+        row = 4 * len(own.columns) + 2 * own.table.row_bytes if own.columns else 0
+        batch = self.budget.edge_batch(own.weighted, max(row, row_bytes))
+        return replace(own, batch_rows=batch, spans=tuple(spans_of(own.table, self.budget.span(batch, own.table.rows))))
+
     def _check_space(self, nodes: Sequence[NodeTable], work: edge_tasks.EdgeWork, turned: bool) -> None:
-        """Raise InputError unless there is space for spilled and sorted edges, `turned` round too, and the store."""
+        """Raise InputError unless there is space for spilled and sorted edges, reversed ones too if `turned`, and the
+        store."""
         spilled, placed = edge_tasks.edge_bytes(work, turned)
         total = sum(own.table.rows for own in self.tables)
         # Features made of degrees have two columns.
@@ -416,7 +417,7 @@ class Written:
 
 
 def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:
-    """Sampled rows of all types, with zeros beyond the columns of each."""
+    """Sampled rows of all types, with zeros beyond the columns of each; of types without features, one column."""
     found = [each.matrix.sample() for each in features]
-    width = max(1, *(rows.shape[1] for rows in found)) if len(found) > 1 else found[0].shape[1]
+    width = max(1, *(rows.shape[1] for rows in found))
     return np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in found])

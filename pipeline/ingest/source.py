@@ -101,7 +101,9 @@ def find_source(path: Path | str, options: ReadOptions) -> Source:
     """The files of a folder of tables, or of a URL; or a file of edges and the one of nodes beside it. Raises
     InputError."""
     at_url = isinstance(path, str)
-    names = names_at(path) if at_url else [f.name for f in path.iterdir()] if path.is_dir() else []
+    names = [f.name for f in path.iterdir()] if not at_url and path.is_dir() else []
+    if at_url:
+        names = [name for name in names_at(path) if name.endswith(".parquet")]
     if are_typed(names):
         return _typed_source(path, names)
     check_no_target(options)
@@ -120,11 +122,8 @@ def find_source(path: Path | str, options: ReadOptions) -> Source:
 
 def _typed_source(path: Path | str, names: list[str]) -> Source:
     """The files of a folder, or of a URL, of tables of several types, whose names are given."""
-    at_url = isinstance(path, str)
-    name = PurePosixPath(path).name if at_url else path.resolve().name
+    name = PurePosixPath(path).name if isinstance(path, str) else path.resolve().name
     with about(name):
-        if at_url:
-            names = [n for n in names if n.endswith(".parquet")]
 
         def files(names: list[str]) -> tuple[File, ...]:
             return tuple(UrlFile(path, n) if isinstance(path, str) else path / n for n in names)

@@ -15,7 +15,7 @@ from ..datasets.cleaning.edges import IGNORED, WeightFaults, check_weights
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
-from ..datasets.readers.parquet import column_of, feature_rows, labels_of
+from ..datasets.readers.parquet import column_of, feature_rows, labels_of, text_without_ids
 from ..datasets.readers.typed_tables import (
     about,
     check_ends,
@@ -28,7 +28,6 @@ from ..datasets.readers.typed_tables import (
     no_nodes,
     target_of,
     tell_unread,
-    text_without_ids,
     title_of,
 )
 from . import edges as edge_tasks
@@ -144,7 +143,7 @@ class TypedIngest(Ingest):
         with about(f"node type '{node_type}'"):
             found = are_text(columns)
             if found and "nodes.id" not in columns:
-                raise text_without_ids(node_type)
+                raise text_without_ids(nodes=f"nodes-{node_type}")
         return found
 
     def _make_types(self, edges: Mapping[RelationType, Table], columns: Mapping[RelationType, Sequence[str]]) -> None:
@@ -152,10 +151,10 @@ class TypedIngest(Ingest):
         self.tables = []
         for key, table in edges.items():
             with about(f"relation {','.join(key)}"):
-                self.tables.append(self._edge_table(table, tuple(columns[key]), relation=key))
+                self.tables.append(self._edge_table(table, tuple(columns[key]), key))
         widest = max(own.width for own in self.tables)
         if widest:  # rows of all relations are so wide
-            self.tables = [self._edge_table(t.table, t.columns, 4 * widest, t.relation) for t in self.tables]
+            self.tables = [self._in_pieces(own, 4 * widest) for own in self.tables]
         turned = self.settings.options.direction == "undirected"
         relations = tuple(edges)
         both = (*relations, *(reversed_relations(self.source.name, relations) if turned else ()))

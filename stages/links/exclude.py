@@ -24,7 +24,7 @@ OfPairs = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.bool_]]
 class WithoutOwnEdges:
     """A sampler whose minibatches lack the edges of their positive pairs and the reverses, all of them where there are
     several. In a graph with types these are edges of the pairs' relation and of the relations that have its edges
-    turned round; edges of other relations between the same nodes stay.
+    reversed; edges of other relations between the same nodes stay.
 
     They are taken out of the drawn sample, as DGL does. The rest is a uniform sample of the other in-edges, in which a
     row may have fewer than its fanout; weights estimate the sum over the other in-edges without bias, as they did over
@@ -66,13 +66,13 @@ class WithoutOwnEdges:
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
         drawn, types = self.inner.sample(graph, request, kernel, workspace), graph.types
-        return _left(drawn, request, types, lambda ids: _relations(graph)[ids])
+        return _left(drawn, request, types, lambda ids, _: _relations(graph)[ids])
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
         drawn, types = self.inner.sample_by_owners(owners, request), owners.rows.graph.types
         # Edges of other ranks name their relations: see `sample.remote_nodewise`.
-        return _left(drawn, request, types, lambda ids: ids % (1 if types is None else types.num_relations))
+        return _left(drawn, request, types, lambda ids, own: ids % own.num_relations)
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises InputError: edges are taken out on the host."""
@@ -88,15 +88,15 @@ def _left(
     drawn: Bulk,
     request: BulkRequest,
     types: GraphTypes | None,
-    relations: Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]],
+    relations: Callable[[npt.NDArray[np.integer], GraphTypes], npt.NDArray[Any]],
 ) -> Bulk:
     assert isinstance(request, LinkRequest)
 
-    def of_pairs(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    def may_be_own(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         assert types is not None
-        return np.isin(relations(ids), types.pair_relations)
+        return np.isin(relations(ids, types), types.pair_relations)
 
-    among = None if types is None else of_pairs
+    among = None if types is None else may_be_own
     left = tuple(without_pairs(m, p, among) for m, p in zip(drawn.minibatches, request.positives, strict=True))
     return replace(drawn, minibatches=left)
 

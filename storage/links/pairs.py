@@ -91,10 +91,15 @@ def check_pairs(labels: npt.NDArray[Any], num_nodes: int, types: GraphTypes | No
     if len(labels) and (ends.min() < 0 or ends.max() >= num_nodes):
         raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
     if types is not None and not types.pair_relations:
-        raise InputError("pairs are of a graph with several types, which does not say of which relation")
+        raise InputError(
+            "the graph has several types, but no relation of the pairs is set; make the dataset with "
+            "link_dataset(relation=...)"
+        )
     for name, column, nodes in zip(("sources", "destinations"), ends.T, node_ranges(types, num_nodes)):
         if len(labels) and (column.min() < nodes.start or column.max() >= nodes.stop):
-            raise InputError(f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected {nodes}")
+            raise InputError(
+                f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected [{nodes.start}, {nodes.stop})"
+            )
     if len(labels) and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
         raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
 
@@ -123,7 +128,7 @@ def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> Pai
 
 def of_pairs(graph: Graph, reverses: bool = False) -> slice | npt.NDArray[np.int64]:
     """Positions of the edges that are pairs of a link task: all; with types, those of the pairs' relation, and with
-    `reverses` those of the relations that have the same edges turned round, too."""
+    `reverses` those of the relations that have the same edges reversed, too."""
     if graph.types is None or graph.edge_type is None:
         return slice(None)
     relations = graph.types.pair_relations

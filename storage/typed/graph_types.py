@@ -31,7 +31,7 @@ class GraphTypes:
     """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
     pair_relations: tuple[int, ...] = ()
     """Numbers of the relations whose edges are pairs of a link task: the one that is predicted, then those that have
-    its edges turned round. Empty for other tasks."""
+    its edges reversed. Empty for other tasks."""
 
     @property
     def num_relations(self) -> int:

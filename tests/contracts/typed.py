@@ -16,7 +16,7 @@ from millrace.storage.typed.graph_types import GraphTypes
 @st.composite
 def typed_graphs(draw: st.DrawFn, linked: bool = False) -> Graph:
     """Types without nodes, relations without edges, two relations between the same types, self loops, multi-edges. With
-    `linked`, relation 0 is that of pairs, and the last one has its edges turned round, and one more where it can."""
+    `linked`, relation 0 is that of pairs, and the last one has its edges reversed, and one more where it can."""
     counts = draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
     counts[0] = max(1, counts[0])
     names = [f"t{i}" for i in range(len(counts))]

@@ -11,6 +11,7 @@ from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
+from millrace.storage.typed.graph_types import GraphTypes
 
 MASK = np.array([False, True, False, True])
 
@@ -67,6 +68,17 @@ def test_anything_else_is_a_sentence(nodes, phrase):
 def test_a_graph_alone_has_no_splits():
     with pytest.raises(InputError, match="nodes are 'test'"):
         node_ids("test", 4)
+
+
+def test_a_name_of_several_types_is_refused():
+    graph = replace(from_edges([0, 1], [1, 2], 4), types=GraphTypes(("a", "b"), (0, 2, 4), (("a", "r", "b"),)))
+    named = replace(dataset(), graph=graph, node_names=("ada", "bob", "cyd", "ada"))
+    assert node_ids(["cyd", "bob"], 4, named).tolist() == [2, 1]
+    assert node_ids(["ada"], 2, named).tolist() == [0]
+    with pytest.raises(
+        InputError, match="nodes of several types are called 'ada'; give the name of a node type, or in Python ids"
+    ):
+        node_ids(["bob", "ada"], 4, named)
 
 
 def test_nodes_by_name():

@@ -193,7 +193,7 @@ def test_with_times_nothing_later_tells_of_a_pair(tmp_path):
     at = [mr.predict_links(result, asked, data, times=np.full(300, 20)).scores for data in (None, other)]
     late = mr.predict_links(result, asked, other, times=np.full(300, 30)).scores
     assert np.array_equal(*at) and (late != at[0]).any()
-    with pytest.raises(InputError, match="edges of item,by,user, which are the same turned round, have none"):
+    with pytest.raises(InputError, match="edges of item,by,user, their reverses, have none, so they would reveal"):
         links(item, reverse=False)
 
 
@@ -232,7 +232,7 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
         ("edges-user-buys-item", "src,dst", [f"ann{u},{v}" for u, v in ends]),
         ("edges-user-knows-user", "src,dst", [f"ann{u},ann{(u + 1) % 15}" for u in range(15)]),
         ("nodes-user", "id,x0", [f"ann{u},{u % 3}" for u in range(15)]),
-        ("nodes-item", "id,x0,x1", [f"{v},1,{v % 3}" for v in range(20)]),
+        ("nodes-item", "id,x0,x1,label", [f"{v},1,{v % 3},{v % 2}" for v in range(20)]),
     ):
         (folder / f"{name}.csv").write_text("\n".join([head, *rows, ""]))
     job = ["--set", "task=link", "--set", "relation=buys", "--set", "read.direction=undirected"]
@@ -240,7 +240,7 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
     code, _, error = command("convert", folder, "--out", store, *job)
     assert code == 0, error
     described = " ".join(command("inspect", store)[1].split())
-    assert "pairs of user buys item, and turned round item rev_buys user" in described
+    assert "pairs of user buys item, reversed by item rev_buys user" in described
     model = ["--model", "rgcn", "--fanout", "3,2", "--epochs", "2", "--set", "link.width=4", "--set", "threads=1"]
     code, out, error = command("run", "--dataset", store, *model, "--out", run, "--json")
     assert code == 0 and json.loads(out)["task"] == "link", error
@@ -255,6 +255,10 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
     rows = tmp_path / "users.npy"
     assert command("predict", run, "--embeddings", "--nodes", "user", "--out", rows)[0] == 0
     assert np.load(rows).shape == (15, 4)
+    plain, again = tmp_path / "plain", tmp_path / "again.npy"  # of the classes of items, with the same types
+    assert command("convert", folder, "--out", plain, "--set", "read.direction=undirected")[0] == 0
+    code, _, error = command("predict", run, "--embeddings", "--nodes", "user", "--dataset", plain, "--out", again)
+    assert code == 0 and np.load(again).shape == (15, 4), error
     asked.write_text("src,dst\n7,ann3\n")
     new = ["--out", tmp_path / "n.csv"]
     for arguments, said in (

@@ -84,7 +84,7 @@ def clean_typed(
         options: treatment of defects of features, labels and splits.
         split: see `make_split`.
         seed: of a random split.
-        add_reverse: add the relation ``rev_NAME`` with all edges turned round, for each relation.
+        add_reverse: add the relation ``rev_NAME`` with all edges reversed, for each relation.
 
     Raises:
         InputError: names the relation or node type with the defect.

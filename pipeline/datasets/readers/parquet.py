@@ -103,10 +103,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     if ids is not None and is_text(ids.type):
         names, ends = numbered_by_name(ids, columns)
     elif is_text(columns["edges.src"].type):
-        raise InputError(
-            f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges "
-            "call it by"
-        )
+        raise text_without_ids(f"{source}: ")
     else:
         ends = {what: column.to_numpy() for what, column in columns.items()}
         if ids is not None:
@@ -117,6 +114,14 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     given |= {"edge_time": times_of(edges, options.edge_time, "edges", source), "node_time": node_time, "split": split}
     raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, of_edges, **given)
     return _finished(raw, order, names, class_names, notes)
+
+
+def text_without_ids(where: str = "", nodes: str = "nodes") -> InputError:
+    """Error for edges that call nodes by text which their table, called `nodes`, does not have. Begins with `where`."""
+    return InputError(
+        f"{where}the ends of edges are text, but {nodes} has no column 'id'; give each node the id that edges call it "
+        "by"
+    )
 
 
 def _empty(path: Path) -> pa.Table:

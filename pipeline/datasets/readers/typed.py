@@ -55,10 +55,10 @@ def from_relations(
         train: ids or a mask of nodes of the target type; if train, val and test are all None, there is no stored split.
         val: see `train`.
         test: see `train`.
-        add_reverse: add the relation ``rev_NAME`` with all edges turned round, for each relation.
+        add_reverse: add the relation ``rev_NAME`` with all edges reversed, for each relation.
         name: name of the dataset.
         options: treatment of defects of features, labels and splits.
-        split: see `open_dataset`.
+        split: of the labelled nodes, see `open_dataset`.
         seed: seed of a random split.
 
     Raises:
@@ -68,8 +68,8 @@ def from_relations(
     if options.target not in (None, target):
         raise InputError(f"{name}: target is '{target}' and the option target '{options.target}'; expected one of them")
     stored = {part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
-    if (labels is None) != (target is None) or (labels is None and stored):
-        raise InputError(f"{name}: labels, target and train, val, test go together; give both labels and target")
+    if (labels is None) != (target is None) or (labels is None and (stored or split is not None)):
+        raise InputError(f"{name}: labels, target and train, val, test, split go together; give both labels and target")
     y = None if labels is None else np.asarray(labels)
     raw = TypedRaw(edges, y, target, num_nodes or {}, features or {}, edge_weights or {}, stored)
     raw = replace(raw, edge_features=edge_features or {}, edge_times=edge_times or {}, node_times=node_times or {})

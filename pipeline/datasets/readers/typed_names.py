@@ -32,7 +32,7 @@ def _parsed(name: str) -> tuple[tuple[str, ...], int] | None:
     return None
 
 
-def files_by_types(names: Iterable[str], parts: int) -> dict[tuple[str, ...], list[str]]:
+def _files_by_types(names: Iterable[str], parts: int) -> dict[tuple[str, ...], list[str]]:
     """Files among those of a folder, by the types in their names: `parts` is 3 of edges, 1 of nodes.
 
     Raises:
@@ -52,9 +52,9 @@ def files_by_types(names: Iterable[str], parts: int) -> dict[tuple[str, ...], li
 
 def node_files(names: Iterable[str]) -> dict[str, list[str]]:
     """Files of each node type, in the order of their names. Raises InputError for a name of another form."""
-    return {types[0]: files for types, files in files_by_types(names, 1).items()}
+    return {types[0]: files for types, files in _files_by_types(names, 1).items()}
 
 
 def edge_files(names: Iterable[str]) -> dict[RelationType, list[str]]:
     """Files of each relation, likewise."""
-    return {(types[0], types[1], types[2]): files for types, files in files_by_types(names, 3).items()}
+    return {(types[0], types[1], types[2]): files for types, files in _files_by_types(names, 3).items()}

@@ -32,6 +32,7 @@ from .parquet import (
     numbers_as_names,
     numbers_of,
     split_codes,
+    text_without_ids,
 )
 from .tables import read_table
 from .typed_names import edge_files, node_files
@@ -260,7 +261,7 @@ def _numbered(
     if ids is not None and is_text(ids.type):
         own.names, ends = numbered_by_name(ids, columns)
     elif any(is_text(column.type) for column in columns.values()):
-        raise text_without_ids(node_type)
+        raise text_without_ids(nodes=f"nodes-{node_type}")
     else:
         ends, count = {text: column.to_numpy() for text, column in columns.items()}, own.table.num_rows
         gaps = None
@@ -276,14 +277,6 @@ def _numbered(
             if (outside := (found < 0) | (found >= count)).any():
                 raise unknown(int(outside.sum()), text, str(found[outside][0]))
     return {by_text[text]: numbers for text, numbers in ends.items()}
-
-
-def text_without_ids(node_type: str) -> InputError:
-    """Error for edges that call nodes by text which the nodes do not have."""
-    return InputError(
-        f"the ends of edges are text, but nodes-{node_type} has no column 'id'; give each node the id that edges call "
-        "it by"
-    )
 
 
 def check_named_of_edges(options: ReadOptions, tables: Iterable[pa.Table]) -> None:
@@ -302,7 +295,7 @@ def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], opti
     every = {c for table in tables for c in table.column_names}
     if named is not None and named != ("*",) and (absent := [c for c in named if c not in every]):
         raise InputError(
-            f"{option} has '{absent[0]}', which no {what} has; expected of {_listed(every)}"
+            f"{option} has '{absent[0]}', which no {what} has; expected one of {_listed(every)}"
             f"{nearest(absent[0], sorted(every))}"
         )
 

@@ -100,11 +100,17 @@ def test_reverses_are_those_by_name_or_with_the_same_pairs():
     turned = {**ENDS, ("item", "bought_by", "user"): ENDS[BUYS][::-1], ("item", "seen_by", "user"): ENDS[SEES][::-1]}
     links = mr.link_dataset(shop(turned), relation="buys")
     assert links.graph.types.pair_relations == (0, 2)
-    assert any("item,bought_by,user are taken for those of buys turned round" in note for note in links.notes)
+    assert any("item,bought_by,user are treated as the reverses of buys, and held out" in note for note in links.notes)
     longer = np.hstack([ENDS[BUYS][::-1], ENDS[SEES][::-1]])
     links = mr.link_dataset(shop({**ENDS, ("item", "met", "user"): longer}), relation="buys")
     assert links.graph.types.pair_relations == (0,)
     assert any("item,met,user join 100% of the pairs of buys too, and stay" in note for note in links.notes)
+    likes, knows = ("user", "likes", "user"), ("user", "knows", "user")
+    links = mr.link_dataset(
+        shop({likes: ([0, 1, 2], [1, 2, 3]), knows: ([1, 1, 4], [0, 2, 5])}), relation="likes", split="fraction:0.4,0.3"
+    )
+    assert links.graph.types.pair_relations == (0,)
+    assert any("user,knows,user join 67% of the pairs of likes too" in note for note in links.notes)
     assert mr.link_dataset(shop(turned), relation="bought_by").graph.types.pair_relations == (2, 0)
     assert mr.link_dataset(shop(), relation="buys").graph.types.pair_relations == (0,)
 
@@ -138,6 +144,7 @@ def test_sets_as_pyg_splits_them():
     back = ("item", "rev_buys", "user")
     split = transforms.RandomLinkSplit(0.1, 0.2, edge_types=[BUYS], rev_edge_types=[back], neg_sampling_ratio=0.2)
     parts = dict(zip(SPLITS, split(data)))
+    parts["val"][BUYS].edge_label.requires_grad_()  # as one on a GPU, it is no array until it is detached and copied
     plain = mr.from_pyg(parts["train"], options=ReadOptions(task="link"))
     links = mr.link_dataset(plain, pairs=parts, relation=BUYS)
     assert links.graph.num_edges == plain.graph.num_edges
@@ -160,7 +167,8 @@ def test_other_mistakes():
         (lambda: mr.link_dataset(plain, relation="r"), "has one type of edges; leave it out"),
         (lambda: mr.link_dataset(links, relation="buys"), "split already; leave relation out"),
         (lambda: mr.open_dataset(shop(), options=typed), "relation is 'buys', but the task is not"),
-        (lambda: shop(train=[0]), "labels, target and train, val, test go together"),
+        (lambda: shop(train=[0]), "labels, target and train, val, test, split go together"),
+        (lambda: shop(split="random:1,1"), "labels, target and train, val, test, split go together"),
         (lambda: mr.run(shop(), model="rgcn", verbose=False), "the train split is empty"),
     ):
         with pytest.raises(InputError, match=sentence):

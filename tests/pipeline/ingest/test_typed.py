@@ -132,6 +132,22 @@ def test_a_killed_ingest_goes_on(tmp_path, monkeypatch):
     assert contents(tmp_path / "got") == contents(tmp_path / "want")
 
 
+def test_one_node_type_with_and_without_features(tmp_path, monkeypatch):
+    """The store is that of the reader in memory; no relation's footers are read again for the widest one's batches."""
+    described, edge_table = [], typed.TypedIngest._edge_table
+    monkeypatch.setattr(
+        typed.TypedIngest, "_edge_table", lambda self, *given: described.append(given) or edge_table(self, *given)
+    )
+    ends = {"src": [0, 1, 1], "dst": [1, 0, 1]}
+    for columns in ({}, {"x0": [0.5, 1.0]}):
+        folder = tmp_path / f"g{len(columns)}"
+        folder.mkdir()
+        pq.write_table(pa.table({"label": [0, 1], "split": ["train", "test"], **columns}), folder / "nodes-a.parquet")
+        pq.write_table(pa.table({**ends, "x0": [1.0, 2.0, 3.0]} if columns else ends), folder / "edges-a-r-a.parquet")
+        same(folder, tmp_path, ReadOptions(edge_feature_columns="x0" if columns else None))
+    assert len(described) == 2
+
+
 def test_too_many_nodes_for_a_key_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "g"
     options = graph(folder, 17)

@@ -104,6 +104,16 @@ def test_tables_of_several_types(here, s3):
         mr.convert(f"s3://{BUCKET}/in/typed", "x", verbose=False)
 
 
+def test_typed_tables_of_other_kinds_at_a_url(here, s3):
+    """Only Parquet is read there, so these are no tables."""
+    node, edge = "nodes-user", "edges-user-knows-user"
+    for name in (f"csv/{node}.csv", f"csv/{edge}.csv", f"some/{node}.csv", f"some/{edge}.parquet"):
+        s3.put_object(Bucket=BUCKET, Key=name, Body=b"")
+    for folder, stem in (("csv", "edges"), ("some", "nodes")):
+        with pytest.raises(InputError, match=rf"{folder} holds no {stem}\*\.parquet"):
+            mr.convert(f"s3://{BUCKET}/{folder}", "x", verbose=False)
+
+
 def test_a_file_that_is_lost_on_the_way(here, tables, s3, monkeypatch):
     s3.put_object(Bucket=BUCKET, Key="lost/edges.parquet", Body=(tables / "edges-0.parquet").read_bytes())
     s3.put_object(Bucket=BUCKET, Key="lost/nodes.parquet", Body=(tables / "nodes.parquet").read_bytes())

@@ -99,10 +99,10 @@ def test_pairs_of_several_types_have_ends_of_theirs():
     types = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"),), pair_relations=(0,))
     check_pairs(np.array([[0, 4, 0]]), 5, types)
     for labels, sentence in (
-        ([[2, 4, 0]], r"sources of pairs lie in \[2, 2\]"),
+        ([[2, 4, 0]], r"sources of pairs lie in \[2, 2\]; expected \[0, 2\)"),
         ([[0, 1, 0]], "destinations of pairs"),
     ):
         with pytest.raises(InputError, match=sentence):
             check_pairs(np.array(labels), 5, types)
-    with pytest.raises(InputError, match="does not say of which relation"):
+    with pytest.raises(InputError, match="no relation of the pairs is set"):
         check_pairs(np.array([[0, 4, 0]]), 5, replace(types, pair_relations=()))
