@@ -12,6 +12,7 @@ from ....storage.store.manifest import MANIFEST
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from ..generated.hsbm import generate_hsbm
+from ..generated.kg import generate_kg
 from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
@@ -163,6 +164,7 @@ READERS: Registry[Reader] = Registry(
         _generated("sbm", generate_sbm, "nodes"),
         _generated("rmat", generate_rmat, "scale"),
         _generated("hsbm", generate_hsbm, "nodes"),
+        _generated("kg", generate_kg, "people"),
         _generated("tsbm", generate_tsbm, "nodes"),
         _generated("ratings", generate_ratings, "users"),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
