@@ -253,7 +253,7 @@ def _npy_features(store: Store, suffix: str = "") -> MappedFeatures:
 
 
 def features_dtype(store: Store) -> FeatureDtype | None:
-    """How a dataset store keeps its features, if it narrows them. Raises StoreError if it says something else."""
+    """Dtype to which a dataset store narrows its features, or None. Raises StoreError if it names another one."""
     if "features_dtype" not in store.meta:
         return None
     kind = store.value("features_dtype", str)

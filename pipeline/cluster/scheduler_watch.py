@@ -70,7 +70,7 @@ class SchedulerWatch:
             self._asked, self._asked_at = ask(self._client), now
             if self._silent_since is None:
                 self._silent_since = now
-        self._silence.look({SCHEDULER: now if self._silent_since is None else self._silent_since})
+        self._silence.update({SCHEDULER: now if self._silent_since is None else self._silent_since})
         if self.silent_s > self._limit_s:
             raise lost_scheduler(f"no sign of life for {self.silent_s:.0f} s", self._client)
         return records

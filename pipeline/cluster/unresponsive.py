@@ -23,7 +23,7 @@ class Silence:
         self._signs: dict[str, tuple[Hashable, float]] = {}
         self._due: dict[str, float] = {}
 
-    def look(self, signs: Mapping[str, Hashable]) -> dict[str, float]:
+    def update(self, signs: Mapping[str, Hashable]) -> dict[str, float]:
         """Take in current signs of life by name; a name that is left out is no longer watched.
 
         Returns:

@@ -50,7 +50,7 @@ class Plan:
     """Seconds of planning."""
     grids: tuple[GridForecast, ...] = ()
     """Cost of sampling over block rows, by replication and algorithm."""
-    rehearsed: Mapping[str, Any] = field(default_factory=dict)
+    trials: Mapping[str, Any] = field(default_factory=dict)
     """Measurements of each trial, by label."""
 
     def to_record(self) -> dict[str, Any]:
@@ -139,5 +139,5 @@ def plan(
         notes=tuple(notes),
         seconds=seconds,
         grids=grid_forecasts(at, first),
-        rehearsed=seen,
+        trials=seen,
     )

@@ -100,7 +100,7 @@ class Generation:
                     self._emit_level(flow)
                 self.events.hear(self._first(), flow)
                 self.obey()
-                self.look()
+                self.poll()
                 self.adjust_members()
                 if self.losses:
                     return self.cause()
@@ -159,7 +159,7 @@ class Generation:
 
     # Ends and silence
 
-    def look(self, every_s: float = ASK_S) -> None:
+    def poll(self, every_s: float = ASK_S) -> None:
         """See which ranks have ended, which workers are gone, and who is silent.
 
         Args:
@@ -175,7 +175,7 @@ class Generation:
         records = self._run.watch.poll(every_s)
         if records is None:
             return
-        self._look_for_silent(records)
+        self._check_silence(records)
         for rank in self._running():
             address = self.addresses[rank]
             if address not in records and not self.futures[rank].done():
@@ -184,16 +184,16 @@ class Generation:
             self._sampling.remove(address)
             self._run.note(f"the worker {address}, which sampled, is gone; others take over its tasks")
 
-    def _look_for_silent(self, records: Mapping[str, Any]) -> None:
+    def _check_silence(self, records: Mapping[str, Any]) -> None:
         """Name workers and ranks that have not given a sign of life for long; beyond the limit they are lost."""
         run, limit = self._run, self._run.job.cluster.silence_limit_s
         workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
-        silent = run.silence.look({name: seen for name, (_, seen) in workers.items()})
+        silent = run.silence.update({name: seen for name, (_, seen) in workers.items()})
         frozen = {workers[name][0]: seconds for name, seconds in silent.items()}
         given = beats(records, METRIC, run.topic, self.number)
         # A rank is not heard of while its worker is frozen.
         heard = [r for r in self._running() if r in given and self.addresses[r] not in frozen]
-        quiet = self._silence.look({self._name(r): given[r] for r in heard})
+        quiet = self._silence.update({self._name(r): given[r] for r in heard})
         if limit is None:
             return
         for rank in self._running():
@@ -243,7 +243,7 @@ class Generation:
         start = time.monotonic()
         while time.monotonic() < start + self._patience_s():
             time.sleep(WATCH_S)
-            self.look(every_s=0.0)
+            self.poll(every_s=0.0)
         # Ranks may have sent messages before they ended.
         self.events.hear(self._first(), None)
         return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))

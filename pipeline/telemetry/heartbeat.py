@@ -85,7 +85,7 @@ class Heartbeat:
             due = time.monotonic() + self._interval_s
 
     def _beat(self, tell: Callable[[Pulse], None]) -> None:
-        seconds, stage = self._clock.look()
+        seconds, stage = self._clock.running_snapshot()
         last, queue = self._last, self._queue
         tell(
             Pulse(

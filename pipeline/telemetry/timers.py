@@ -22,7 +22,7 @@ class Clock:
         with self._lock:
             return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
 
-    def look(self) -> tuple[dict[str, float], str]:
+    def running_snapshot(self) -> tuple[dict[str, float], str]:
         """`snapshot` including blocks in progress, and the name of the innermost one."""
         with self._lock:
             now = time.perf_counter()

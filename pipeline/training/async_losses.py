@@ -25,7 +25,7 @@ class StepLosses:
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, loss: float | Tensor, then: Callable[[float], None]) -> None:
-        """Call ``then(loss)``: at once for a number, or in a later `look` once the tensor has been copied."""
+        """Call ``then(loss)``: at once for a number, or in a later `poll` once the tensor has been copied."""
         if not isinstance(loss, Tensor):
             then(loss)
             return
@@ -35,7 +35,7 @@ class StepLosses:
         arrived.record()
         self._waiting.append(_Waiting(here, arrived, then))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report the losses that have arrived, and wait while too many are on their way."""
         self._tell(lambda x: len(self._waiting) > MOST or x.arrived.query())
 

@@ -115,7 +115,7 @@ class StepRunner:
         if on_host or last:
             self._account_memory(meter)
         with self.clock.measure("forward_backward"):
-            self.losses.wait() if last else self.losses.look()
+            self.losses.wait() if last else self.losses.poll()
         if self.context.callbacks is not None:
             self.context.callbacks.step(epoch, step, self.loss)
         self.progress.epoch_seconds += time.perf_counter() - start

@@ -183,7 +183,7 @@ class Gloo:
         """See `Group.swap`."""
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
         with self._speaking(f"sending to rank {to}"):
-            mine, theirs = on_host(part), room_on_host(into)
+            mine, theirs = on_host(part), host_buffer(into)
             # Offer to receive first: the offer would otherwise queue behind what this rank sends, and two ranks that
             # swap would take turns.
             received = self._group.recv([theirs], source, tag) if into.numel() else None
@@ -248,7 +248,7 @@ class Gloo:
 
     def _exchange(self, heard: Tensor, sent: Tensor, heard_rows: list[int], sent_rows: list[int]) -> None:
         """Exchange rows with every rank; received rows are in the order of ranks."""
-        there = room_on_host(heard)
+        there = host_buffer(heard)
         self._group.alltoall_base(there, on_host(sent), heard_rows, sent_rows).wait()
         _hand_over(there, heard)
 
@@ -348,7 +348,7 @@ def on_host(t: Tensor) -> Tensor:
     return t.cpu()
 
 
-def room_on_host(t: Tensor) -> Tensor:
+def host_buffer(t: Tensor) -> Tensor:
     """The tensor, or uninitialised host memory of its shape if it lies on a device."""
     return t if t.device.type == "cpu" else torch.empty_like(t, device="cpu")
 

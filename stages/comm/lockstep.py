@@ -35,7 +35,7 @@ class Lockstep(Generic[T]):
             name: name of the thread.
             group: for this thread alone.
             pieces: of work, the same on every rank.
-            has_room: true if this rank may begin a piece; called again after each `look`.
+            has_room: true if this rank may begin a piece; called again after each `notify`.
             do: does a piece; may use the group.
             failed: called when the thread has ended by an error.
             prepare: called before a rank joins a piece; may wait, without the group, until `close`, and then raise.

@@ -37,7 +37,7 @@ class SampledByOwners:
     local_seeds: bool = False
     """See `SeedPlan.local`."""
     algorithm: Algorithm = "owners"
-    """What travels: ids to the rows' owners and drawn edges back, or the rows (`staged_rows`); ``auto``: whatever
+    """Messages of a draw: ids to the rows' owners and drawn edges back, or the rows (`staged_rows`); ``auto``: whatever
     `grid_costs` expects to take less time."""
 
     uses_queue: ClassVar[bool] = False

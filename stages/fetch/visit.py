@@ -75,7 +75,7 @@ class VisitFetch:
             if step == UNKNOWN:
                 job.tell(
                     f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could "
-                    "not be rehearsed"
+                    "not be tried"
                 )
                 return Visits(placement, chosen, self.prefetch_bytes, job.group, job.device)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
@@ -110,12 +110,12 @@ def plan(
         """Bytes beyond the limit that each choice takes, on each rank."""
         table = torch.zeros((group.size, len(candidates)), dtype=torch.int64)
         for c, candidate in enumerate(candidates):
-            table[group.rank, c] = rehearsed(candidate) - room
+            table[group.rank, c] = measured(candidate) - room
         group.all_reduce(table.view(-1), "control")
         return table.T.tolist()
 
     @cache
-    def rehearsed(candidate: tuple[Mode, ...]) -> int:
+    def measured(candidate: tuple[Mode, ...]) -> int:
         visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
             return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
@@ -130,7 +130,7 @@ def plan(
         candidates = [_moved(chosen, i) for i in moves]
         beyond, best = min((max(ranks), c) for c, ranks in enumerate(steps(candidates)))
         chosen = candidates[best]
-    return chosen, rehearsed(chosen)
+    return chosen, measured(chosen)
 
 
 def row_bytes(

@@ -65,7 +65,7 @@ def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], mu
 
 
 def _kept(x: Tensor, low: bool) -> Tensor:
-    """What the gradient reads of x: x itself, or room for it in bfloat16, in which both products take it."""
+    """Rows that the gradient reads: x itself, or room for it in bfloat16, in which both products take it."""
     return empty(x.shape, torch.int16).view(torch.bfloat16) if low else x
 
 

@@ -38,7 +38,7 @@ DARTS = 2.5
 
 @dataclass(frozen=True)
 class Asked:
-    """What ranks ask of others in a hop, over all ranks."""
+    """Requests of a hop, summed over all ranks."""
 
     heads: float = 0.0
     """Numbers in the heads of messages."""

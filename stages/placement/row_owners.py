@@ -49,7 +49,7 @@ class Book(Protocol):
         ...
 
 
-class Held:
+class AnsweredRows:
     """The rows in which this rank answers for layer-wise samplers: those of its block, by local ids."""
 
     def __init__(self, graph: Graph, rates: Rates, first: int | IdArray, first_edge: int | IdArray) -> None:
@@ -103,11 +103,11 @@ class Owners:
         """
         yield self.rows, None, ids.astype(np.int64)
 
-    def held(self, *, starts: bool = False) -> Held:
+    def answered_rows(self, *, starts: bool = False) -> AnsweredRows:
         """The rows to answer layer-wise samplers from, for one bulk; with `starts`, its `first_edge` is known."""
         if "rates" not in self.kept:
             self.kept["rates"] = Rates(self.rows.graph, self.rows.num_nodes, self.rows.heaviest)
-        return Held(self.rows.graph, self.kept["rates"], self.rows.first, self.rows.first_edge)
+        return AnsweredRows(self.rows.graph, self.kept["rates"], self.rows.first, self.rows.first_edge)
 
     def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
         """True for those of these global ids for which rank `asker` asks this one."""

@@ -91,7 +91,7 @@ class RowProducts:
         """Its numbers of nodes and edges, and the in-degrees of all nodes."""
         self.A = Unavailable("c.A", num_rows=owners.rows.num_nodes)
         # A grid of one column: every block is this rank's to fetch.
-        self._held = StagedRows(owners.rows, column, Solo()).held(starts=keep_positions)
+        self._held = StagedRows(owners.rows, column, Solo()).answered_rows(starts=keep_positions)
         self._column, self._keep = column, keep_positions
         self._local = self._matrix()
         self._moved = threading.Condition()

@@ -30,7 +30,7 @@ from ..comm.base import Group
 from ..comm.row_fetch import RowFetch, Rows, Traffic
 from ..kernels.row_block.layerwise import Rates
 from .row_blocks import BlockRows, Grid
-from .row_owners import Held, IdArray, Ids, Owners, RowsHere
+from .row_owners import AnsweredRows, IdArray, Ids, Owners, RowsHere
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +111,12 @@ class StagedRows(Owners):
             begins = rows.start - rows.indptr[:-1] if starts else rows.start
             yield FetchedRows(_graph(rows), wanted[s] + first[s], begins), at[s], place[s]
 
-    def held(self, *, starts: bool = False) -> Held:
-        """See `Owners.held`: nothing at first."""
-        return _HeldRows(self, starts)
+    def answered_rows(self, *, starts: bool = False) -> AnsweredRows:
+        """See `Owners.answered_rows`: nothing at first."""
+        return _FetchedAnswers(self, starts)
 
 
-class _HeldRows(Held):
+class _FetchedAnswers(AnsweredRows):
     """Rows fetched for one bulk of a layer-wise sampler, hop after hop."""
 
     def __init__(self, staged: StagedRows, starts: bool) -> None:
@@ -127,7 +127,7 @@ class _HeldRows(Held):
         self._set()
 
     def add(self, ids: Ids) -> None:
-        """See `Held.add`."""
+        """See `AnsweredRows.add`."""
         staged = self._staged
         book, own = staged.rows.book, staged.rows.block
         new = np.setdiff1d(ids.astype(np.int64), self.first)
@@ -147,7 +147,7 @@ class _HeldRows(Held):
         self._set()
 
     def index(self, ids: Ids) -> IdArray:
-        """See `Held.index`."""
+        """See `AnsweredRows.index`."""
         return self._order[np.searchsorted(self.first, ids, sorter=self._order)]
 
     def _set(self) -> None:

@@ -72,7 +72,7 @@ class _RemoteLayers:
         rows, self.keep = owners.rows, keep
         self.owners, self.debias, self.every_row = owners, debias, every_row
         self.weighted = rows.graph.edge_weight is not None
-        self.held = owners.held(starts=keep)
+        self.held = owners.answered_rows(starts=keep)
         self.thrown_to = owners.blocks if every_row else owners
         """Where darts go: to columns of P over all rows, or to rows."""
         self.one_bits = fraction_bits(rows.num_nodes)
@@ -362,7 +362,7 @@ def _everywhere(owners: Owners) -> tuple[IdArray, IdArray, IdArray]:
     """P over all V rows: of this rank's columns, their prefix sums, and the prefix sums of all blocks; made once, by
     all ranks together."""
     if "everywhere" not in owners.kept:
-        rows, group, held = owners.rows, owners.group, owners.held()
+        rows, group, held = owners.rows, owners.group, owners.answered_rows()
         n = rows.graph.num_nodes
         columns, mass = partial_sums(held.rates.common, held.first, np.arange(n))
         ends = np.searchsorted(columns, rows.book.offsets[1:-1])

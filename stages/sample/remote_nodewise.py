@@ -175,7 +175,7 @@ def _answer(
 
 
 def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: Any) -> list[npt.NDArray[Any]]:
-    """What travels of each drawn edge: its source, weight and position."""
+    """Values sent for each drawn edge: its source, weight and position."""
     values: list[npt.NDArray[Any]] = [drawn.sources]
     if sampler.sends_weights(here.graph):
         weight = drawn.weight

@@ -1,5 +1,5 @@
-"""What each rank sends and waits for while a bulk is drawn over block rows, by formulas, exactly, from the sizes that
-were drawn: frontiers and kept edges of the serial minibatches, and how many darts went to whom."""
+"""Exact formulas of what each rank sends and waits for while a bulk is drawn over block rows, from the sizes that were
+drawn: frontiers and kept edges of the serial minibatches, and how many darts went to whom."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +38,13 @@ class Sent:
 
 
 def counted(ledger: Ledger) -> Sent:
-    """What a rank has sent over the network so far, and its waits."""
+    """Bytes that a rank has sent over the network so far, and its waits."""
     sent, waits = ledger.as_record()["network"], ledger.waits()["network"]
     return Sent(sent["graph"], sent["control"], sum(waits.values()))
 
 
 def less(now: Sent, before: Sent) -> Sent:
-    """What has been counted since."""
+    """Difference of two counts."""
     return Sent(*(getattr(now, f.name) - getattr(before, f.name) for f in fields(Sent)))
 
 

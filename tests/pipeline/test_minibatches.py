@@ -163,7 +163,7 @@ config = LaunchConfig(
 )
 elastic_launch(config, lambda: bool(runpy.run_path(sys.argv[0], run_name="__main__")))()
 """
-"""What ``torchrun --standalone --nproc-per-node 2 --max-restarts 1`` does, but for ranks that are forked."""
+"""Does what ``torchrun --standalone --nproc-per-node 2 --max-restarts 1`` does, with forked ranks."""
 
 
 @pytest.mark.slow

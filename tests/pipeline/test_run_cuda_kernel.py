@@ -43,7 +43,7 @@ def test_the_kernel_does_not_show(tmp_path, sampler):
 
 @pytest.mark.parametrize("name", kernels.SAMPLING)
 def test_every_kernel_has_every_sampler(name):
-    """Of those that have a kernel of their own: not those that are written as matrices, or draw by time on the host."""
+    """Samplers that have no kernel are left out: those written as matrices, and those that draw by time on the host."""
     without = (MatrixSampler, TemporalSampler)
     own = [sampler for sampler in SAMPLERS if not issubclass(SAMPLERS.find(sampler), without)]
     assert len(own) >= 4

@@ -38,7 +38,7 @@ def test_pyg_convolutions_learn_the_same_as_on_the_cpu(tmp_path):
 
 
 def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
-    """Of a sampler that is written as matrices, which draws on the device what it draws on the host."""
+    """The sampler is written as matrices, and draws the same on the device as on the host."""
     sampler = {"name": "ppr", "nodes": 3, "steps": 2}
     given = {"sampler": sampler, "hidden": 8, "layers": 2, "epochs": 2, "batch_size": 30}
     ran = mr.run(DATASET, model="sage", device="cuda", out=tmp_path / "run", **given)

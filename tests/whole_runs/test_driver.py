@@ -95,7 +95,7 @@ def table(name: str, store: Path, scheduler: str) -> dict:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed):
-    """What a run does before its ranks: checks, fingerprints, the cut; and the same again, as a resumed run does."""
+    """Checks, fingerprints and the cut, which come before ranks; and the same again, as a resumed run does."""
     if store.name == "npy" and name in ("retexo", "grappa"):
         pytest.skip("they are cut as sar is")
     job = resolve(table(name, store, scheduler))

@@ -194,7 +194,7 @@ PYG = {k: v for k, v in JOB.items() if k != "model"}
 
 
 def test_convolutions_of_pyg_learn_and_predict(pairs: Dataset, tmp_path: Path) -> None:
-    """What is predicted of a run's folder is what PyG's own modules say of the whole graph."""
+    """Predictions from a run's folder are those of PyG's own modules on the whole graph."""
     result, _ = trained(pairs, tmp_path / "run", **PYG, **SAMPLED, model=convolutions())
     assert result.test_accuracy is not None and result.test_accuracy > 0.9 and result.num_edge_features == CLASSES
     found = mr.predict(tmp_path / "run", model=convolutions())

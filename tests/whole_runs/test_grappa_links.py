@@ -91,7 +91,7 @@ def train(group, links, runs):
 
 
 class Seen:
-    """What a rank sees in a super-epoch, found edge by edge."""
+    """View of a rank in a super-epoch, found edge by edge."""
 
     def __init__(self, links, job, folder, rank, phase):
         m = job.grappa.chunks
@@ -221,7 +221,7 @@ def test_ranks_without_pairs_or_negatives_say_so():
     pairs = Pairs(labels, {"train": np.arange(2)})
 
     def told(law, ids, own, count=2):
-        """What the ranks are told, of which the first sees `ids`, and the others nothing."""
+        """Notes of the ranks, of which the first sees `ids`, and the others nothing."""
         said = []
 
         def rank(group):

@@ -284,7 +284,7 @@ if __name__ == "__main__":
 
 
 def test_a_script_and_the_command_line_give_code(scheduler, tmp_path, monkeypatch):
-    """What a script defines in `__main__` reaches ranks; the command line names it."""
+    """Classes defined in a script's `__main__` reach ranks; the command line names them."""
     (tmp_path / "own.py").write_text(SCRIPT.replace("SCHEDULER", repr(scheduler)))
     done = subprocess.run(
         [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False

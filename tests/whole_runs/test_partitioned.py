@@ -222,7 +222,7 @@ def test_what_each_rank_holds_and_sends(four):
 
 
 def test_local_seeds_need_fewer_rows_of_others(four):
-    """Of a graph with communities, cut by METIS; each step trains on as many seeds."""
+    """The graph has communities and is cut by METIS; each step trains on as many seeds."""
     usual, local = four.reports["metis"], four.reports["metis, local seeds"]
     for kind in ("features", "graph"):
         sent = [sum(r["bytes"]["network"][kind] for r in reports) for reports in (local, usual)]

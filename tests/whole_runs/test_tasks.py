@@ -98,7 +98,7 @@ def test_a_queue_on_disk_and_samples_give_the_same_bits(data, tmp_path):
 
 
 def test_metrics_are_those_of_sklearn_on_the_predictions(data, tmp_path):
-    """What a run reports of its test split, its predictions give."""
+    """Metrics that a run reports of its test split are those of its predictions."""
     for task, dataset in data.items():
         result = mr.run(dataset, out=tmp_path / task, **job_of("bulk"), **OF_TASK[task])
         predicted = mr.predict(result, nodes="test")

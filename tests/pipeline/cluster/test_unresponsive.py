@@ -10,31 +10,31 @@ class Bench:
         self.now, self.notes = 0.0, list[str]()
         self.silence = Silence(note_s, self.notes.append, lambda: self.now)
 
-    def look(self, now: float, **signs: int) -> dict[str, float]:
+    def update(self, now: float, **signs: int) -> dict[str, float]:
         self.now = now
-        return self.silence.look(signs)
+        return self.silence.update(signs)
 
 
 def test_silence_is_noted_and_again_when_it_has_lasted_twice_as_long() -> None:
     bench = Bench()
     for now in (0.0, 9.0):
-        assert bench.look(now, a=1, b=int(now)) == {}
-    assert bench.look(12.0, a=1, b=12) == {"a": 12.0}
-    assert bench.look(20.0, a=1, b=20) == {"a": 20.0}
+        assert bench.update(now, a=1, b=int(now)) == {}
+    assert bench.update(12.0, a=1, b=12) == {"a": 12.0}
+    assert bench.update(20.0, a=1, b=20) == {"a": 20.0}
     assert len(bench.notes) == 1
-    assert bench.look(24.0, a=1, b=24) == {"a": 24.0}
+    assert bench.update(24.0, a=1, b=24) == {"a": 24.0}
     words = "a has not answered for {} s: it is stopped, or its machine hangs"
     assert bench.notes == [words.format(12), words.format(24)]
-    assert bench.look(25.0, a=2, b=25) == {}
+    assert bench.update(25.0, a=2, b=25) == {}
     assert bench.notes[2:] == ["a answers again"]
 
 
 def test_a_name_that_is_left_out_begins_anew() -> None:
     bench = Bench()
-    bench.look(0.0, a=1)
-    bench.look(11.0, a=1)
-    assert bench.look(12.0) == {}
-    assert bench.look(13.0, a=1) == {}
+    bench.update(0.0, a=1)
+    bench.update(11.0, a=1)
+    assert bench.update(12.0) == {}
+    assert bench.update(13.0, a=1) == {}
     assert len(bench.notes) == 1, "it does not answer again: nobody expected it to"
 
 

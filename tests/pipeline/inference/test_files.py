@@ -23,7 +23,7 @@ KINDS = [
     ("embeddings", ".npy"),
     ("pairs", ".csv"),
 ]
-"""What is written, and as which file."""
+"""Contents and suffix of each file that is written."""
 PROGRAM = "millrace.tests.pipeline.inference.test_files"
 """This file, as a forked command finds it."""
 

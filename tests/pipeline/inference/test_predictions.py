@@ -19,7 +19,7 @@ def arrays(path):
 
 
 READ = {".parquet": pyarrow.parquet.read_table, ".csv": pyarrow.csv.read_csv, ".npy": np.load, ".zarr": arrays}
-"""What reads a file of each kind."""
+"""Reader of each kind of file."""
 
 
 def made(task, named):

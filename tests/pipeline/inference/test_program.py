@@ -32,7 +32,7 @@ def data():
 
 
 def arguments(data):
-    """What a program takes."""
+    """Arguments of an exported program."""
     graph = data.graph
     ends = np.stack([graph.indices, np.repeat(np.arange(graph.num_nodes), graph.in_degree)]).astype(np.int64)
     x = torch.from_numpy(data.features.gather(np.arange(graph.num_nodes)))

@@ -90,7 +90,7 @@ def test_input_that_is_refused(folder, capsys, monkeypatch, spoil, told):
 
 
 def test_a_disk_that_fills_up_and_a_file_that_is_lost(folder, capsys, monkeypatch):
-    """What is done stays, out of sight; the same command completes it."""
+    """Finished work stays, out of sight; the same command completes it."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -115,10 +115,10 @@ class Driver:
         exit_code = getattr(kind, "exit_code", 3)
         self.outcomes[rank] = {"failed": {"kind": kind.__name__, "text": text, "where": [], "exit_code": exit_code}}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """One round of the driver; whether the generation is to end."""
         for _ in ("question", "answer"):
-            self.generation.look(every_s=0.0)
+            self.generation.poll(every_s=0.0)
         self.generation.adjust_members()
         return bool(self.generation.losses)
 
@@ -129,12 +129,12 @@ class Driver:
 
 def test_those_that_are_left_are_told_once_for_each_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
-    assert not driver.look()
+    assert not driver.poll()
     driver.kill(1)
-    assert not driver.look() and not driver.look()
+    assert not driver.poll() and not driver.poll()
     assert (driver.order(1), driver.order(2)) == ([0, 2], None)
     driver.workers.remove("worker-0")
-    assert not driver.look()
+    assert not driver.poll()
     assert driver.order(2) == [2]
     assert driver.notes == [
         "rank 1 was killed by signal 9; ranks 0, 2 are to go on without it",
@@ -142,7 +142,7 @@ def test_those_that_are_left_are_told_once_for_each_loss(monkeypatch: pytest.Mon
     ]
     assert len(driver.cancelled) == 2, "a worker of the same name would bring the rank back"
     driver.kill(2)
-    assert driver.look(), "nobody is left"
+    assert driver.poll(), "nobody is left"
     assert driver.generation.cause().text == "rank 1 was killed by signal 9"
 
 
@@ -150,7 +150,7 @@ def test_those_that_are_left_are_told_once_for_each_loss(monkeypatch: pytest.Mon
 def test_unless_it_is_asked_for_nobody_goes_on(on_rank_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, on_rank_loss)
     driver.kill(1)
-    assert driver.look()
+    assert driver.poll()
     assert (driver.order(1), driver.notes) == (None, [])
 
 
@@ -158,7 +158,7 @@ def test_ranks_whose_tasks_dask_has_forgotten_are_ended(monkeypatch: pytest.Monk
     """They may live on: their scheduler is gone, or was out of reach for a moment."""
     driver = Driver(monkeypatch, "restart")
     driver.outcomes = {r: FutureCancelledError(f"train-{r}", "scheduler-connection-lost", "lost") for r in range(RANKS)}
-    assert driver.look()
+    assert driver.poll()
     assert (
         driver.generation.cause().text == "the task of rank 0 was lost: the connection to the Dask scheduler was lost"
     )
@@ -169,9 +169,9 @@ def test_ranks_whose_tasks_dask_has_forgotten_are_ended(monkeypatch: pytest.Monk
 def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    assert not driver.look()
+    assert not driver.poll()
     driver.fail(0, PeerLostError)
-    assert driver.look()
+    assert driver.poll()
     monkeypatch.setattr(generation, "CAUSE_S", 60.0)
     start = time.monotonic()
     outcome = driver.generation.cause()
@@ -182,9 +182,9 @@ def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.Mon
 def test_a_rank_that_raises_ends_all_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    assert not driver.look()
+    assert not driver.poll()
     driver.fail(0, ValueError)
-    assert driver.look()
+    assert driver.poll()
     outcome = driver.generation.cause()
     assert (outcome.text, outcome.final) == ("rank 0 failed: words", True)
 
@@ -194,9 +194,9 @@ def test_the_checkpoint_at_the_end_is_waited_for(kind: type, final: bool, monkey
     """Rank 0 writes it, and rank 2 has ended meanwhile; rank 1 is long gone, whatever became of its task."""
     driver = Driver(monkeypatch)
     driver.workers.remove("worker-1")
-    assert not driver.look()
+    assert not driver.poll()
     driver.fail(2, kind)
-    assert driver.look()
+    assert driver.poll()
     rounds = iter(range(100))
 
     def sleep(seconds: float) -> None:
@@ -213,7 +213,7 @@ def test_a_loss_after_training_is_over_is_no_loss_to_go_on_after(monkeypatch: py
     driver = Driver(monkeypatch)
     driver.generation.reports[0] = object()
     driver.kill(1)
-    assert driver.look()
+    assert driver.poll()
     assert driver.order(1) is None
 
 
@@ -221,9 +221,9 @@ def test_ranks_that_do_not_come_together_are_given_up(monkeypatch: pytest.Monkey
     driver = Driver(monkeypatch)
     driver.kill(1)
     monkeypatch.setattr(generation, "MEET_S", -1.0)
-    assert not driver.look()
+    assert not driver.poll()
     driver.store.set(f"4/gloo/{here(1, [0])[0]}", "")
-    assert driver.look()
+    assert driver.poll()
     assert driver.generation.cause().text.startswith("ranks [0, 2] did not come together within")
 
 
@@ -231,10 +231,10 @@ def test_ranks_that_have_come_together_may_take_as_long_as_they_want(monkeypatch
     driver = Driver(monkeypatch)
     driver.kill(1)
     monkeypatch.setattr(generation, "MEET_S", -1.0)
-    assert not driver.look()
+    assert not driver.poll()
     for key in here(1, [0, 2]):
         driver.store.set(f"4/gloo/{key}", "")
-    assert not driver.look() and not driver.look()
+    assert not driver.poll() and not driver.poll()
 
 
 def test_each_epoch_is_told_once_whichever_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,22 +246,22 @@ def test_each_epoch_is_told_once_whichever_rank_is_lost(monkeypatch: pytest.Monk
     driver.say(1, 1, 2, 3)
     assert driver.epochs == [(0, 0.0), (1, 0.0)]
     driver.kill(0)
-    assert not driver.look()
+    assert not driver.poll()
     assert driver.epochs[2:] == [(2, 1.0), (3, 1.0)]
     driver.say(0, 2)
     driver.say(1, 4)
     driver.kill(1)
     driver.say(2, 3, 4, 5)
-    assert not driver.look()
+    assert not driver.poll()
     assert driver.epochs[4:] == [(4, 1.0), (5, 2.0)]
 
 
 def test_whoever_is_frozen_is_named_and_within_the_limit_that_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, "restart")
-    assert not driver.look()
+    assert not driver.poll()
     driver.frozen = {"2", "worker-0", "0"}
     for driver.now in (5.0, 9.0, 11.0, 15.0, 21.0, 23.0):
-        assert not driver.look()
+        assert not driver.poll()
     # Rank 0 cannot be heard through its worker.
     said = "has not answered for {} s: it is stopped, or its machine hangs"
     assert sorted(driver.notes) == sorted(
@@ -269,7 +269,7 @@ def test_whoever_is_frozen_is_named_and_within_the_limit_that_is_all(monkeypatch
     )
     driver.frozen.clear()
     driver.now = 24.0
-    assert not driver.look()
+    assert not driver.poll()
     assert sorted(driver.notes[4:]) == ["rank 2 answers again", "the worker worker-0 answers again"]
 
 
@@ -281,12 +281,12 @@ def test_beyond_the_limit_who_is_frozen_is_lost(
     frozen: set[str], text: str, avoided: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(monkeypatch, "restart", silence_limit_s=30.0)
-    assert not driver.look()
+    assert not driver.poll()
     driver.frozen = frozen
     driver.now = 29.0
-    assert not driver.look()
+    assert not driver.poll()
     driver.now = 31.0
-    assert driver.look()
+    assert driver.poll()
     assert driver.generation.cause().text == f"{text} not answered for 31 s"
     assert driver.owner.frozen == avoided
 
@@ -296,31 +296,31 @@ def test_a_frozen_scheduler_is_named_and_then_given_up(
     silence_limit_s: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(monkeypatch, "restart", silence_limit_s)
-    assert not driver.look()
+    assert not driver.poll()
     driver.frozen = {"scheduler"}
     for driver.now in (2.0, 16.0):
-        assert not driver.look()
+        assert not driver.poll()
     assert driver.notes == ["the Dask scheduler has not answered for 14 s: it is stopped, or its machine hangs"]
     driver.now = 2.0 + limit_s - 1.0
-    assert not driver.look()
+    assert not driver.poll()
     driver.now = 2.0 + limit_s + 1.0
     with pytest.raises(RunError, match=rf"scheduler no longer answers \(no sign of life for {limit_s + 1:.0f} s\)"):
-        driver.look()
+        driver.poll()
 
 
 def test_a_run_that_is_to_stop_does_not_wait_for_a_frozen_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, "restart")
-    assert not driver.look()
+    assert not driver.poll()
     driver.frozen, driver.stop, driver.now, driver.generation.events.stepping = {"scheduler"}, True, 2.0, True
     monkeypatch.setattr(generation, "Event", lambda name, client: SimpleNamespace(set=lambda: time.sleep(100.0)))
     driver.generation.obey()
-    assert not driver.look()
+    assert not driver.poll()
     driver.now += 60.0
     driver.generation.obey()
-    assert not driver.look(), "ranks have a moment to write a checkpoint"
+    assert not driver.poll(), "ranks have a moment to write a checkpoint"
     driver.generation.stopping_at -= 60.0
     driver.generation.obey()
-    assert driver.look()
+    assert driver.poll()
     outcome = driver.generation.cause()
     assert outcome.exit_code == 130
     assert outcome.text == "interrupted while the Dask scheduler does not answer; from there it goes on"

@@ -1,4 +1,4 @@
-"""How often ranks start again, and with which words a run ends. Generations are stand-ins."""
+"""Restarts of ranks, and the messages with which a run ends. Generations are stand-ins."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -16,12 +16,12 @@ def test_a_clock_shows_what_is_under_way():
     clock = Clock({"fetch": 2.0})
     with clock.measure("train"), clock.measure("fetch"):
         time.sleep(0.02)
-        seconds, stage = clock.look()
+        seconds, stage = clock.running_snapshot()
         assert stage == "fetch"
         assert seconds["fetch"] > 2.01 and seconds["train"] > 0.01 and seconds["total"] >= seconds["train"]
         assert "train" not in clock.snapshot(), "what is not over is in no checkpoint"
-    assert clock.look()[1] == ""
-    assert clock.look()[0]["fetch"] == clock.seconds["fetch"] >= seconds["fetch"]
+    assert clock.running_snapshot()[1] == ""
+    assert clock.running_snapshot()[0]["fetch"] == clock.seconds["fetch"] >= seconds["fetch"]
 
 
 def test_a_block_within_one_of_its_name_counts_once():
@@ -29,28 +29,28 @@ def test_a_block_within_one_of_its_name_counts_once():
     with clock.measure("evaluate"):
         with clock.measure("evaluate"):
             time.sleep(0.02)
-        assert clock.look()[1] == "evaluate"
-    assert 0.02 <= clock.seconds["evaluate"] <= clock.look()[0]["total"]
+        assert clock.running_snapshot()[1] == "evaluate"
+    assert 0.02 <= clock.seconds["evaluate"] <= clock.running_snapshot()[0]["total"]
 
 
 def test_a_clock_follows_the_seconds_of_others():
     clock, slept = Clock({"sample": 1.0}), [0.0]
     with clock.following(sample=lambda: slept[0]):
         slept[0] = 0.5
-        assert clock.look()[0]["sample"] == 1.5
+        assert clock.running_snapshot()[0]["sample"] == 1.5
         slept[0] = 0.75
     slept[0] = 9.0
-    assert clock.seconds["sample"] == clock.look()[0]["sample"] == 1.75
+    assert clock.seconds["sample"] == clock.running_snapshot()[0]["sample"] == 1.75
 
 
 def test_a_clock_may_be_looked_at_all_the_time():
     clock, over, seen = Clock(), threading.Event(), []
 
-    def look():
+    def watch():
         while not over.is_set():
-            seen.append(clock.look()[0])
+            seen.append(clock.running_snapshot()[0])
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=watch)
     thread.start()
     until = time.monotonic() + 0.3
     while time.monotonic() < until:

@@ -32,17 +32,17 @@ def test_a_block_in_progress_is_seen_by_its_innermost_name(now: list[float]) -> 
         now[0] += 1.0
         with clock.measure("fetch"):
             now[0] += 2.0
-            assert clock.look() == ({"train": 10.0, "fetch": 2.0, "total": 23.0}, "fetch")
+            assert clock.running_snapshot() == ({"train": 10.0, "fetch": 2.0, "total": 23.0}, "fetch")
             assert clock.snapshot() == {"train": 7.0, "total": 23.0}
-        assert clock.look()[1] == "train"
-    assert clock.look() == ({"train": 10.0, "fetch": 2.0, "total": 23.0}, "")
+        assert clock.running_snapshot()[1] == "train"
+    assert clock.running_snapshot() == ({"train": 10.0, "fetch": 2.0, "total": 23.0}, "")
 
 
 def test_seconds_that_others_count_are_included(now: list[float]) -> None:
     clock, counted = Clock(), [0.0]
     with clock.following(sample=lambda: counted[0]):
         counted[0] = 3.0
-        assert clock.look()[0]["sample"] == 3.0
+        assert clock.running_snapshot()[0]["sample"] == 3.0
         assert "sample" not in clock.snapshot()
     assert clock.snapshot()["sample"] == 3.0
 
@@ -56,4 +56,4 @@ def test_a_block_that_raises_counts(now: list[float]) -> None:
 
     with pytest.raises(ValueError, match="words"), clock.measure("fetch"):
         fail()
-    assert clock.look() == ({"fetch": 1.0, "total": 1.0}, "")
+    assert clock.running_snapshot() == ({"fetch": 1.0, "total": 1.0}, "")

@@ -1,4 +1,4 @@
-"""What trackers are told of a run, and that none of them can stop it."""
+"""Trackers receive the events of a run, and none of them can stop it."""
 
 import json
 import threading

@@ -251,7 +251,7 @@ def compute_on_device(group: Gloo) -> Any:
 
 
 def test_gloo_takes_what_lies_on_a_device_by_way_of_the_host() -> None:
-    """Of ranks that share the GPU where there is one."""
+    """Ranks share the GPU, if there is one."""
     results = run_ranks(compute_on_device, 2)
     assert [(found["wrong"], swapped) for found, swapped in results] == [([], [])] * 2
     assert len({found["reduced"][0] for found, _ in results}) == 1

@@ -92,7 +92,7 @@ def test_ranks_die_one_after_the_other_until_one_is_left() -> None:
 
 
 class Deserted(dist.Store):
-    """Of a rank that gives its address and then does nothing more."""
+    """Store of a rank that gives its address and then does nothing more."""
 
     def __init__(self, store: dist.Store) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def graph_of(degree: int) -> Graph:
 
 
 def meet(algorithm: Any, degree: int, sampler: Any, c: int = 1) -> list[tuple[type, list[str]]]:
-    """What each of four ranks samples by, and what it tells the user."""
+    """Type of sampler and notes to the user of each of four ranks."""
     graph = graph_of(degree)
 
     def on_rank(group: ThreadGroup) -> tuple[type, list[str]]:

@@ -634,7 +634,7 @@ def fresh(group: Any, name: str) -> Any:
 
 
 def train(group: Any, cells: Sequence[tuple[str, bool]], on_device: bool = False) -> dict[tuple[str, bool], Any]:
-    """Of ways by name, and true if owners of rows sample."""
+    """Counts of training in each cell: a way by name, and true if owners of rows sample."""
     found = {}
     for name, by_owners in cells:
         own = fresh(group, f"{name} {by_owners}")

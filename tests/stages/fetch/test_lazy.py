@@ -86,7 +86,7 @@ def test_ranks_learn_what_dense_matrices_learn(trial: Trial, parts: int) -> None
 
 
 def test_dropout_drops_the_same_on_a_device() -> None:
-    """Of rows and of attention, whatever the number of ranks."""
+    """Dropout of rows and of attention, whatever the number of ranks."""
     system, config = retexo("v3"), GAT(hidden=4, layers=2, heads=1, dropout=0.3, attention_dropout=0.4)
     model = initial(config, system, F)
     want = train_ranks(larger(1, "random"), system, model, 1, LEARNING["sgd"], seen)[0]

@@ -76,7 +76,7 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             said = [plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1]]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
-            assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
+            assert all(p.grad is None for p in module.parameters()), "the trial left gradients behind"
             took = [measured(share, module, (mode,) * 3, group)]
             while group.any(abs(sorted(said)[len(said) // 2] / min(took) - 1) > NEAR) and len(said) < 3:
                 said.append(plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1])
@@ -85,7 +85,7 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
     return seen
 
 
-def test_a_rehearsal_predicts_what_a_step_takes() -> None:
+def test_a_trial_predicts_what_a_step_takes() -> None:
     for seen in run_ranks(predicted_and_measured, 3):
         for key, (said, took) in seen.items():
             assert said == pytest.approx(took, rel=NEAR), key
@@ -136,7 +136,7 @@ class Uncopied(nn.Module):
         raise RuntimeError("only the rows that I know")
 
 
-def unrehearsed(group: Gloo) -> tuple[tuple[Mode, ...], int, list[str]]:
+def untried(group: Gloo) -> tuple[tuple[Mode, ...], int, list[str]]:
     share, job = share_of(group, group.size)
     said: list[str] = []
     policy = VisitFetch()
@@ -144,12 +144,12 @@ def unrehearsed(group: Gloo) -> tuple[tuple[Mode, ...], int, list[str]]:
     return *plan(share, ("auto", "halo", "auto"), policy, group, Uncopied()), said
 
 
-def test_a_model_that_cannot_be_rehearsed_is_trained_in_the_most_frugal_modes() -> None:
-    for rank, (modes, step, said) in enumerate(run_ranks(unrehearsed, 2)):
+def test_a_model_that_cannot_be_tried_is_trained_in_the_most_frugal_modes() -> None:
+    for rank, (modes, step, said) in enumerate(run_ranks(untried, 2)):
         assert modes == ("rematerialize", "halo", "rematerialize")
         assert step == UNKNOWN
         assert len(said) == (rank == 0)
-        assert all("could not be rehearsed" in s for s in said)
+        assert all("could not be tried" in s for s in said)
 
 
 def test_tensors_are_followed_until_they_are_free() -> None:

@@ -60,7 +60,7 @@ def rows_of(group: ThreadGroup, c: int, graph: Graph, book: RangeBook, algorithm
 
 @pytest.mark.parametrize(("p", "c"), GRIDS, ids=str)
 def test_every_grid_draws_the_minibatches_of_the_whole_graph(p: int, c: int) -> None:
-    """Of graphs with parallel edges and without, weighted or not, also where some ranks have no minibatches."""
+    """Graphs with parallel edges and without, weighted or not, also where some ranks have no minibatches."""
 
     def on_rank(group: ThreadGroup) -> list[str]:
         wrong = []

@@ -142,7 +142,7 @@ def request_of(rank: int) -> Any:
 
 
 def measure(group: Gloo) -> dict[Any, Any]:
-    """What this rank sent and its darts, by grid and case."""
+    """Bytes that this rank sent and its darts, by grid and case."""
     remote_layerwise.Throw = RecordedThrow
     found: dict[Any, Any] = {}
     for p, c in MEASURED:

@@ -206,7 +206,7 @@ def visits(graph: Graph, seed: int, length: int) -> np.ndarray:
 
 
 def included(sampler: Any, graph: Graph, seed: int, times: int) -> np.ndarray:
-    """How often each node was in the minibatch of one seed."""
+    """Number of draws in which each node was in the minibatch of one seed."""
     seeds = tuple(np.array([seed]) for _ in range(times))
     counts = np.zeros(graph.num_nodes, np.int64)
     for m in sampler.sample(graph, BulkRequest(3, 0, 0, 0, seeds), cpu).minibatches:

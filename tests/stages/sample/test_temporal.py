@@ -63,7 +63,7 @@ def test_draws_are_from_what_is_not_later(graph, data):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_law(last, replace):
-    """Of five edges that are not too late, two: every outcome as often as it should be."""
+    """Two of five edges that are not too late: every outcome as often as it should be."""
     graph = from_edges(np.arange(1, 9), np.zeros(8, np.int64), 9)
     timed = TimedGraph.of(graph, np.array([7, 1, 9, 3, 3, 0, 8, 4]))
     trials, pool = 6000, range(3, 5) if last else range(5)
@@ -192,7 +192,7 @@ def test_two_hops_are_uniform():
 
 
 def test_each_relation_draws_by_itself_and_one_without_times_uniformly():
-    """Of four edges of a relation without times two, in 6000 trees; of another one the two latest."""
+    """Two of four edges of a relation without times, in 6000 trees; the two latest of another one."""
     node = np.zeros(4, np.int64)
     edges = {("t", "ever", "t"): (np.arange(1, 5), node), ("t", "at", "t"): (np.arange(1, 5), node)}
     graph = graph_of_relations(edges, GraphTypes(("t",), (0, 5), tuple(edges)))

@@ -278,7 +278,7 @@ def test_reverse_relations_have_the_features_of_their_edges():
 
 
 def test_times_of_some_types_and_relations(hetero, tmp_path):
-    """What has none has been there always; edges have the times of their sources; to a store, to PyG and back."""
+    """Nodes and edges without times have been there always; edges have their sources' times; stored, and in PyG."""
     cites, papers, always = np.arange(8) * 3, np.arange(6) + 10, np.iinfo(np.int64).min
     key = ("paper", "cites", "paper")
     data = read(edge_times={key: cites}, node_times={"paper": papers}, add_reverse=True, split="time:0.5,0.2")

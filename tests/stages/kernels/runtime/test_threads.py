@@ -182,13 +182,13 @@ def test_a_thread_that_stands_back_takes_its_helpers_along_and_no_others() -> No
     set_num_threads(2)
     seen: dict[str, set[int]] = {}
 
-    def look(name: str) -> None:
+    def record(name: str) -> None:
         meet.wait(LONG_S)
         seen.setdefault(name, set()).add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     def aside() -> None:
         stand_back()
-        parallel(look, [("aside",), ("aside",)])
+        parallel(record, [("aside",), ("aside",)])
 
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     try:
@@ -196,7 +196,7 @@ def test_a_thread_that_stands_back_takes_its_helpers_along_and_no_others() -> No
         thread = threading.Thread(target=aside)
         thread.start()
         thread.join()
-        parallel(look, [("training",), ("training",)])
+        parallel(record, [("training",), ("training",)])
     finally:
         set_num_threads(None)
     assert seen == {"aside": {19}, "training": {before}}

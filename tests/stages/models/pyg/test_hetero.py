@@ -55,7 +55,7 @@ def hetero(data: Dataset) -> list[nn.Module]:
 
 
 def traced(data: Dataset) -> list[nn.Module]:
-    """What ``to_hetero`` makes, and attention over all relations."""
+    """Modules made by ``to_hetero``, and attention over all relations."""
     types = data.graph.types
     assert types is not None
     named = list(types.node_types), list(types.relations)

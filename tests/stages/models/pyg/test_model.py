@@ -62,7 +62,7 @@ def edges_of(graph):
 
 
 def whole(module, data):
-    """What PyG computes on the whole graph."""
+    """Result of PyG on the whole graph."""
     x = torch.from_numpy(data.features.gather(np.arange(data.num_nodes)))
     with torch.no_grad():
         return module.eval()(x, edges_of(data.graph))
