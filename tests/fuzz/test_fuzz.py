@@ -12,7 +12,7 @@ import pytest
 from millrace.storage.errors import InputError
 from millrace.tests.fuzz.contract import Tally, judge
 
-INPUTS = 600
+INPUTS = 400
 SCRIPT = Path(__file__).with_name("run.py")
 
 

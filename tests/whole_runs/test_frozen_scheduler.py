@@ -17,7 +17,7 @@ import pytest
 from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 
 SYSTEMS = {
-    "bulk": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "10", "--set=queue.kind=zarr"),
+    "bulk": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "6", "--set=queue.kind=zarr"),
     "grappa": ("--batch-size", "25", "--fanout", "4,3", "--epochs", "10", "--set=grappa.repartition_every=2"),
     "retexo": ("--epochs", "100"),
     "sar": ("--epochs", "100"),
