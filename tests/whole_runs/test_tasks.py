@@ -139,27 +139,52 @@ def test_a_regression_comes_near_the_best_there_is(tmp_path):
     assert result.best_epoch == errors.index(min(errors)) and result.val_metrics["rmse"] == min(errors)
 
 
-def test_a_regression_takes_the_steps_of_a_loop_of_pyg(tmp_path):
+WEIGHTS = [0.5, 1.0, 4.0]
+
+
+def weighted_cross_entropy(out, y):
+    losses = F.cross_entropy(out, y, torch.tensor(WEIGHTS).double(), label_smoothing=0.1, reduction="none")
+    return losses.mean()  # over the seeds
+
+
+def weighted_focal(out, y):
+    p = out.softmax(1)[torch.arange(len(y)), y]
+    return (torch.tensor(WEIGHTS)[y] * -((1 - p) ** 1.5) * p.log()).mean()
+
+
+@pytest.mark.parametrize(
+    ("spec", "loss", "plain"),
+    [
+        ("targets=2", {"name": "huber", "delta": 0.3}, lambda out, y: F.huber_loss(out, y.double(), delta=0.3)),
+        (
+            "classes=3",
+            {"name": "cross_entropy", "class_weights": WEIGHTS, "label_smoothing": 0.1},
+            weighted_cross_entropy,
+        ),
+        ("classes=3", {"name": "focal", "gamma": 1.5, "class_weights": WEIGHTS}, weighted_focal),
+    ],
+    ids=["regression", "weighted classes", "focal"],
+)
+def test_a_run_takes_the_steps_of_a_loop_of_pyg(tmp_path, spec, loss, plain):
     nn = pytest.importorskip("torch_geometric.nn")
-    dataset = mr.open_dataset(f"{SPEC},targets=2")
+    dataset = mr.open_dataset(f"{SPEC.replace('classes=2,', '')},{spec}")
 
     def conv():
         torch.manual_seed(0)
-        return nn.SAGEConv(5, 2)
+        return nn.SAGEConv(5, dataset.num_classes)
 
-    job = {"dtype": "float64", "threads": 1, "verbose": False, "train": {"evaluate_every": 0}}
-    loss = {"name": "huber", "delta": 0.3}
-    mr.run(
-        dataset, model=[conv()], loss=loss, optimizer="sgd", lr=0.2, epochs=3, fanout=[-1], batch_size=1000,
-        out=tmp_path / "run", **job,
-    )  # fmt: skip
-    data, model = dataset.to_pyg(), conv().double()
+    job = {"dtype": "float64", "threads": 1, "epochs": 3, "fanout": [3], "batch_size": 40}
+    options = {"loss": loss, "optimizer": "sgd", "lr": 0.2, "train": {"evaluate_every": 0}, "verbose": False}
+    mr.run(dataset, model=[conv()], out=tmp_path / "run", **options, **job)
+    model, seeds = conv().double(), 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for _ in range(3):
+    for batch in mr.minibatches(dataset, **job):
+        data = mr.to_pyg(batch.minibatch, dataset.features, dataset.labels)
         optimizer.zero_grad()
-        out = model(data.x.double(), data.edge_index)[data.train_mask]
-        F.huber_loss(out, data.y[data.train_mask].double(), delta=0.3).backward()
+        plain(model(data.x.double(), data.edge_index)[: data.batch_size], data.y[: data.batch_size]).backward()
         optimizer.step()
+        seeds += data.batch_size
+    assert seeds == 3 * len(dataset.split.train)
     saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
     for (name, value), kept in zip(model.state_dict().items(), saved.values(), strict=True):
         torch.testing.assert_close(kept, value, rtol=0, atol=1e-12, msg=name)
