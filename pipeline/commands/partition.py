@@ -58,10 +58,11 @@ def partition(
     from ...stages.partition.clustered import Clustered
     from ...storage.dataset import check_one_type
     from ...storage.partition.node_order import check_order
+    from ...storage.store.committed_folder import remove_tree
     from ..config.load import resolve
     from ..config.records import cut_of
     from ..dashboard.command import recorded_stages
-    from ..ingest.scratch import scratch_of
+    from ..ingest.scratch import scratch_of, sweep_committed
     from ..setup.open_data import open_data
     from ..telemetry.console import Terminal
 
@@ -78,6 +79,7 @@ def partition(
     chosen, parts = cut_of(job), check_parts(parts)
     assert chosen is not None, "a method is always given"
     if into is not None and folder.exists():
+        sweep_committed(folder)
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
         chosen.check_available()
@@ -93,7 +95,12 @@ def partition(
         told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         if into is None:
-            quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
+            try:
+                quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
+            except InputError:
+                if not goes_on:
+                    remove_tree(folder)
+                raise
         else:
             quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"

@@ -26,7 +26,7 @@ from ..setup.open_data import open_data, with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest, Settings
-from .scratch import commit, scratch, scratch_of
+from .scratch import commit, scratch, scratch_of, sweep_committed
 from .source import Source, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .typed import TypedIngest
@@ -84,6 +84,7 @@ def _convert(
     job: Job, spec: Any, source: Any, out: Path, formats: Formats, limit: int, workers: int, emit: Emit
 ) -> Store:
     if out.exists():
+        sweep_committed(out)
         raise InputError(f"{out} already exists; choose another --out")
     if isinstance(spec, str) and is_url(spec) and holds_store(spec):
         emit(StageStarted("store", f"copying {spec}"))

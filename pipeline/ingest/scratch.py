@@ -67,6 +67,13 @@ def commit(folder: Path, out: Path) -> None:
     os.rename(folder / STORE, out)
 
 
+def sweep_committed(out: Path) -> None:
+    """Remove the folder of an ingest that was killed when `out` was in its place."""
+    folder = scratch_of(out)
+    if folder.is_dir() and not (folder / STORE).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _plan_in(folder: Path) -> Any:
     with suppress(OSError, ValueError):
         return json.loads((folder / PLAN).read_text())

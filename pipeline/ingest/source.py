@@ -157,9 +157,9 @@ def describe(
         InputError: a file is neither, or their columns differ in type.
     """
     paths = tuple(imported or files)
-    with reading(files, stem):
-        empties, rows, size = [], 0, 0
-        for path in paths:
+    empties, rows, size = [], 0, 0
+    for file, path in zip(files, paths):
+        with reading(file):
             if is_npy(path):
                 ends = open_ends(path)
                 empties.append(ends_table(ends, 0, 0))
@@ -172,14 +172,14 @@ def describe(
             empties.append(renamed(metadata.schema.to_arrow_schema().empty_table(), stem))
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
-        empty = plain(joined(empties, from_csv=imported is not None))
+    empty = plain(joined(empties, files, from_csv=imported is not None))
     return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None, title)
 
 
 def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:
     """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers."""
     into.parent.mkdir(exist_ok=True)
-    with _Import(stem, into) as imported, reading([path], stem):
+    with _Import(stem, into) as imported, reading(path):
         read_blocks(path, AS_TEXT[stem], EXAMPLES[stem], imported.begin)
     return imported.are_numbers
 
@@ -230,8 +230,8 @@ class _Import:
 def spans_of(table: Table, rows: int) -> list[Span]:
     """The table's rows in pieces of about `rows`, of Parquet at least one row group each."""
     spans, first = [], 0
-    with reading(table.files, table.stem):
-        for file in table.paths:
+    for own, file in zip(table.files, table.paths):
+        with reading(own):
             stamp = stamp_of(file)
             if is_npy(file):
                 total = open_ends(file).shape[1]
@@ -275,7 +275,7 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         raise RunError(
             f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
         ) from e
-    with reading(table.files, table.stem), file:
+    with reading(table.files[table.paths.index(span.path)]), file:
         theirs = file.schema_arrow.names
         ours = renamed(file.schema_arrow.empty_table(), table.stem).column_names
         there = dict(zip(ours, theirs))

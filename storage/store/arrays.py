@@ -115,14 +115,15 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
         there = _num_chunks(z.shape, z.shards or z.chunks)
         seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
         want = (entry["shape"], entry["dtype"], entry["chunks"])
-        if seen == want and (missing := there - _chunks_there(at, z, there)):
-            seen = (*seen[:2], f"{there - missing} of {there}")
+        missing = there - _chunks_there(at, z, there) if seen == want else 0
     except Exception as e:
         raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
     if seen != want:
         raise StoreError(
             f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again"
         )
+    if missing:
+        raise StoreError(f"{path}: array '{name}' lacks {missing} of its {there} files; make the store again")
     return z
 
 

@@ -170,7 +170,7 @@ def damaged(samples: Path, folder: Path, how: str) -> Path:
         ("a flipped bit", "epoch-0/bulk-0: minibatch 0 is damaged .*; remove the folder and sample it again"),
         ("a truncated shard", "epoch-0/bulk-0.*(damaged|cannot be opened|the manifest says)"),
         ("an empty shard", "epoch-0/bulk-0.*(damaged|cannot be opened|the manifest says)"),
-        ("a lost shard", "epoch-0/bulk-0: array 'rows' has .*; the manifest says .*: make the store again"),
+        ("a lost shard", "epoch-0/bulk-0: array 'rows' lacks 1 of its [0-9]+ files; make the store again"),
         ("a bulk's lost manifest", r"epoch-0/bulk-0 holds no manifest.json"),
         ("the store's lost manifest", r"samples holds (no manifest.json|none)"),
         ("the store's truncated manifest", r"manifest.json is damaged .*; make the store again"),

@@ -196,7 +196,7 @@ BAD = {
         "graph_format='zarr', compressed",
     ),
     "store: flipped bit": ("run --dataset W/flipped --out NEW", "'indices' is damaged"),
-    "store: missing chunk": ("run --dataset W/lost-chunk --out NEW", "the manifest says"),
+    "store: missing chunk": ("run --dataset W/lost-chunk --out NEW", "lacks 1 of its"),
     "store: missing manifest": ("run --dataset W/lost-manifest --out NEW", "holds no manifest.json"),
     "store: other schema": ("run --dataset W/old-schema --out NEW", "schema version 0; this Millrace reads version 2"),
     "store: manifest altered": ("run --dataset W/false-manifest --out NEW", "does not match its checksum"),

@@ -126,7 +126,7 @@ def text_without_ids(where: str = "", nodes: str = "nodes") -> InputError:
 
 def _empty(path: Path) -> pa.Table:
     """No rows of a Parquet file of edges, with Millrace's names."""
-    with reading([path], "edges"):
+    with reading(path):
         return renamed(pq.read_schema(path).empty_table(), "edges")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, first_line
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
 from .npy_edges import is_npy, read_ends
@@ -111,9 +111,11 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
     Raises:
         InputError: a file cannot be read, or their columns differ in type.
     """
-    with reading(files, stem):
-        tables = [_read_file(f, stem) for f in files]
-        return plain(joined([renamed(t, stem) for t in tables], from_csv=is_csv(files[0])))
+    tables = list[pa.Table]()
+    for path in files:
+        with reading(path):
+            tables.append(renamed(_read_file(path, stem), stem))
+    return plain(joined(tables, files, from_csv=is_csv(files[0])))
 
 
 def _read_file(path: Path, stem: str) -> pa.Table:
@@ -123,22 +125,36 @@ def _read_file(path: Path, stem: str) -> pa.Table:
 
 
 @contextmanager
-def reading(files: Sequence[Any], stem: str) -> Iterator[None]:
-    """Turn errors of pyarrow into one that names the files."""
+def reading(path: Any) -> Iterator[None]:
+    """Turn errors of pyarrow into one that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
         if isinstance(e, InputError):
             raise
-        message = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
-        raise InputError(
-            f"{message} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema"
-        ) from e
+        raise InputError(f"{path} cannot be read ({first_line(e).rstrip('.')}); write the file again") from e
 
 
-def joined(tables: Sequence[pa.Table], *, from_csv: bool) -> pa.Table:
-    """Rows of tables with one schema; from CSV, whose types are guessed, also with types that have a common one."""
-    return pa.concat_tables(tables, promote_options="permissive" if from_csv else "default")
+def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) -> pa.Table:
+    """Rows of tables with one schema; from CSV, whose types are guessed, also with types that have a common one.
+
+    Raises:
+        InputError: the columns of one of `files` differ in type from those before.
+    """
+    how: Any = "permissive" if from_csv else "default"
+    try:
+        return pa.concat_tables(tables, promote_options=how)
+    except pa.ArrowException as e:
+        schema = tables[0].schema
+        for path, table in zip(files[1:], tables[1:]):
+            try:
+                schema = pa.unify_schemas([schema, table.schema], promote_options=how)
+            except pa.ArrowException as e:
+                raise InputError(
+                    f"{path} and {files[0].name} are no one table ({first_line(e).rstrip('.')}); write the files again "
+                    "with one schema"
+                ) from e
+        raise InputError(f"{files[0].parent} cannot be read ({first_line(e)}); write the files again") from e
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -72,9 +72,9 @@ def no_nodes(folder):
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (no_parquet, "edges*.parquet cannot be read"),
-        (cut_short, "edges*.parquet cannot be read"),
-        (other_schema, "write the files again with one schema"),
+        (no_parquet, "edges-1.parquet cannot be read"),
+        (cut_short, "edges-1.parquet cannot be read"),
+        (other_schema, "edges-1.parquet and edges-0.parquet are no one table"),
         (null_id, "column edges.src holds 1 nulls"),
         (null_node, "column nodes.id holds 1 nulls"),
         (unknown_node, "1 values of edges.src (first: 7) are not the id of any node"),
@@ -121,14 +121,20 @@ def test_a_disk_that_fills_up_and_a_file_that_is_lost(folder, capsys, monkeypatc
     code, said = converted(folder, capsys, monkeypatch)
     assert code == 0, said
     assert sorted(p.name for p in folder.parent.iterdir() if p.suffix != ".jsonl") == ["graph", "store"]
+    # As a kill leaves it between the renaming of the store and the end.
+    (folder.parent / ".ingest-store" / "done").mkdir(parents=True)
+    code, said = converted(folder, capsys, monkeypatch)
+    assert code == 2 and "already exists" in said
+    assert sorted(p.name for p in folder.parent.iterdir() if p.suffix != ".jsonl") == ["graph", "store"]
 
 
 def test_a_store_that_lacks_a_slice(folder, capsys, monkeypatch):
     assert converted(folder, capsys, monkeypatch)[0] == 0
     store = folder.parent / "store"
     next(p for p in (store / "arrays" / "indices" / "c").rglob("*") if p.is_file()).unlink()
-    runs = folder.parent / "run"
-    code, said = millrace(capsys, monkeypatch, "run", "--dataset", store, "--out", runs)
-    assert code == 2
-    assert "array 'indices' has (shape, dtype, chunks)" in said and "0 of 1" in said
-    assert not runs.exists()
+    out = folder.parent / "out"
+    for words in (("run", "--dataset", store), ("partition", store, "--parts", 2, "--method", "hash")):
+        code, said = millrace(capsys, monkeypatch, *words, "--out", out)
+        assert code == 2
+        assert "array 'indices' lacks 1 of its 1 files; make the store again" in said
+        assert not out.exists()

@@ -263,7 +263,7 @@ def test_what_is_wrong_is_said_as_it_is_in_memory(tmp_path, case):
 def test_files_that_differ_or_are_no_parquet(tmp_path):
     folder = graph(tmp_path / "g")
     pq.write_table(pa.table({"src": ["a"], "dst": ["b"], "weight": [1.0]}), folder / "edges-9.parquet")
-    for told in ("write the files again with one schema", "cannot be read"):
+    for told in ("9.parquet and edges-.*write the files again with one schema", "9.parquet cannot be read"):
         with pytest.raises(InputError, match=told) as want:
             open_dataset(folder, options=DIRECTED)
         with pytest.raises(InputError) as got:
@@ -339,7 +339,7 @@ def test_a_store_without_a_slice_is_refused(tmp_path):
     folder = graph(tmp_path / "g")
     mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
     next((tmp_path / "got" / "arrays" / "indices" / "c").iterdir()).unlink()
-    with pytest.raises(StoreError, match="array 'indices' has"):
+    with pytest.raises(StoreError, match="array 'indices' lacks 1 of its"):
         open_dataset(tmp_path / "got")
 
 
