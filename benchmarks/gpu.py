@@ -2,18 +2,24 @@
 minutes, one command:
 
     python benchmarks/gpu.py --json gpu.json
+    python benchmarks/gpu.py --all --against gpu.json
+
+`--all` tells all that a machine with GPUs can: also several ranks, where there are several GPUs (`--ranks` of them),
+and RAPIDS, where it is installed; it may take half an hour. `--against` sets each line beside that of an earlier run.
 
 The task is that of `epoch.py`: an R-MAT graph of ogbn-products' size, 100 features, 47 classes, an epoch of 192
 minibatches of 1024 seeds, fanout 15, 10, 5, three layers of width 256 (GAT: 4 heads of 64), Adam, no dropout. Parts run
 one after the other, print as they go, and a part that fails is reported and leaves the others alone:
 
     machine    rates measured here, which the floors of all others are made of
+    bits       samples beside those of the compiled kernels of the CPU
     sampling   edges a second of each sampler, in bulks of 16, 64 and 192 minibatches, and the time of each kernel
     gather     features of a bulk's nodes, from the device's memory and from pinned memory of the host
     layers     aggregation and attention of a block, forward and backward, beside PyG's
     training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG on the same minibatches
     full-batch epochs of sar and of retexo's layers, beside PyG on the whole graph, and their losses beside the CPU's
-    bits       samples beside those of the compiled kernels of the CPU
+    ranks      epochs of every system by several ranks, over NCCL, beside one rank; losses beside ranks on the CPU
+    rapids     every check of rapids.py
 
 Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with
 all its waits. In the table, "floor" is the best that the machine allows, "share" how much of it was reached, "ratio"
@@ -29,7 +35,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +44,18 @@ import torch
 if TYPE_CHECKING:
     from gpu_lab import Lab
 
-PARTS = ("machine", "sampling", "gather", "layers", "training", "full-batch", "bits")
+PARTS = ("machine", "bits", "sampling", "gather", "layers", "training", "full-batch")
+ALL = (*PARTS, "ranks", "rapids")
+LIMIT_MINUTES, LIMIT_ALL_MINUTES = 9.0, 30.0
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Millrace on one GPU, beside PyG and the machine's floor.")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: Triton's interpreter")
-    parser.add_argument("--only", type=lambda s: s.split(","), default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", type=lambda s: s.split(","), help=f"of {', '.join(ALL)}")
+    parser.add_argument("--all", action="store_true", help="ranks on several GPUs and RAPIDS too, where they are")
+    parser.add_argument("--ranks", type=int, help="number of ranks of the part ranks; default: of GPUs")
     parser.add_argument(
         "--scale",
         type=lambda s: tuple(map(int, s.split(","))),
@@ -53,11 +63,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=1024, help="seeds of a minibatch")
     parser.add_argument("--minibatches", type=int, default=192, help="of an epoch")
-    parser.add_argument("--minutes", type=float, default=9.0, help="nothing begins after so many")
+    parser.add_argument("--minutes", type=float, help="nothing begins after so many; default: 9, or 30 with --all")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--against", type=Path, help="what --json wrote in an earlier run")
     args = parser.parse_args()
-    if unknown := set(args.only) - set(PARTS):
-        parser.error(f"--only has {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    if unknown := set(args.only or ()) - set(ALL):
+        parser.error(f"--only has {', '.join(sorted(unknown))}; known are {', '.join(ALL)}")
     if args.scale and (len(args.scale) != 2 or min(args.scale) < 2):
         parser.error("--scale has two numbers, at least 2 each: nodes,pairs")
     if min(args.batch, args.minibatches) < 2:
@@ -69,17 +80,30 @@ def arguments() -> argparse.Namespace:
         )
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --device cpu runs all parts in Triton's interpreter")
+    if args.against and not args.against.is_file():
+        parser.error(f"--against: there is no file {args.against}")
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    if args.ranks is not None and (args.ranks < 2 or (args.device == "cuda" and args.ranks > gpus)):
+        parser.error(f"--ranks must be at least 2, and at most the number of GPUs here, {gpus}")
+    asked = [*PARTS, *(["ranks"] if args.ranks or (args.all and gpus > 1) else []), *(["rapids"] if args.all else [])]
+    args.only = args.only or asked
+    args.ranks = args.ranks or max(gpus, 2)
+    args.minutes = args.minutes if args.minutes is not None else LIMIT_ALL_MINUTES if args.all else LIMIT_MINUTES
     return args
 
 
-def show(lab: "Lab") -> None:
-    """The table."""
+def show(lab: "Lab", before: dict[str, float] | None = None) -> None:
+    """The table; with `before`, the measurements of an earlier run by name, also how many times better each is now."""
     head = ("name", "measured", "unit", "floor", "share", "peer", "ratio", "beside")
+    head += () if before is None else ("before", "better")
     lines = [head, ("---",) * len(head)]
     for r in lab.rows:
         numbers = [("" if x is None else f"{x:.4g}") for x in (r.measured, r.floor, r.peer)]
         share, ratio = ("" if x is None else form.format(x) for x, form in ((r.share, "{:.0%}"), (r.ratio, "{:.2f}")))
-        lines.append((r.name, numbers[0], r.unit, numbers[1], share, numbers[2], ratio, r.against))
+        line = (r.name, numbers[0], r.unit, numbers[1], share, numbers[2], ratio, r.against)
+        earlier = None if before is None else replace(r, peer=before.get(r.name))
+        better = "" if earlier is None or earlier.ratio is None else f"{earlier.ratio:.2f}"
+        lines.append(line if earlier is None else (*line, f"{earlier.peer:.4g}" if better else "", better))
     wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
     print()
     for line in lines:
@@ -97,6 +121,7 @@ def main() -> int:
     from gpu_full_batch import full_batches
     from gpu_lab import Lab
     from gpu_layers import gather, layers, machine
+    from gpu_ranks import ranks, rapids
     from gpu_sampling import same_bits, sample_all
     from gpu_training import train_all
     from graphs import RECIPES
@@ -105,11 +130,10 @@ def main() -> int:
     nodes, pairs = args.scale or (products.num_nodes, products.num_pairs)
     begun = time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
-    lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes)
-    parts: dict[str, Callable[[Lab], None]] = dict(
-        zip(PARTS, (machine, sample_all, gather, layers, train_all, full_batches, same_bits))
-    )
-    for name in (p for p in PARTS if p in args.only):
+    lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes, args.ranks)
+    functions = (machine, same_bits, sample_all, gather, layers, train_all, full_batches, ranks, rapids)
+    parts: dict[str, Callable[[Lab], None]] = dict(zip(ALL, functions, strict=True))
+    for name in (p for p in ALL if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")
         with lab.attempt(name):
             lab.check_time()
@@ -121,7 +145,8 @@ def main() -> int:
             rows = [asdict(r) | {"share": r.share, "ratio": r.ratio} for r in lab.rows]
             report = {"arguments": said, "rows": rows, "failures": lab.failures, "details": lab.details}
             args.json.write_text(json.dumps(report, indent=1) + "\n")
-    show(lab)
+    earlier = {r["name"]: r["measured"] for r in json.loads(args.against.read_text())["rows"]} if args.against else None
+    show(lab, earlier)
     return 1 if lab.failures else 0
 
 

@@ -75,6 +75,8 @@ class Lab:
     """Minibatches of an epoch."""
     deadline: float
     """By `time.monotonic`; what would be measured after it is left out, and told as failed."""
+    ranks: int = 2
+    """Of the part "ranks"."""
     rows: list[Row] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)

@@ -62,9 +62,12 @@ def test_every_part_runs(tmp_path):
 
 def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
     # With no time left every part fails.
-    code, out, _ = benchmark(*TINY, "--minutes", "0", "--only", "machine,gather", "--json", str(tmp_path / "gpu.json"))
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"rows": [{"name": "gone", "measured": 1.0}]}))
+    few = ("--minutes", "0", "--only", "machine,gather", "--against", str(earlier))
+    code, out, _ = benchmark(*TINY, *few, "--json", str(tmp_path / "gpu.json"))
     told = json.loads((tmp_path / "gpu.json").read_text())
-    assert code == 1
+    assert code == 1 and "| before | better |" in out
     assert told["failures"].keys() == {"machine", "gather"} and told["rows"] == []
     assert all("the time was up" in why for why in told["failures"].values())
     assert out.count("FAILED") == 4
@@ -77,6 +80,8 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
         (("--device", "cpu", "--scale", "60"), "two numbers"),
         (("--device", "cpu", "--scale", "60,150"), "fewer minibatches"),
         (("--batch", "1"), "at least 2"),
+        (("--device", "cpu", "--ranks", "1"), "--ranks must be at least 2"),
+        (("--device", "cpu", "--against", "none.json"), "there is no file none.json"),
     ],
 )
 def test_arguments_are_refused(arguments, said, monkeypatch, capsys):
@@ -87,6 +92,37 @@ def test_arguments_are_refused(arguments, said, monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         gpu.arguments()
     assert left.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_what_is_run_with_and_without_all(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu
+
+    for given, parts in (
+        ((), gpu.PARTS),
+        (("--ranks", "2"), (*gpu.PARTS, "ranks")),
+        (("--all",), (*gpu.PARTS, "rapids")),
+        (("--all", "--ranks", "2"), gpu.ALL),
+        (("--only", "ranks"), ("ranks",)),
+    ):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", *given])
+        assert tuple(gpu.arguments().only) == parts
+
+
+def test_an_earlier_run_is_set_beside(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu
+    from gpu_lab import Lab
+
+    lab = Lab(torch.device("cpu"), 300, 900, 5, 3, float("inf"))
+    lab.add("epoch", 2.0, "s")
+    lab.add("rate", 2.0, "GB/s")
+    lab.add("new", 1.0, "s")
+    gpu.show(lab, {"epoch": 4.0, "rate": 4.0})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [row[-2:] for row in rows if row and row[0] in ("epoch", "rate", "new")] == [
+        ["4", "2.00"], ["4", "0.50"], ["", ""]
+    ]  # fmt: skip
 
 
 def test_layers_of_other_convolutions_are_those_that_were_drawn(monkeypatch):
