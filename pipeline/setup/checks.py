@@ -122,15 +122,26 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
                 f"{graph}, but bulk.algorithm is '{system.sample.algorithm}', whose rows travel without relations; "
                 "use owners"
             )
-    if job.device != "cpu" or job.kernel not in ("cpu", "reference"):
-        raise InputError(
-            f"{graph}, but device is '{job.device}' and kernel '{job.kernel}'; relations are sampled and aggregated on "
-            "the cpu only: leave both out"
-        )
+    _check_types_on_device(job, system, graph)
     if job.learned.width:
         raise InputError(f"{graph}, but learned is {job.learned.width}, which is for one node type; leave it out")
     if job.train.compile:
         raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
+
+
+def _check_types_on_device(job: Job, system: System, graph: str) -> None:
+    """Refuse devices and kernels that do not know relations."""
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
+        known = f"system '{job.system}'" if job.system != "bulk" else "fetching rows that ranks own"
+        raise InputError(
+            f"{graph}, but device is '{job.device}', on which {known} knows no relations in this version; use device = "
+            '"cpu", or system = "bulk" with the whole graph and all rows in each rank'
+        )
+    if job.kernel not in ("cpu", "reference"):
+        raise InputError(
+            f"{graph}, but kernel is '{job.kernel}', which does not draw relation by relation in this version; use "
+            'kernel = "cpu"'
+        )
 
 
 def check_model(job: Job, system: System, model: nn.Module) -> None:

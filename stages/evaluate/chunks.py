@@ -192,13 +192,14 @@ class Chunks:
         src, indices = numbering_on_host().number_sources(graph.indptr, graph.indices, dst, self._table)
         weight = None if graph.edge_weight is None else graph.edge_weight[edges_of(graph, dst)]
         block = Block(len(dst), src, indptr, indices, weight)
+        there = None if self._device.type == "cpu" else self._device
         # Few layers read degrees.
         rows = None if self._edges is None else lambda: self._edge_rows(dst)
         return BlockNeighbourhood(
             block,
             lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device),
             self._kernels,
-            edge_types=None if graph.types is None else types_of_edges(graph, edges_of(graph, dst)),
+            edge_types=None if graph.types is None else types_of_edges(graph, edges_of(graph, dst), there),
             edges=rows,
         )
 

@@ -173,7 +173,7 @@ def outputs(
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
-    if room is not None and not keeps_edges(model):
+    if room is not None and not keeps_edges(model) and graph.types is None:
         layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
     with evaluating(model):
         if layers is not None:

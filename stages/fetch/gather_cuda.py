@@ -19,11 +19,11 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.runtime.device_memory import ArrayPlace, device_readable, goes_to_device, to_device, wait_for_copies
-from ..kernels.sampling.device_graph import place_graph
+from ..kernels.sampling.device_graph import number_on_device, place_graph
 from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
-from ..neighbourhood.resident import ResidentNeighbourhood
+from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
 from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
@@ -145,15 +145,16 @@ class DeviceGather:
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, policy.cache_bytes, device)
+        self._edges = edges_there(placement)
         wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        bulk, q = resident_there(work, self._device)
+        bulk, q = resident_there(work, self._device, self._edges is not None)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gathered(bulk, q)
-        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]))
+        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]), self._edges)
         return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
 
     def framed(self, frame: Frame) -> Fetched:
@@ -170,7 +171,7 @@ class DeviceGather:
         """See `RecordsSteps.recorded`."""
         return (
             StepGraph(module, self, rules, parameters, alone)
-            if self._graphs and self._near and can_record(module)
+            if self._graphs and self._near and self._edges is None and can_record(module)
             else None
         )
 
@@ -237,21 +238,32 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return to_device(first.astype(np.int64), to)
 
 
+def edges_there(placement: Placement) -> EdgesThere | None:
+    """What layers read of the edges of a graph; None if it is nothing."""
+    graph = placement.graph
+    if graph.types is None:
+        return None
+    return EdgesThere(graph.types, lambda positions: number_on_device(graph, "edge_type")[positions])
+
+
 def resident_neighbourhoods(
-    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]
+    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor], edges: EdgesThere | None = None
 ) -> tuple[ResidentNeighbourhood, ...]:
     """Neighbourhoods of minibatch q, outermost first; `degree` gives the degree of each of its nodes, [n], on the
     device."""
     hops = reversed(range(bulk.num_hops))
-    return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
+    return tuple(
+        ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n], edges) for h in hops
+    )
 
 
-def resident_there(work: MiniBatch, device: torch.device) -> tuple[ResidentBulk, int]:
-    """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied."""
-    return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device), 0)
+def resident_there(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:
+    """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied, with the
+    positions of its edges if they are needed."""
+    return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device, positions), 0)
 
 
-def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
+def _moved(work: MiniBatch, device: torch.device, positions: bool) -> ResidentBulk:
     """Copy of a minibatch on the device, as a bulk of one."""
 
     def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -263,7 +275,7 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
         DeviceList(
             to_device(b.indptr.astype(np.int32, copy=False), device),
             to_device(b.indices, device),
-            None,
+            to_device(b.edge_id.astype(np.int64, copy=False), device) if positions and b.edge_id is not None else None,
             count(b.num_dst),
             count(b.num_edges),
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
-from ..memory.lazy_rows import LazyTypedRows
+from ..memory.lazy_rows import LazyRows, LazyTypedRows
 from ..neighbourhood.gradients import Placed
 from ..neighbourhood.halo import HaloNeighbourhood
 from ..neighbourhood.stacked import OWN
@@ -86,7 +86,9 @@ class Projection(nn.Module):
 
 def features_of(h: Tensor, t: int, at: Tensor, width: int) -> Tensor:
     """[m, width] features of the rows `at` of h, all of node type t; of lazy rows they are lazy too."""
-    return h.of_type(t, at) if isinstance(h, LazyTypedRows) else h[at, :width]
+    if isinstance(h, LazyTypedRows):
+        return h.of_type(t, at)
+    return (h.gathered() if isinstance(h, LazyRows) else h)[at, :width]
 
 
 def _projection(width: int, width_out: int) -> nn.Module:

@@ -17,7 +17,7 @@ from ...storage.minibatch import Block
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
-from ..kernels.aggregation.lists import InLists
+from ..kernels.aggregation.lists import InLists, on_device
 from .base import Message, Reduce
 from .checks import (
     alike,
@@ -35,6 +35,7 @@ from .checks import (
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
+from .relations_cuda import DeviceTypedRows
 from .stacked import TypeMeans
 
 
@@ -116,6 +117,39 @@ class ListNeighbourhood(ABC):
                 raise no_edge_features()
             self._edge_rows = self._edges()
         return self._edge_rows
+
+    @property
+    def _typed(self) -> Any:
+        """Rows and edges by type: `TypedRows`, or the like. Raises InputError if the graph has one type of edges."""
+        raise no_types()
+
+    def relations(self) -> tuple[Relation, ...]:
+        """The block's edges by relation, in the order of the graph's relations. Raises InputError if the graph has one
+        type of edges."""
+        return self._typed.relations
+
+    def node_types(self) -> tuple[NodeRows, ...]:
+        """The block's rows by node type, in the order of the graph's. Raises InputError if the graph has one type of
+        nodes."""
+        return self._typed.nodes
+
+    @property
+    def types(self) -> GraphTypes:
+        """Types of the graph. Raises InputError if it has one type of edges."""
+        return self._typed.types
+
+    def means_by_type(
+        self, h: Tensor, chosen: tuple[bool, ...] = (), flagged: tuple[bool, ...] = ()
+    ) -> list[TypeMeans]:
+        """Own rows and means over each relation, for all relations at once and for each node type.
+
+        Args:
+            h: [num_src, D]; with `chosen`, rows of the sources of these node types alone.
+            chosen: for each node type, True if its rows are read; by default all are.
+            flagged: for each node type, True if `TypeMeans.present` tells of edges from it; by default none.
+        """
+        count = len(self.types.node_types)
+        return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
 
     @property
     def num_dst(self) -> int:
@@ -297,42 +331,21 @@ class BlockNeighbourhood(ListNeighbourhood):
         self.block = block
         self._edge_types = edge_types
 
-    def relations(self) -> tuple[Relation, ...]:
-        """The block's edges by relation, in the order of the graph's relations. Raises InputError if the graph has one
-        type of edges."""
-        return self._typed.relations
-
-    def node_types(self) -> tuple[NodeRows, ...]:
-        """The block's rows by node type, in the order of the graph's. Raises InputError if the graph has one type of
-        nodes."""
-        return self._typed.nodes
-
-    @property
-    def types(self) -> GraphTypes:
-        """Types of the graph. Raises InputError if it has one type of edges."""
-        return self._typed.types
-
-    def means_by_type(
-        self, h: Tensor, chosen: tuple[bool, ...] = (), flagged: tuple[bool, ...] = ()
-    ) -> list[TypeMeans]:
-        """Own rows and means over each relation, for all relations at once and for each node type.
-
-        Args:
-            h: [num_src, D]; with `chosen`, rows of the sources of these node types alone.
-            chosen: for each node type, True if its rows are read; by default all are.
-            flagged: for each node type, True if `TypeMeans.present` tells of edges from it; by default none.
-        """
-        count = len(self.types.node_types)
-        return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
-
     @cached_property
-    def _typed(self) -> TypedRows:
-        if self._edge_types is None:
+    def _typed(self) -> Any:
+        edges = self._edge_types
+        if edges is None:
             raise no_types()
-        if isinstance(self._edge_types, TypedRows):
-            return self._edge_types
+        if isinstance(edges, TypedRows):
+            return edges
         rows = None if self._edges is None else lambda: self.edge_features
-        return TypedRows(self.block, lambda: self.degree, self._edge_types, self._given, rows)
+        if edges.device is None:
+            return TypedRows(self.block, lambda: self.degree, edges, self._given, rows)
+        to = edges.device
+        of_rows = edges.types.types_of(self.block.src) if edges.of_rows is None else edges.of_rows()
+        weight = None if self.weight is None else self.weight.to(to)
+        there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
+        return DeviceTypedRows(edges.types, self.lists.on(to), *there, weight, lambda: self.degree, rows)
 
     @property
     def num_dst(self) -> int:
@@ -404,9 +417,9 @@ def whole_graph(
     )
 
 
-def types_of_edges(graph: Graph, positions: Any) -> EdgeTypes | None:
-    """Types of the edges at some positions of a graph; None if it has one type of edges. Raises InputError if positions
-    are needed and not there."""
+def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = None) -> EdgeTypes | None:
+    """Types of the edges at some positions of a graph, for rows on a device or on the host; None if it has one type of
+    edges. Raises InputError if positions are needed and not there."""
     if graph.types is None:
         return None
     if positions is None:
@@ -416,4 +429,4 @@ def types_of_edges(graph: Graph, positions: Any) -> EdgeTypes | None:
         assert graph.edge_type is not None
         return graph.edge_type[positions]
 
-    return EdgeTypes(graph.types, read)
+    return EdgeTypes(graph.types, read, device=device)

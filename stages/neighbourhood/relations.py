@@ -32,6 +32,8 @@ class EdgeTypes:
     """Returns the relation of each edge of the block, [e]; called when a layer first needs it."""
     of_rows: Callable[[], npt.NDArray[np.int64]] | None = None
     """Returns the node type of each of the block's sources, [num_src]; None: their ids say it."""
+    device: torch.device | None = None
+    """Where rows lie that layers give to the block; None: on the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +69,19 @@ class Relation:
     def __init__(
         self,
         type: RelationType,
-        lists: InLists,
+        lists: Any,
         sources: Tensor,
         targets: Tensor,
-        coefficient: npt.NDArray[np.float32] | None,
+        coefficient: Any,
         scale: Callable[[], Tensor | None],
-        local: npt.NDArray[np.int64],
+        local: Any,
         kernels: ModuleType | None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
         Args:
             type: source type, name, destination type.
-            lists: the edges.
+            lists: the edges, `InLists`.
             sources: see `NodeRows.sources`, of the relation's source type.
             targets: see `NodeRows.targets`, of its destination type.
             coefficient: float32 [e], see `Block.weight`.
@@ -88,7 +90,8 @@ class Relation:
             kernels: the aggregation backend; by default that of the rows' device.
             edges: returns `edge_features`; None: the edges of the block have none.
         """
-        self.type, self.lists, self.sources, self.targets = type, lists, sources, targets
+        self.type, self.sources, self.targets = type, sources, targets
+        self.lists: Any = lists
         self._coefficient, self._make_scale, self._local, self._given = coefficient, scale, local, kernels
         self._make_edges = edges
 
@@ -135,6 +138,11 @@ class Relation:
             None if self._make_edges is None else lambda: self.edge_features,
         )  # fmt: skip
 
+    @property
+    def kept(self) -> Tensor:
+        """int64 [num_dst], edges of each row."""
+        return torch.from_numpy(self.lists.kept)
+
     def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """int64 [e] each, the source and the destination of every edge as rows of `h` and of the result."""
         src, dst = torch.from_numpy(self.lists.indices).to(device), torch.from_numpy(self.lists.rows).to(device)
@@ -170,7 +178,7 @@ class Relation:
             total = torch.from_numpy(np.bincount(self.lists.rows, self._coefficient, minlength=self.num_dst))
             return torch.where(total > 0, 1 / total, 0.0).to(like)
         if reduce == "mean":
-            return 1 / torch.from_numpy(self.lists.kept).clamp(min=1).to(like)
+            return 1 / self.kept.clamp(min=1).to(like)
         scale = self._make_scale()
         return None if scale is None else scale.to(like)
 
@@ -304,7 +312,7 @@ def attend_together(
     with torch.no_grad():
         for relation, kernel, logit in zip(relations, kernels, logits):
             own = Maximum.apply(logit.detach().contiguous(), kernel, relation._edges)
-            present = torch.from_numpy(relation.lists.kept).to(own.device) > 0
+            present = relation.kept.to(own.device) > 0
             own = torch.where(present[:, None], own, -torch.inf)
             most[relation.targets] = torch.maximum(most[relation.targets], own)
     total, out = matrices.new_zeros(num_dst, H), matrices.new_zeros(num_dst, H, width)
@@ -317,7 +325,7 @@ def attend_together(
         rows = Spmm.apply(messages.contiguous(), None, kernel, relation._edges, None, None)
         rows = torch.einsum("nhd,hde->nhe", rows.view(-1, H, z[r].shape[2]), matrices[r])
         out = out.index_add(0, relation.targets, rows)
-    return out / torch.where(total > 0, total, 1)[:, :, None]
+    return out / (total + (total == 0))[:, :, None]
 
 
 def no_types() -> InputError:

@@ -1,33 +1,84 @@
 """Neighbourhoods over a minibatch's blocks on the device that sampled them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from .base import Reduce
 from .block import ListNeighbourhood
+from .relations import no_types
+from .relations_cuda import DeviceTypedRows
+
+
+@dataclass(frozen=True, eq=False)
+class EdgesThere:
+    """Properties of a graph's edges that layers read on a device. Edges are given by their `Block.edge_id`, int64
+    [e]."""
+
+    types: GraphTypes | None = None
+    """Types of the graph; None: it has one type of nodes and edges."""
+    kinds: Callable[[Tensor], Tensor] | None = None
+    """Returns the relation of each edge, [e]; None: there is one."""
+    rows: Callable[[Tensor], Tensor] | None = None
+    """Returns the features of the edges, [e, D]; None: the model reads none."""
 
 
 class ResidentNeighbourhood(ListNeighbourhood):
     """`ListNeighbourhood` over lists on a device: no call waits for the device."""
 
-    def __init__(self, bulk: ResidentBulk | Frame, q: int, hop: int, degree: Callable[[], Tensor]) -> None:
+    def __init__(
+        self,
+        bulk: ResidentBulk | Frame,
+        q: int,
+        hop: int,
+        degree: Callable[[], Tensor],
+        edges: EdgesThere | None = None,
+    ) -> None:
         """
         Args:
             bulk: holds the minibatch.
             q: its position there.
             hop: 0 is nearest the seeds.
             degree: returns [num_src] on the device, see `ListNeighbourhood`.
+            edges: types and features of the edges; None: there are none.
         """
-        super().__init__(degree, aggregation_backend("cuda"))
+        read = None if edges is None else edges.rows
+        super().__init__(
+            degree, aggregation_backend("cuda"), edges=None if read is None else lambda: read(self._positions)
+        )
+        self._of_edges = edges
         self._where = bulk, q, hop
         self._lists = bulk.block(q, hop)
+
+    @property
+    def _positions(self) -> Tensor:
+        """`Block.edge_id` on the device."""
+        bulk, q, hop = self._where
+        assert isinstance(bulk, ResidentBulk), "a recorded step knows no edges"
+        found = bulk.positions_of(q, hop)
+        assert found is not None, "the sampler keeps edge_ids"
+        return found
+
+    @cached_property
+    def _typed(self) -> DeviceTypedRows:
+        edges, (bulk, q, _) = self._of_edges, self._where
+        if edges is None or edges.types is None or edges.kinds is None:
+            raise no_types()
+        assert isinstance(bulk, ResidentBulk)
+        types, nodes = edges.types, bulk.nodes_of(q)[: self.num_src]
+        ends = torch.tensor(types.offsets[1:], device=nodes.device)
+        of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
+        rows = None if edges.rows is None else lambda: self.edge_features
+        kinds = edges.kinds(self._positions)
+        return DeviceTypedRows(types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows)
 
     @property
     def lists(self) -> DeviceLists:

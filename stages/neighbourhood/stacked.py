@@ -58,11 +58,8 @@ class StackedRelations:
         """
         from ..kernels.runtime.stacked import stack
 
-        into, n, ends_of = types.ends.tolist(), block.num_dst, types.ends[:, 0]
-        self._lists, self._flags = (
-            [[OWN] * some[t] + [r for r, (a, b) in enumerate(into) if b == t and some[a]] for t in range(len(some))]
-            for some in (chosen, flagged)
-        )
+        n, ends_of = block.num_dst, types.ends[:, 0]
+        self._lists, self._flags = (lists_of_types(types, some) for some in (chosen, flagged))
         rank = np.zeros((2, types.num_relations + 1), np.int64)
         for row, several in zip(rank, (self._lists, self._flags)):
             for numbers in several:
@@ -100,9 +97,15 @@ class StackedRelations:
         parts = Pieces.apply(rows, self._sizes)
         flags = self._present.to(x.device, x.dtype).split(self._flag_sizes)
         return [
-            TypeMeans(_side_by_side(part, of), of, _side_by_side(flag[:, None], flagged), flagged)
+            TypeMeans(side_by_side(part, of), of, side_by_side(flag[:, None], flagged), flagged)
             for part, of, flag, flagged in zip(parts, self._lists, flags, self._flags)
         ]
+
+
+def lists_of_types(types: GraphTypes, some: Sequence[bool]) -> list[list[int]]:
+    """For each node type, `OWN` if it is one of some, and the relations into it from those."""
+    ends = types.ends.tolist()
+    return [[OWN] * some[t] + [r for r, (a, b) in enumerate(ends) if b == t and some[a]] for t in range(len(some))]
 
 
 def _places(numbers: list[list[int]], of_rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[int]]:
@@ -114,6 +117,6 @@ def _places(numbers: list[list[int]], of_rows: npt.NDArray[np.int64]) -> tuple[n
     return begin, np.bincount(of_rows, steps, minlength=len(numbers)).astype(np.int64).tolist()
 
 
-def _side_by_side(x: Tensor, numbers: list[int]) -> Tensor:
+def side_by_side(x: Tensor, numbers: list[int]) -> Tensor:
     """Rows of one destination side by side; without numbers, a matrix without columns."""
     return x.reshape(-1, len(numbers) * x.shape[1]) if numbers else x.new_empty(0, 0)

@@ -64,11 +64,13 @@ _graphs: WeakKeyDictionary[Graph, DeviceGraph] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[Graph, dict[str, Tensor]] = WeakKeyDictionary()
 
 
-def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_weight"]) -> Tensor:
-    """An array of the graph on the device; copied once, kept as long as the graph lives."""
+def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_weight", "edge_type"]) -> Tensor:
+    """An array of the graph on the device; copied once, kept as long as the graph lives. More than 256 relations of
+    edges are int32 there."""
     known = _numbers.setdefault(graph, {})
     if name not in known:
-        known[name] = to_device(getattr(graph, name), device())
+        array = getattr(graph, name)
+        known[name] = to_device(array.astype(np.int32) if array.dtype == np.uint16 else array, device())
         wait_for_copies(known[name].device)
     return known[name]
 

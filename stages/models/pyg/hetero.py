@@ -15,7 +15,7 @@ from ....storage.errors import InputError, first_line
 from ....storage.minibatch import Block
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
-from ...neighbourhood.block import BlockNeighbourhood
+from ...neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
 from ...neighbourhood.gradients import Placed
 from ...neighbourhood.halo import HaloNeighbourhood
 from ...neighbourhood.relations import EdgeTypes
@@ -126,7 +126,7 @@ class HeteroPyGModel(Model):
         h = dropout(h, self.dropout, self.training, neighbourhood.names)
         if isinstance(neighbourhood, HaloNeighbourhood):
             neighbourhood, h = neighbourhood.as_block(h)
-        if not isinstance(neighbourhood, BlockNeighbourhood):
+        if not isinstance(neighbourhood, ListNeighbourhood):
             raise InputError(f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}")
         nodes, widths, last = neighbourhood.node_types(), self.widths[i + 1], i == self.num_layers - 1
         found = self.outputs(i, neighbourhood, h)
@@ -139,7 +139,7 @@ class HeteroPyGModel(Model):
         out = Placed.apply([rows.targets for rows in nodes], *parts)
         return out if last else ACTIVATIONS[self.activation](out)
 
-    def outputs(self, i: int, block: BlockNeighbourhood, h: Tensor) -> dict[str, Tensor]:
+    def outputs(self, i: int, block: ListNeighbourhood, h: Tensor) -> dict[str, Tensor]:
         """Results of module i for a block, whose destinations come first: [n, D] of each node type that it has rows
         of."""
         x = {}
@@ -159,7 +159,7 @@ def _convs(layer: nn.Module) -> dict[Any, nn.Module]:
     return dict(hetero.convs.items()) if any(c.__name__ == "HeteroConv" for c in type(layer).__mro__) else {}
 
 
-def _edges(layer: nn.Module, block: BlockNeighbourhood, h: Tensor) -> tuple[dict[Any, Tensor], dict[str, Any]]:
+def _edges(layer: nn.Module, block: ListNeighbourhood, h: Tensor) -> tuple[dict[Any, Tensor], dict[str, Any]]:
     """Edges of a block by relation, [2, e] each, from positions among the sources of their type to positions among the
     destinations; and further arguments of the layer."""
     edges, weights, attributes, convs = {}, {}, {}, _convs(layer)

@@ -19,6 +19,7 @@ from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
 from millrace.tests.contracts.fresh_python import run_python
+from millrace.tests.contracts.typed import typed_dataset
 
 pytest.importorskip("triton")
 
@@ -116,6 +117,23 @@ def test_a_sampler_without_kernels_for_gpus_draws_on_processors(sbm, tmp_path):
 def test_models(sbm, tmp_path, model, dtype):
     """Dropout drops the same everywhere, of activations and of attention."""
     agree(sbm, tmp_path, rel=1e-9 if dtype == "float64" else 1e-4, model=model, dtype=dtype, epochs=1)
+
+
+@pytest.mark.parametrize("model", ["rgat", "of PyG"])
+def test_node_types_and_relations(tmp_path, model):
+    """Of minibatches that the host drew."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    sums = {
+        ("author", "writes", "paper"): (3, 5),
+        ("paper", "cites", "paper"): 5,
+        ("paper", "written_by", "author"): (5, 3),
+    }
+    conv = pyg.HeteroConv({relation: pyg.SAGEConv(width, 3) for relation, width in sums.items()})
+    theirs = {"model": mr.HeteroPyGModel([conv]).double(), "hidden": None, "dropout": None}
+    ours = {"model": {"name": "rgat", "heads": 1, "layers": 1}, "hidden": 4}
+    options = {"fanout": [2], "batch_size": 6, "epochs": 1, "kernel": "cpu"}
+    agree(typed_dataset(degree=20), tmp_path, **options, **(ours if model == "rgat" else theirs))
 
 
 def test_multi_label(sbm, tmp_path):
