@@ -41,8 +41,11 @@ TYPED_JOBS: dict[str, dict[str, Any]] = {
     "`bulk`, partitioned, `1.5d`": {"system": "bulk", "bulk": {"topology": "partitioned", "algorithm": "1.5d"}},
     "`bulk`, learnt features": {"system": "bulk", **FEATURES["learned"]},
     "`bulk`, `train.compile`": {"system": "bulk", "train": {"compile": True}},
-    "`bulk`, `device = \"cuda\"`": {"system": "bulk", "device": "cuda", "kernel": "cpu"},
-    "`bulk`, `device = \"cuda\"`, drawn there": {"system": "bulk", "device": "cuda"},
+    "`bulk`, `device = \"cuda\"`": {"system": "bulk", "device": "cuda"},
+    "`bulk`, `labor`, `device = \"cuda\"`": {"system": "bulk", "sampler": {"name": "labor"}, "device": "cuda"},
+    "`bulk`, `labor`, `device = \"cuda\"`, `kernel = \"cpu\"`": {
+        "system": "bulk", "sampler": {"name": "labor"}, "device": "cuda", "kernel": "cpu",
+    },
     "`bulk`, `device = \"cuda\"`, `features = \"owned\"`": {"system": "bulk", "device": "cuda", **FEATURES["owned"]},
     "`sar`, `device = \"cuda\"`": {"system": "sar", "device": "cuda"},
     "`sar`": {"system": "sar"},

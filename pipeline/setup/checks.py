@@ -137,10 +137,12 @@ def _check_types_on_device(job: Job, system: System, graph: str) -> None:
             f"{graph}, but device is '{job.device}', on which {known} knows no relations in this version; use device = "
             '"cpu", or system = "bulk" with the whole graph and all rows in each rank'
         )
-    if job.kernel not in ("cpu", "reference"):
+    sampler: Any = system.sample.sampler
+    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
+    if job.kernel not in ("cpu", "reference", *by_device):
         raise InputError(
-            f"{graph}, but kernel is '{job.kernel}', which does not draw relation by relation in this version; use "
-            'kernel = "cpu"'
+            f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
+            'draws no relations in this version; use kernel = "cpu"'
         )
 
 

@@ -61,6 +61,7 @@ class NeighborSampler:
     is drawn changes less often from step to step. Source: Balin, LaSalle, Catalyurek, "Cooperative Minibatching in
     Graph Neural Networks" (2023), section 3.2, with numbers that change at once where theirs change gradually."""
     name: ClassVar[str] = "neighbor"
+    draws_relations_on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.replace))
@@ -187,11 +188,13 @@ class NeighborSampler:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_graph import number_on_device
+        from ..kernels.sampling.device_samples import DeviceSample
         from .resident import node_wise
 
         self.check(graph)
-        weights = graph.edge_weight is not None
-        pieces = sampling_backend("cuda").neighbor_pieces(
+        weights, fanouts = graph.edge_weight is not None, None if graph.types is None else self.by_relation(graph.types)
+        kernels = sampling_backend("cuda")
+        pieces = kernels.neighbor_pieces(
             graph,
             request.seeds,
             request.keys(self.num_layers, self.batch_dependency),
@@ -200,8 +203,23 @@ class NeighborSampler:
             table=_table(graph) if self.weighted else None,
             expand=self.expand,
             keep_positions=self._reads_weights(graph) or self.edge_ids,
+            by_relation=fanouts,
             workspace=workspace,
         )
+        if graph.types is not None and fanouts is not None:
+            most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
+
+            def weigh(made: DeviceSample) -> list[Tensor]:
+                found = kernels.relation_weights(graph, made)
+                if graph.edge_weight is None:
+                    return found
+                # A kept edge stands for those of its relation that were not.
+                return [w * number_on_device(graph, "edge_weight")[x.positions] for w, x in zip(found, made.lists)]
+
+            return node_wise(
+                graph, request, pieces, None, of_edge=False, nested=self.expand == "new",
+                bound=None if fanouts.min(initial=0) < 0 else int(most), edge_ids=True, weigh=weigh,
+            )  # fmt: skip
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(

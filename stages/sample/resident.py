@@ -146,6 +146,7 @@ def node_wise(
     nested: bool,
     bound: int | None,
     edge_ids: bool = False,
+    weigh: Callable[[DeviceSample], list[Tensor]] | None = None,
 ) -> Bulk:
     """A bulk of a node-wise sampler.
 
@@ -158,11 +159,13 @@ def node_wise(
         nested: see `ResidentBulk`, as `bound`.
         bound: see there.
         edge_ids: see `ResidentMiniBatch`.
+        weigh: returns the weights of the edges of each list, in place of `scale`.
     """
 
     def made() -> Iterator[tuple[slice, ResidentBulk]]:
         for piece, d in pieces:
             weights = None if scale is None else node_weights(graph, d, scale, of_edge)
+            weights = weights if weigh is None else weigh(d)
             yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)

@@ -17,6 +17,7 @@ from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 from millrace.stages.kernels.sampling.cuda import labor_race as race_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+from millrace.stages.kernels.sampling.cuda import relations as relations_cuda
 from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
@@ -30,6 +31,8 @@ KERNELS = [
     (draw_cuda._uniform, TILE | {"REPLACE": False, "ROWS": 1024, "WIDTH": 1}),
     (draw_cuda._take, {"PLACED": True, "KEEP": True, "BLOCK": 1024}),
     (draw_cuda._take, {"PLACED": False, "KEEP": False, "BLOCK": 1024}),
+    (relations_cuda._segment_places, {"REPLACE": False, "ROWS": 64, "WIDTH": 16}),
+    (relations_cuda._segment_places, {"REPLACE": True, "ROWS": 64, "WIDTH": 16}),
     (alias_cuda._independent, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._successive, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._finish_times, {"BLOCK": 1024}),
@@ -53,7 +56,9 @@ KERNELS = [
 ]
 # By kernels, and not launched.
 CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_read_edges"}
-for module in (alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
+MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda
+MODULES += (relations_cuda,)
+for module in MODULES:
     for name, kernel in vars(module).items():
         if isinstance(kernel, triton.JITFunction) and name not in CALLED:
             assert any(kernel is k for k, _ in KERNELS), name
@@ -182,7 +187,7 @@ print(len(KERNELS))
 
 
 @pytest.mark.parametrize(
-    ("code", "kernels"), [pytest.param(SAMPLING, 25, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
+    ("code", "kernels"), [pytest.param(SAMPLING, 27, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
 )
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}

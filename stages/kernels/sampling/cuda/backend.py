@@ -6,6 +6,7 @@ Nothing here needs numba, which the machine with the GPU may lack.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace as with_fields
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
+from .relations import segments_of, weights
 from .tables import TABLE_BYTES, Workspace, stride
 from .terms import terms
 
@@ -38,6 +40,7 @@ __all__ = [
     "matrix",
     "neighbor",
     "neighbor_pieces",
+    "relation_weights",
 ]
 
 
@@ -74,6 +77,20 @@ def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
 
 
+def relation_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[Tensor]:
+    """float32, weights of the edges of each list of samples that were drawn by relation."""
+    return [weights(segments_of(graph), x) for x in made.lists]
+
+
+def _weighed(graph: Graph, made: sample_cuda.DeviceSample) -> list[NeighborSample]:
+    """`_samples` with `relation_weights`."""
+    found = [_cut(w, x.edges) for w, x in zip(relation_weights(graph, made), made.lists)]
+    return [
+        with_fields(s, lists=tuple(with_fields(x, weight=w[q]) for x, w in zip(s.lists, found)))
+        for q, s in enumerate(_samples(made))
+    ]
+
+
 def neighbor_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
@@ -84,11 +101,13 @@ def neighbor_pieces(
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
+    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     slots = None if table is None else on.with_table(table)
+    relations = None if by_relation is None else (segments_of(graph), by_relation)
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
@@ -97,6 +116,7 @@ def neighbor_pieces(
             sample_cuda.neighbor(
                 on, flat, counts, streams, fanout,
                 replace=replace, table=slots, again=expand == "all", keep=keep_positions, workspace=space,
+                by_relation=relations,
             ),
         )  # fmt: skip
 
@@ -119,6 +139,8 @@ def neighbor(
     """
     keep = keep_positions or keep_weights
     pieces = neighbor_pieces(graph, seeds, keys, fanout, keep_positions=keep, **options)
+    if options.get("by_relation") is not None:
+        return [s for _, made in pieces for s in _weighed(graph, made)]
     samples = [s for _, made in pieces for s in _samples(made)]
     if not keep_weights or graph.edge_weight is None:
         return samples

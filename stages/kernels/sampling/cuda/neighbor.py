@@ -18,6 +18,7 @@ table and 4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Ye
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from .....storage.errors import RunError
@@ -25,6 +26,7 @@ from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample
 from ..samples import LIMIT
 from .draw import Drawn, draw
+from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
 from .tables import Tables, Workspace
 
@@ -98,6 +100,7 @@ def neighbor(
     again: bool,
     keep: bool,
     workspace: Workspace,
+    by_relation: tuple[Segments, npt.NDArray[np.int64]] | None = None,
 ) -> DeviceSample:
     """See `reference.neighbor.neighbor`.
 
@@ -112,9 +115,14 @@ def neighbor(
         again: draw for every node so far at each hop.
         keep: also return positions.
         workspace: keeps the tables.
+        by_relation: segments of a graph with types, and int64 [L, R], the fanout of each hop and relation, in place of
+            `fanout`; positions are kept.
     """
 
     def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        if by_relation is not None:
+            segments, fanouts = by_relation
+            return draw_relations(segments, group.rows, keys[h], fanouts[h], tables, replace=replace)
         if replace:
             # Before memory is allocated for them.
             check_int32(s * int(group.counts.max()))

@@ -1,6 +1,7 @@
 """The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else on a
 pretended device, in Triton's interpreter."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -27,6 +28,7 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.typed import typed_graphs
 from millrace.tests.stages.sample import test_layerwise
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -68,6 +70,21 @@ def same(graph, sampler, seed, k, workspace=None):
 @given(graphs(), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.booleans(), st.integers(1, 3), seeds)
 def test_uniform(graph, fanout, replace, expand, edge_ids, k, seed):
     assert same(graph, NeighborSampler(fanout, replace=replace, expand=expand, edge_ids=edge_ids), seed, k)
+
+
+@FEW
+@given(typed_graphs(), st.data(), st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
+def test_relation_by_relation(graph, data, replace, expand, k, seed):
+    numbers = st.sampled_from([-1, 0, 1, 2, 3, 40])
+    given = {",".join(r): data.draw(st.tuples(numbers, numbers)) for r in graph.types.relations}
+    sampler = NeighborSampler((2, 2), replace=replace, expand=expand, relations=given)
+    assert same(graph, sampler, seed, k)
+    # As training gets them.
+    request = SeedPlan(np.arange(graph.num_nodes), 3, k, seed).request(3, 0)
+    weight = np.random.default_rng(0).random(graph.num_edges, np.float32) if seed % 2 else None
+    graph = dataclasses.replace(graph, edge_weight=weight)
+    left, made = (sampler.sample_on_device(graph, request), sampler.sample(graph, request, cpu))
+    assert [minibatch_digest(m) for m in left.minibatches] == [minibatch_digest(m) for m in made.minibatches]
 
 
 @FEW

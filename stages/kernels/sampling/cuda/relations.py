@@ -1,0 +1,153 @@
+"""Drawing in-edges relation by relation on the device: bits of `reference.neighbor`.
+
+Edges of a row are sorted by relation, so a relation is a segment of the row, and the segments of all rows are the rows
+of a graph with the same edges. A hop lists the segments of its rows, and draws within each: those that keep all of
+their edges take them, the others get places by Floyd's algorithm, as in `draw`.
+"""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .....storage.graph import Graph
+from ...runtime.device_memory import to_device, wait_for_copies
+from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs
+from ..device_graph import DeviceGraph, number_on_device, on_device
+from ..device_samples import DeviceList, Rows
+from .draw import Drawn, cumulated, take_places, total
+from .tables import Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Edges of one relation and row of a graph with types, on the device: S segments, none of which is empty."""
+
+    graph: DeviceGraph
+    """The graph whose rows are the segments."""
+    relation: Tensor
+    """[S], relation of each."""
+    of_rows: Tensor
+    """int64 [V+1], where the segments of each row begin."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Segments":
+        """Find the segments: 9 bytes for each, and 8 for each node."""
+        on, kinds = on_device(graph), number_on_device(graph, "edge_type")
+        first = torch.ones(graph.num_edges + 1, dtype=torch.bool, device=on.device)
+        first[1:-1] = kinds[1:] != kinds[:-1]
+        first[on.indptr] = True
+        begin = torch.nonzero(first)[:, 0]
+        longest = int(torch.diff(begin).max()) if len(begin) > 1 else 0
+        rows = DeviceGraph(begin, on.indices, longest, on.placed)
+        found = cls(rows, kinds[begin[:-1]], torch.searchsorted(begin, on.indptr))
+        # Other threads, whose streams do not wait for this one's, read it too.
+        wait_for_copies(on.device)
+        return found
+
+
+# A property of the graph: kept as long as it is.
+_known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
+
+
+def segments_of(graph: Graph) -> Segments:
+    """Segments of a graph with types, found once."""
+    if graph not in _known:
+        _known[graph] = Segments.of(graph)
+    return _known[graph]
+
+
+@triton.jit(do_not_specialize=["num_rows", "most"])
+def _segment_places(
+    nodes, relation, owner, keys, degree, kept, ends, places, num_rows, most,
+    REPLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Places of kept[f] edges of segment f; 0 leaves the segment's places as they are. `most` is the largest."""
+    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = f < num_rows
+    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
+    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)
+    r = tl.load(relation + f, mask=live, other=0)
+    key = draw_word(tl.load(keys + q, mask=live, other=0).to(tl.uint64), r)
+    word = node_word(key, v)[:, None]
+    length = tl.load(degree + f, mask=live, other=1)[:, None]
+    count = tl.load(kept + f, mask=live, other=0)[:, None]
+    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
+    bits = draw_word(word, column) >> 32
+    if REPLACE:
+        pick = ((bits * length.to(tl.uint64)) >> 32).to(tl.int32)
+    else:
+        last = (length - count + column).to(tl.int32)
+        pick = ((bits * (last + 1).to(tl.uint64)) >> 32).to(tl.int32)
+        # Column 0 repeats nothing.
+        for i in range(1, most):
+            mine = tl.sum(tl.where(column == i, pick, 0), axis=1)[:, None]
+            repeated = tl.max(((column < i) & (pick == mine)).to(tl.int32), axis=1)[:, None]
+            pick = tl.where((column == i) & (repeated > 0), last, pick)
+    e = tl.load(ends + f, mask=live, other=0)[:, None] + column
+    tl.store(places + e, pick, mask=live[:, None] & (column < count))
+
+
+def draw_relations(
+    segments: Segments, rows: Rows, keys: Tensor, fanout: npt.NDArray[np.int64], tables: Tables, *, replace: bool
+) -> Drawn:
+    """Draw up to ``fanout[r]`` edges of each relation r of each row, and mark their sources in `tables`.
+
+    Args:
+        segments: of the graph.
+        rows: n of them.
+        keys: int64 [k], the bits of the stream of each minibatch.
+        fanout: int64 [R]; -1 takes all edges.
+        tables: of the bulk.
+        replace: draw independently.
+
+    The host waits for the numbers of segments and of edges.
+    """
+    to, nodes = keys.device, rows.nodes.long()
+    begin = segments.of_rows[nodes]
+    own = cumulated(segments.of_rows[nodes + 1] - begin)
+    count = total(own)
+    row = torch.repeat_interleave(torch.arange(len(nodes), device=to), torch.diff(own), output_size=count)
+    segment = begin[row] + torch.arange(count, device=to) - own[row]
+    relation, owner = segments.relation[segment].long(), rows.owner[row]
+    degree = segments.graph.indptr[segment + 1] - segments.graph.indptr[segment]
+    wanted = to_device(fanout, to)[relation]
+    whole = wanted < 0 if replace else (wanted < 0) | (wanted >= degree)
+    kept = torch.where(whole, degree, wanted)
+    ends = cumulated(kept)
+    room = total(ends)
+    each = torch.repeat_interleave(ends[:-1], kept, output_size=room)
+    places = (torch.arange(room, device=to) - each).int()
+    most = int(fanout.max(initial=0)) if replace else min(int(fanout.max(initial=0)), segments.graph.max_degree)
+    if room and most > 0:
+        drawn = torch.where(whole, 0, wanted)
+        # Draws with replacement are independent: they may be in several programs.
+        width = 1 << ((min(most, 128) if replace else most) - 1).bit_length()
+        tile = max(1, TILE // width)
+        launch(_segment_places, programs(count, tile), programs(most, width))(
+            rows.nodes[row], relation, owner, keys, degree, drawn, ends, places, count, most,
+            REPLACE=replace, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
+        )  # fmt: skip
+    found = take_places(segments.graph, Rows(segment, owner), ends, places, tables)
+    return Drawn(ends[own], found.sources, found.positions)
+
+
+def weights(segments: Segments, lists: DeviceList) -> Tensor:
+    """float32 [e], number of the row's edges in each edge's relation divided by the number kept."""
+    positions, indptr = lists.positions, lists.indptr.long()
+    assert positions is not None
+    begin, e = segments.graph.indptr, len(positions)
+    segment = torch.searchsorted(begin, positions, right=True) - 1
+    # Each minibatch's `indptr` begins with 0, so the last difference of one is that to the next.
+    kept = torch.diff(indptr, append=indptr[-1:]).clamp(min=0)
+    row = torch.repeat_interleave(torch.arange(len(kept), device=kept.device), kept, output_size=e)
+    first = torch.ones(e, dtype=torch.bool, device=positions.device)
+    first[1:] = (segment[1:] != segment[:-1]) | (row[1:] != row[:-1])
+    run = torch.cumsum(first, 0) - 1
+    count = torch.zeros(e, dtype=torch.int64, device=run.device).index_add_(0, run, torch.ones_like(run))
+    return ((begin[segment + 1] - begin[segment]).double() / count[run].double()).float()
