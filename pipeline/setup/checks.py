@@ -31,7 +31,7 @@ from ..config.schema import Learned, Links, Train
 from ..config.systems import SYSTEMS, System, systems_for
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
-from .device_policies import check_device
+from .device_policies import check_device, check_types_on_device
 from .model import Outline
 
 
@@ -122,28 +122,11 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
                 f"{graph}, but bulk.algorithm is '{system.sample.algorithm}', whose rows travel without relations; "
                 "use owners"
             )
-    _check_types_on_device(job, system, graph)
+    check_types_on_device(job, system, graph)
     if job.learned.width:
         raise InputError(f"{graph}, but learned is {job.learned.width}, which is for one node type; leave it out")
     if job.train.compile:
         raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
-
-
-def _check_types_on_device(job: Job, system: System, graph: str) -> None:
-    """Refuse devices and kernels that do not know relations."""
-    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
-        known = f"system '{job.system}'" if job.system != "bulk" else "fetching rows that ranks own"
-        raise InputError(
-            f"{graph}, but device is '{job.device}', on which {known} knows no relations in this version; use device = "
-            '"cpu", or system = "bulk" with the whole graph and all rows in each rank'
-        )
-    sampler: Any = system.sample.sampler
-    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
-    if job.kernel not in ("cpu", "reference", *by_device):
-        raise InputError(
-            f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
-            'draws no relations in this version; use kernel = "cpu"'
-        )
 
 
 def check_model(job: Job, system: System, model: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Policies of a rank that trains on a GPU: the place of its tensors, and the way minibatches get there."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -29,6 +30,34 @@ def check_device(job: Job) -> None:
             'device = "cpu"'
         )
     check_gpus(job)
+
+
+def check_types_on_device(job: Job, system: System, graph: str) -> None:
+    """Refuse devices and kernels that do not know relations.
+
+    Args:
+        job: a resolved configuration.
+        system: the training system.
+        graph: a sentence's beginning that says which types the graph has.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
+        owned = isinstance(system.fetch, ExchangeFetch)
+        why = "rows that ranks own arrive" if owned else f"system '{job.system}' runs"
+        use = "the whole graph and all rows in each rank" if owned else f'system = "{next(iter(SYSTEMS))}"'
+        raise InputError(
+            f"{graph}, but device is '{job.device}', on which {why} without relations in this version; use device = "
+            f'"cpu", or {use}'
+        )
+    sampler: Any = system.sample.sampler
+    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
+    if job.kernel not in ("cpu", "reference", *by_device):
+        raise InputError(
+            f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
+            'draws no relations in this version; use kernel = "cpu"'
+        )
 
 
 def ready_device(job: Job) -> torch.device | None:
