@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
-from ...stages.models.relational import TypedInput
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunks import Chunks
 from ...storage.dataset import Dataset
-from ..config.load import Job, build
+from ..config.load import Job
 from ..config.systems import System
 from ..setup.model import TORCH_DTYPES, Outline, model_of
 from .inputs import Numbers
@@ -70,34 +68,17 @@ class Candidate:
         return self.job.ranks
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a feature row."""
-        return self.at.numbers.features * TORCH_DTYPES[self.job.dtype].itemsize
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of the features of a node, and of an edge if the model reads them."""
+        widths = self.at.numbers.features, self.at.numbers.edge_features * reads_edges(self.model)
+        node, edge = (width * TORCH_DTYPES[self.job.dtype].itemsize for width in widths)
+        return node, edge
 
     @property
     def feature_bytes(self) -> int:
-        """Bytes of all feature rows of the run."""
-        return self.at.numbers.nodes * self.row_bytes
-
-    @property
-    def edge_row_bytes(self) -> int:
-        """Bytes of the features of an edge; 0 if the model reads none."""
-        reads = reads_edges(build("model", MODELS, self.job.model))
-        return self.at.numbers.edge_features * TORCH_DTYPES[self.job.dtype].itemsize if reads else 0
-
-    @property
-    def owned_bytes(self) -> int:
-        """Bytes of all feature rows of nodes, and of edges if the model reads them."""
-        return self.feature_bytes + self.at.numbers.edges * self.edge_row_bytes
-
-    @property
-    def held_bytes(self) -> float:
-        """`owned_bytes` in one process, where the rows of each node type are as wide as they are."""
-        unused, types = 0, self.at.outline.types
-        if types is not None:
-            given, widths = TypedInput.of_record(types)
-            unused = sum(given.num_nodes(t) * (max(1, *widths) - width) for t, width in enumerate(widths))
-        return self.owned_bytes - self.at.growth * unused * TORCH_DTYPES[self.job.dtype].itemsize
+        """Bytes of all these features."""
+        node, edge = self.row_bytes
+        return self.at.numbers.nodes * node + self.at.numbers.edges * edge
 
     @property
     def replication(self) -> int:

@@ -80,16 +80,19 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     """Memory that a rank needs in any case, known without a trial."""
     chunks = 2 if isinstance(s.system.partition, Chunks) else 1
     share = 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
-    nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.owned_bytes * share
+    nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
     mapped = s.job.features in ("mapped", "zarr") or s.ranks > 1
     if s.cut is None and s.exchanges:
-        features = s.owned_bytes * s.replication / s.ranks
+        features *= s.replication / s.ranks
     elif mapped if s.cut is None else (s.job.graph, s.job.features) == ("mapped", "mapped"):
         features = 0
     elif s.cut is None:
-        features = s.held_bytes
+        # Rows of each node type are as wide as they are.
+        rows = s.at.dataset.features
+        used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))
+        features -= nodes * s.row_bytes[0] * (1 - used / (rows.num_rows * rows.num_features))
     return {"process": base, "graph": round(graph * share), "features": round(features)}
 
 
@@ -107,11 +110,10 @@ def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Par
     if s.cut is not None and s.trial_cut is not None and s.ranks > 1:
         # Isolated ranks see more than their parts, and hold the features of all they see.
         isolated = most_seen and features
-        grows *= most_seen * s.row_bytes / features if isolated else s.cut.most_held / s.trial_cut.most_held
+        grows *= most_seen * s.row_bytes[0] / features if isolated else s.cut.most_held / s.trial_cut.most_held
     data = round(max(0, seen.peak_rss_bytes[worst] - base - step) * grows)
     if s.exchanges:
-        owned = s.replication * s.owned_bytes
-        data += round(owned / s.ranks - owned / seen.ranks)
+        data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
     parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}
     return parts | waiting_bytes(s, seen) if s.is_sampled else parts
 
@@ -123,28 +125,25 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     Of N minibatches that take s seconds to prepare and t to train on, N (1 - s / t) are ready when the last one is.
     Validation takes time from training, but not from preparation.
     """
-    train, parts, fetched = s.job.train, {}, 0.0
     trial_s = train_s = max(1e-9, seen.step_s / s.in_turn(seen.ranks))
-    if train.evaluate_every and s.at.dataset.split_sizes["val"]:
-        train_s += seen.evaluate_s * share_of_work(s) / train.evaluate_every * s.ranks / s.minibatches
-    tried, count = seen.minibatches * seen.epochs / seen.ranks, s.minibatches * s.epochs / s.ranks
+    if s.job.train.evaluate_every and s.at.dataset.split_sizes["val"]:
+        train_s += seen.evaluate_s * share_of_work(s) / s.job.train.evaluate_every * s.ranks / s.minibatches
+    trial, run = (seen.minibatches, seen.ranks, seen.epochs, trial_s), (s.minibatches, s.ranks, s.epochs, train_s)
 
-    def ready(prepare_s: float, count: float, train_s: float) -> float:
-        return count * max(0.0, 1 - prepare_s / train_s)
+    def ready(prepare_s: float, minibatches: float, ranks: int, epochs: int, train_s: float) -> float:
+        return minibatches * epochs / ranks * max(0.0, 1 - prepare_s / train_s)
 
-    def rows(per_epoch: float, ranks: int, count: float, train_s: float) -> tuple[float, float]:
-        """Minibatches whose rows are fetched, and their bytes. A rank's own rows are copied beside those of others."""
-        size = rows_asked(s, seen, per_epoch, ranks)[1] / per_epoch * seen.distinct[0]
-        number = ready(max(seen.sample_s, seen.fetch_s), count, train_s)
-        number = min(s.system.options["prefetch_bytes"] / size, number)
-        return number, number * (size + seen.minibatch_bytes)
-
+    parts, fetched = {}, [0.0, 0.0]
     if s.exchanges and seen.distinct:
-        fetched, waiting = rows(s.minibatches, s.ranks, count, train_s)
-        parts["rows"] = round(max(0.0, waiting - rows(seen.minibatches, seen.ranks, tried, trial_s)[1]))
+        # A rank's own rows are copied beside those of others.
+        sizes = [rows_asked(s, seen, *of[:2])[1] / of[0] * seen.distinct[0] for of in (trial, run)]
+        most = [s.system.options["prefetch_bytes"] / size for size in sizes]
+        fetched = [min(n, ready(max(seen.sample_s, seen.fetch_s), *of)) for n, of in zip(most, (trial, run))]
+        tried, waiting = (n * (size + seen.minibatch_bytes) for n, size in zip(fetched, sizes))
+        parts["rows"] = round(max(0.0, waiting - tried))
     most = s.system.sample.max_bytes if isinstance(s.system.sample, Local) else s.job.queue.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
-    sampled = max(0.0, ready(seen.sample_s, count, train_s) - fetched - s.job.queue.bulk_size)
+    sampled = max(0.0, ready(seen.sample_s, *run) - fetched[1] - s.job.queue.bulk_size)
     return {**parts, "bulks": round(min(most, sampled * size))}
 
 

@@ -1,26 +1,21 @@
 """Peak of a process's memory without the pages of mapped files, which the system can take back."""
 
 import threading
-from pathlib import Path
 from typing import Self
 
+import psutil
+
+from ..telemetry.usage import own_bytes
+
 EVERY_S = 0.01
-
-
-def own_bytes() -> int:
-    """Resident size of this process without pages of files; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 class OwnMemory:
     """Samples `own_bytes` every `EVERY_S` seconds inside a ``with`` block, since the system keeps no peak of it."""
 
     def __init__(self) -> None:
-        self.start_bytes = self.peak_bytes = own_bytes()
+        self._process = psutil.Process()
+        self.start_bytes = self.peak_bytes = own_bytes(self._process)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="millrace-memory", daemon=True)
 
@@ -36,4 +31,4 @@ class OwnMemory:
         done = False
         while not done:
             done = self._done.wait(EVERY_S)
-            self.peak_bytes = max(self.peak_bytes, own_bytes())
+            self.peak_bytes = max(self.peak_bytes, own_bytes(self._process))

@@ -16,13 +16,15 @@ from .inputs import Numbers
 
 def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
     """The graph `base` with node types, relations and features of edges in the proportions of `like`, or only with
-    features of edges by `numbers` if that has no types, or is None.
+    features of edges by `numbers`, if there are any, if that has no types, or is None.
 
     The edges of a relation are drawn from all edges of `base`, with their ends renumbered to nodes of the relation's
     types, so that degrees are as skewed as there.
     """
     rng, graph = np.random.default_rng(0), base.graph
     if like is None or (record := types_of(like)) is None:
+        if not numbers.edge_features:
+            return base
         rows = rng.standard_normal((graph.num_edges, numbers.edge_features), np.float32)
         return replace(base, graph=replace(graph, edge_features=MemoryFeatures(rows)))
     (types, widths), v = TypedInput.of_record(record), base.num_nodes

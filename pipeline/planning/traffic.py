@@ -5,7 +5,6 @@ number of parameters and the counts of a cut; rows and ids of minibatches depend
 trial.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,9 +77,6 @@ class Moved:
 def moves(s: Candidate, seen: TrialResult) -> Moved:
     """Bytes of the candidate's run, with rows of minibatches as counted in its trial."""
     moved, policy = Moved(), s.system.partition
-    if isinstance(policy, Sharded):
-        graph = s.at.dataset.graph
-        moved.once["store", "features"] += graph.num_nodes * s.row_bytes + graph.num_edges * s.edge_row_bytes
     if s.cut is not None and s.ranks > 1:
         if isinstance(policy, WithBoundary):
             _layer_by_layer(moved, s, s.cut)
@@ -94,6 +90,8 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
             counts[channel, kind] *= 1 if kind == "control" else s.at.growth
     if s.ranks > 1:
         _steps(moved, s)
+    if isinstance(policy, Sharded):
+        moved.once["store", "features"] += s.feature_bytes
     if s.system.sample.uses_queue:
         _minibatch_rows(moved, s, seen)
     return moved
@@ -151,7 +149,7 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
     super-epochs stands for those that follow."""
     graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model))
     schedule, before = policy.schedule(s.job.seed_of("minibatches"), s.ranks), [set[int]() for _ in range(s.ranks)]
-    read = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
+    read, (row, edge_row) = np.zeros((min(super_epochs, max(2, s.ranks)), 2)), s.row_bytes
     for t, rank in np.ndindex(len(read), s.ranks):
         chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
         nodes, edges = halo_counts(graph, cut.book, [*chunks]) if len(chunks) < cut.size else (0, 0)
@@ -161,8 +159,7 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
         # A halo that is drawn is read again, also around the same chunks.
         if chunks != before[rank] or 0 < policy.halo < 1:
             lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
-            rows = (int(cut.nodes[new].sum()) + around) * s.row_bytes
-            read[t] += lists, rows + edges * s.edge_row_bytes
+            read[t] += lists, row * (int(cut.nodes[new].sum()) + around) + edge_row * edges
         before[rank] = chunks
     later = read[1:].sum(0) / max(1, len(read) - 1)
     for kind, first, again in zip(("graph", "features"), read[0], later):
@@ -186,7 +183,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         moved.per_epoch["store", "features"] += each * by_rows(s.minibatches, seen)
         return
     c = s.replication
-    moved.once["store", "features"] += s.owned_bytes * c
+    moved.once["store", "features"] += s.feature_bytes * c
     # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
@@ -234,10 +231,7 @@ def by_rows(minibatches: float, seen: TrialResult) -> float:
 
 def rows_of(distinct: Sequence[float], minibatches: float) -> float:
     """Bytes of the rows of several minibatches together, on average over ranks: linear between the counts, which is
-    exact where some ranks have one minibatch more than others, and a power law beyond them."""
-    n = len(distinct)
-    if n == 1:
-        return distinct[0] * minibatches
-    if minibatches <= n:
-        return float(np.interp(minibatches, range(n + 1), [0.0, *distinct]))
-    return distinct[-1] * (minibatches / n) ** (math.log(distinct[-1] / distinct[-2]) / math.log(n / (n - 1)))
+    exact where some ranks have one minibatch more than others, and beyond them."""
+    *_, before, last = counts = [0.0, *distinct]
+    beyond = max(0.0, minibatches - len(distinct)) * (last - before)
+    return float(np.interp(minibatches, range(len(counts)), counts)) + beyond

@@ -169,10 +169,10 @@ class Meter:
 
 
 class MeteredSampler:
-    """A sampler with a meter. Rows of the first `MOST_STEPS` minibatches with `counts` seeds are counted together."""
+    """A sampler with a meter. Rows of the first `most` minibatches with `counts` seeds are counted together."""
 
-    def __init__(self, sampler: Sampler, meter: Meter, counts: int, row_bytes: tuple[int, int]) -> None:
-        self._sampler, self._meter, self._counts, self._row_bytes = sampler, meter, counts, row_bytes
+    def __init__(self, sampler: Sampler, meter: Meter, counts: int, most: int, row_bytes: tuple[int, int]) -> None:
+        self._sampler, self._meter, self._counts, self._most, self._row_bytes = sampler, meter, counts, most, row_bytes
         self._nodes, self._edges = np.empty(0, np.int64), 0
 
     def __getattr__(self, name: str) -> Any:
@@ -184,7 +184,7 @@ class MeteredSampler:
         bulk = self._sampler.sample(*request)
         seconds, drawn = time.perf_counter() - start, bulk.minibatches
         self._meter.bulks.append((len(drawn), sum(m.nbytes for m in drawn), seconds))
-        for minibatch in drawn if len(self._meter.distinct) < MOST_STEPS else ():
+        for minibatch in drawn if len(self._meter.distinct) < self._most else ():
             if len(minibatch.seeds) == self._counts:
                 self._nodes = np.union1d(self._nodes, minibatch.nodes)
                 self._edges += sum(b.num_edges for b in minibatch.blocks[: 1 if minibatch.nested else None])
@@ -212,30 +212,34 @@ def shortened(split: Split, seeds: int | None) -> Split:
     return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
 
 
-def library_bytes() -> int:
-    """Resident pages of shared libraries in this process. A fork begins without most of its parent's."""
-    if sys.platform != "linux":
-        return 0
-    return sum(m.rss for m in psutil.Process().memory_maps() if ".so" in m.path)
+def peak_bytes() -> int:
+    """Peak of this process's memory, without shared libraries: a fork begins without most of its parent's pages."""
+    maps = psutil.Process().memory_maps() if sys.platform == "linux" else []
+    return peak_rss_bytes() - sum(m.rss for m in maps if ".so" in m.path)
 
 
 def main(pipe: int) -> NoReturn:
     """Run trials for the process at the other end of a pipe, through which `TrialSpec`s come, and go `TrialResult`s or
     messages of ranks that failed, until it closes."""
     leave_compiler_out()
-    driver, library = Connection(pipe), library_bytes()
-    driver.send(peak_rss_bytes())
+    driver, base = Connection(pipe), peak_rss_bytes()
+    driver.send(base)
     with suppress(EOFError):
         while True:
-            driver.send(perform(driver.recv(), library))
+            driver.send(perform(driver.recv(), base))
     os._exit(0)
 
 
-def perform(spec: TrialSpec, library: int) -> TrialResult | str:
-    """Run a trial. Returns its measurements, or the message of the first rank that failed."""
+def perform(spec: TrialSpec, base: int) -> TrialResult | str:
+    """Run a trial. Returns its measurements, or the message of the first rank that failed.
+
+    Args:
+        spec: the trial.
+        base: see `TrialProcess.base_bytes`.
+    """
     spec.out.mkdir(parents=True)
     with ProcessPoolExecutor(spec.job.ranks, get_context("fork")) as pool:
-        ranks = [pool.submit(run_trial, spec, rank, library) for rank in range(spec.job.ranks)]
+        ranks = [pool.submit(run_trial, spec, rank, base) for rank in range(spec.job.ranks)]
     if failed := [e for rank in ranks if (e := rank.exception()) is not None]:
         # A lost peer is a consequence; the cause is another rank's message.
         cause = min(failed, key=lambda e: isinstance(e, PeerLostError))
@@ -243,11 +247,10 @@ def perform(spec: TrialSpec, library: int) -> TrialResult | str:
     return measured(spec, *zip(*(rank.result() for rank in ranks)))
 
 
-def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Meter]:
+def run_trial(spec: TrialSpec, rank: int, base: int) -> tuple[RankReport, Meter]:
     """One rank's part in a trial, in a process of its own."""
     job, ledger, meter, events = spec.job, Ledger(), Meter(), list[Event]()
-    # As if the process had been started, not forked: with its parent's pages of libraries.
-    base, own_memory = peak_rss_bytes() + max(0, library - library_bytes()), OwnMemory()
+    start, mapped, watched = peak_bytes(), job.graph == "mapped", OwnMemory()
     torch.set_num_threads(job.threads or 1)
     set_num_threads(job.threads or 1)
     if spec.parts is None:
@@ -262,8 +265,10 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
     sample: Any = prepared.system.sample
     if sample.sampler is not None:
         # Isolated ranks have queues of their own.
-        bound = {"max_bytes": 1} if sample.is_isolated else {}
-        metered = MeteredSampler(sample.sampler, meter, job.train.batch_size, spec.row_bytes)
+        bound, most = {"max_bytes": 1} if sample.is_isolated else {}, MOST_STEPS * job.train.per_step(job.ranks)
+        metered = MeteredSampler(
+            sample.sampler, meter, job.train.batch_size, max(MOST_STEPS, most // job.ranks), spec.row_bytes
+        )
         sample = replace(sample, sampler=metered, **bound)
         prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
@@ -271,7 +276,7 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
         # A file, since a store's server would be a thread of the process that forks.
         meeting = FileStore(str(spec.out / "meeting"), job.ranks)
         group = Gloo(meeting, rank, job.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)
-    with own_memory if job.graph == "mapped" else nullcontext():
+    with watched if mapped else nullcontext():
         report = train_and_evaluate(
             prepared,
             spec.out,
@@ -285,10 +290,8 @@ def run_trial(spec: TrialSpec, rank: int, library: int) -> tuple[RankReport, Met
             clock=Clock(),
         )
     meter.steps = sum(isinstance(event, StepDone) for event in events)
-    peak = peak_rss_bytes() + max(0, library - library_bytes())
-    if job.graph == "mapped" and own_memory.peak_bytes:
-        peak = base + own_memory.peak_bytes - own_memory.start_bytes
-    return replace(report, peak_rss_bytes=peak), meter
+    grown = watched.peak_bytes - watched.start_bytes if mapped else peak_bytes() - start
+    return replace(report, peak_rss_bytes=base + grown), meter
 
 
 def measured(spec: TrialSpec, reports: Sequence[RankReport], meters: Sequence[Meter]) -> TrialResult:

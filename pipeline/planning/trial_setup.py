@@ -43,7 +43,6 @@ MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
 CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
 """Keys of a job whose dataset is a store or a generated one in place of its own."""
-STAND_IN: dict[str, Any] = {**CLEAN, "features": "memory", "graph": "memory"}
 
 
 class Trials:
@@ -59,7 +58,7 @@ class Trials:
         emit: Emit,
         exits: ExitStack,
     ) -> None:
-        spec, stands_in, data = None, numbers is not None, source if isinstance(source, Dataset) else None
+        spec, data = None, source if isinstance(source, Dataset) else None
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
         if numbers is None:
@@ -67,14 +66,13 @@ class Trials:
                 spec = str(job.dataset if source is None else source)
             data = data or open_data(job, source, emit, lazy=True)
             self.name, numbers = data.name, Numbers.of(data)
-            stands_in = numbers.is_large
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
+        stands_in = data is None or numbers.is_large
         if data is None or stands_in:
-            spec = numbers.stand_in()
-            like, data = data, open_data(job.model_copy(update={"dataset": spec, **STAND_IN}), None, silent)
-            if numbers.edge_features or (like is not None and like.graph.types is not None):
-                spec, data = None, detailed(data, numbers, like)
+            generated = {**CLEAN, "dataset": numbers.stand_in(), "features": "memory", "graph": "memory"}
+            base = open_data(job.model_copy(update=generated), None, silent)
+            spec, data = None, detailed(base, numbers, data)
         if not data.split_sizes["train"]:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
@@ -147,8 +145,8 @@ class Trials:
             # The start of a new super-epoch is part of the trial.
             changes[job.system] = job.options.model_copy(update={"repartition_every": EPOCHS // 2})
         inline, maps = job.executor == "inline", job.graph == "mapped"
-        if inline and self._spec is not None and not (stands_in and maps):
-            changes |= {"dataset": self._spec, **(STAND_IN if stands_in else {})}
+        if inline and self._spec is not None:
+            changes["dataset"] = self._spec
         else:
             path, place = self._shared()
             # Ranks that map their parts have features where the job says.
@@ -166,5 +164,5 @@ class Trials:
             parts=parts,
             out=self._scratch / f"run-{s.system.name}-{job.features}",
             seeds=seeds,
-            row_bytes=(s.row_bytes, s.edge_row_bytes),
+            row_bytes=s.row_bytes,
         )

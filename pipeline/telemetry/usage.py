@@ -20,7 +20,7 @@ class Usage:
         memory, own = 0, psutil.Process()
         for process in (own, *own.children(recursive=True)):
             with suppress(psutil.Error, OSError, AttributeError):
-                memory += _memory(process)
+                memory += own_bytes(process)
                 moved = process.io_counters()
                 self._moved[process.pid, process.create_time()] = (
                     getattr(moved, "read_chars", moved.read_bytes),
@@ -31,7 +31,8 @@ class Usage:
         return {"memory": memory, "read": read - self._before[0], "written": written - self._before[1]}
 
 
-def _memory(process: psutil.Process) -> int:
+def own_bytes(process: psutil.Process) -> int:
+    """Anonymous and shared memory of a process, without pages of files; where the system does not say, all of it."""
     with suppress(OSError, ValueError):
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
         return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem") if name in fields)

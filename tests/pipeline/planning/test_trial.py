@@ -68,7 +68,7 @@ def test_full_minibatches_are_counted_together():
     drawn = [SimpleNamespace(**minibatch, nodes=np.array(n)) for n in nodes]
     drawn[1].nested, drawn[2].seeds = True, [3]
     sampler: Any = SimpleNamespace(name="neighbor", sample=lambda *request: SimpleNamespace(minibatches=drawn))
-    metered = MeteredSampler(sampler, meter := Meter(), counts=2, row_bytes=(100, 1))
+    metered = MeteredSampler(sampler, meter := Meter(), counts=2, most=8, row_bytes=(100, 1))
     assert metered.sample("graph", "request").minibatches is drawn and metered.name == "neighbor"
     # Each node's row once; those of the edges of all lists, of nested blocks the first.
     assert meter.distinct == [307, 512] and meter.bulks[0][:2] == (3, 30)
