@@ -12,7 +12,7 @@ from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue.base import MinibatchQueue
-from .config.load import Job, check_no_secrets, read_toml
+from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
 from .config.systems import System
 from .custom.own_code import OwnCode
@@ -82,7 +82,7 @@ def ready_to_run(
     prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model, code=code)
     queue = _checked(prepared, samples, folder, resume)
     if resume:
-        check_resumable(folder, job, prepared.fingerprint)
+        check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
 
 
@@ -179,7 +179,7 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
     folder = local_folder(out).expanduser()
     check_run_folder(folder, resume=True)
-    table = read_toml(folder / JOB)
+    table = read_run_table(folder / JOB)
     # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
     return {k: v for k, v in table.items() if not (k in ("features", "graph") and in_memory)}

@@ -144,7 +144,7 @@ def _run(
     with locked(folder), lock_queue_folder(prepared, samples), ExitStack() as stack:
         check_run_folder(folder, resume)
         if resume:
-            check_resumable(folder, job, prepared.fingerprint)
+            check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)
         write_atomically(folder / JOB, job.to_toml())
         keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, code)
         if prepared.system.clients != "ranks":

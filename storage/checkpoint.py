@@ -1,10 +1,12 @@
 """Checkpoints: committed folders of one training state each, for resuming a run."""
 
 import hashlib
+import os
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import torch
 
 from .errors import InputError, RunError, StoreError, first_line
 from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
-from .store.manifest import read_manifest, require_fingerprint, write_manifest
+from .store.manifest import MANIFEST, manifest_text, read_manifest, require_fingerprint, write_manifest
 
 KIND = "checkpoint"
 STATE_FILE = "state.pt"
+EARLIER = 1
+"""Schema version of checkpoints whose state is that of today's, under other digests."""
 _NAME = re.compile(r"step-(\d+)-(\d+)")
 
 
@@ -125,6 +129,34 @@ class CheckpointStore:
         for c in all_cursors:
             if c not in kept:
                 remove_tree(self._folder(c))
+
+    def of_earlier_version(self) -> list[tuple[Cursor, dict[str, Any]]]:
+        """Cursors and manifests of the checkpoints that an earlier version of Millrace has written, oldest first."""
+        found = []
+        for c in self.cursors():
+            with suppress(StoreError):
+                found.append((c, read_manifest(self._folder(c), KIND, EARLIER)))
+        return found
+
+    def check_earlier(self, fingerprint: Mapping[str, str]) -> None:
+        """Refuse checkpoints of an earlier version that are of another job.
+
+        Args:
+            fingerprint: what this job is made of, by that version's digests.
+
+        Raises:
+            StoreError: lists the keys that differ.
+        """
+        for c, body in self.of_earlier_version():
+            require_fingerprint(self._folder(c), body["fingerprint"], fingerprint)
+
+    def renew(self) -> None:
+        """Give checkpoints of an earlier version, once they are checked, this version's manifests."""
+        for c, body in self.of_earlier_version():
+            text = manifest_text(KIND, self.fingerprint, body["meta"], {})
+            aside = self._folder(c) / f".{MANIFEST}"
+            aside.write_text(text)
+            os.replace(aside, self._folder(c) / MANIFEST)
 
     def _check_same_job(self) -> None:
         for c in self.cursors():

@@ -82,6 +82,18 @@ def array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) ->
     return digest_of_leaves(kind, value.shape, [digest_leaves(np.atleast_1d(value), kind)])
 
 
+def flat_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
+    """Digest of an array as if it had this `dtype`, as stores of schema version 1 have it: the SHA-256 of dtype, shape
+    and bytes."""
+    kind = np.dtype(dtype or value.dtype).newbyteorder("<")
+    digest = hashlib.sha256(canonical_json([kind.str, list(value.shape)]))
+    rows = np.atleast_1d(value)
+    step = leaf_rows(kind, rows.shape)
+    for start in range(0, len(rows) if rows.size else 0, step):
+        digest.update(np.ascontiguousarray(rows[start : start + step], kind).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def digest_arrays(**arrays: npt.NDArray[Any] | None) -> str:
     """SHA-256 over name, dtype, shape and bytes of each array, whatever the order of the arguments.
 

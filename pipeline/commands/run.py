@@ -131,10 +131,11 @@ def _train(
     out = output_folder(out) if out is not None else None
     if samples is not None and "://" not in samples:
         samples = str(expanded(Path(samples)))
+    started = resume and job is None
     if resume:
         job = _job_to_resume(job, out)
     module, flags = from_flags(flags, resume)
-    table = job_table(job, flags, overrides)
+    table = job_table(job, flags, overrides, started)
     if resume and flags["executor"] is None and not any(text.startswith("executor=") for text in overrides or []):
         table = without_executor(table)
     resolved = resolve(table)

@@ -123,6 +123,26 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid TOML: {e}") from None
 
 
+def read_run_table(path: Path) -> dict[str, Any]:
+    """The tables of the ``job.toml`` in a run's folder, perhaps of an earlier version: keys that were renamed have
+    today's names, and those that were removed are left out.
+
+    Raises:
+        InputError: see `read_toml`.
+    """
+    table = read_toml(path)
+    for key in (*RENAMED, *REMOVED):
+        section, _, name = key.partition(".")
+        within = table.get(section)
+        if not isinstance(within, dict) or name not in within:
+            continue
+        value = within.pop(name)
+        if key in RENAMED:
+            section, _, name = RENAMED[key].partition(".")
+            table.setdefault(section, {}).setdefault(name, value)
+    return table
+
+
 def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse URLs with credentials or a query, since a run writes its configuration to its folder.
 

@@ -14,7 +14,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import open_store
-from ..config.load import Job, read_toml, resolve
+from ..config.load import Job, read_run_table, resolve
 from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
@@ -160,7 +160,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     model = as_record_or_module(model)
     if model is None:
         check_module_importable(folder, f'mr.load("{folder}", model=...)')
-    result = _as_result(record, folder)
+    result = _as_result(record if "num_features" in record else _with_outline(record, job), folder)
     # The parameters are in the run's own folder; the folder in start_from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
@@ -179,7 +179,19 @@ def job_of(folder: Path) -> Job:
     """
     if not (folder / JOB).is_file():
         raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a finished run")
-    return with_kept_dataset(resolve(read_toml(folder / JOB)), folder)
+    return with_kept_dataset(resolve(read_run_table(folder / JOB)), folder)
+
+
+def _with_outline(record: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The record of an earlier version's run, with what is known from its dataset."""
+    data = open_data(job, None, silent, lazy=True)
+    return {
+        **record,
+        "num_features": data.features.num_features,
+        "num_classes": data.num_classes,
+        "task": data.task,
+        "class_names": None if data.class_names is None else list(data.class_names),
+    }
 
 
 def _as_result(record: dict[str, Any], folder: Path) -> Result:

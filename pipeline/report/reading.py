@@ -12,7 +12,7 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
 from ...storage.store.store import open_store
-from ..config.load import Job, read_toml, resolve
+from ..config.load import Job, read_run_table, resolve
 from ..setup.result import read_result
 from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_locked
 from ..telemetry.main_metric import main_metric_of_epoch
@@ -190,7 +190,7 @@ def names(folders: list[Path]) -> list[str]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-    table = read_toml(path)
+    table = read_run_table(path)
     try:
         job = resolve(table)
         usual = flat(resolve({"system": job.system}).model_dump(mode="json"))

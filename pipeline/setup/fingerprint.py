@@ -4,13 +4,22 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from ...stages.kernels import OTHER_BITS
 from ...stages.sample.neighbor import NeighborSampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
-from ...storage.fingerprint import DatasetDigests, digest_arrays, digest_record
+from ...storage.fingerprint import (
+    GRAPH_DIGESTS,
+    DatasetDigests,
+    digest_arrays,
+    digest_record,
+    flat_digest,
+    sampled_rows,
+)
 from ..config.load import Job
 from ..config.schema import Train
 from ..config.systems import SYSTEMS, System
@@ -99,6 +108,26 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
         "seeds": sets_digest(dataset, digests),
         "seed": str(job.seed_of("minibatches")),
         "batch_size": str(job.train.batch_size),
+    }
+
+
+def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, str]:
+    """The same fingerprint as checkpoints of schema version 1 have it: with other digests of arrays."""
+    graph, rows = dataset.graph, sampled_rows(dataset.num_nodes)
+    of_graph = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
+    x = dataset.features.gather(rows)
+
+    def of(**arrays: npt.NDArray[Any]) -> str:
+        return digest_record({name: flat_digest(a) for name, a in arrays.items()})
+
+    return {
+        **fingerprint,
+        "graph": digest_record(
+            {name: None if a is None else flat_digest(a, GRAPH_DIGESTS[name]) for name, a in of_graph.items()}
+        ),
+        "seeds": of(train=dataset.split.train),
+        "labels": of(labels=dataset.labels, val=dataset.split.val),
+        "features": of(shape=np.array([dataset.num_nodes, x.shape[1]]), rows=x),
     }
 
 

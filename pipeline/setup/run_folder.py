@@ -12,9 +12,11 @@ from typing import Any
 
 from ...stages.kernels import OTHER_BITS
 from ...storage.checkpoint import CheckpointStore
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
-from ..config.load import Job, read_toml, resolve
+from ..config.load import Job, read_run_table, resolve
 from ..config.systems import SYSTEMS
+from .fingerprint import of_version_1
 
 JOB, RESULT, METRICS, MODEL, LEARNED, CHECKPOINTS, PARTS = (
     "job.toml",
@@ -111,13 +113,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
+def check_resumable(
+    out: Path, job: Job, fingerprint: Mapping[str, str], dataset: Dataset | None, *, renew: bool = False
+) -> None:
     """Refuse to resume a run whose checkpoints are damaged, or with settings that would have led to other parameters.
 
     Args:
         out: the run's folder.
         job: the job of the resumed run.
         fingerprint: digests of everything that affects the parameters.
+        dataset: the training data, if they are at hand.
+        renew: give checkpoints of an earlier version this version's manifests, if they are of the same job.
 
     Raises:
         StoreError: no checkpoint is intact, or settings differ, which the message names.
@@ -126,10 +132,16 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         with warnings.catch_warnings():
             # Loading the checkpoint warns of damaged ones later.
             warnings.simplefilter("ignore")
-            CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).latest()
+            checkpoints = CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True)
+            if checkpoints.of_earlier_version():
+                _check_earlier(out, checkpoints, dataset)
+                if not renew:
+                    return
+                checkpoints.renew()
+            checkpoints.latest()
     except StoreError as e:
         try:
-            before = flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
+            before = flat(resolve(read_run_table(out / JOB)).model_dump(mode="json"))
         except InputError:
             raise e from None
         now = flat(job.model_dump(mode="json"))
@@ -158,6 +170,17 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
             f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more}; resume with the "
             "same settings, or choose another --out"
         ) from None
+
+
+def _check_earlier(out: Path, checkpoints: CheckpointStore, dataset: Dataset | None) -> None:
+    """Refuse checkpoints of an earlier version that are of another job, or whose run cannot go on here."""
+    fingerprint = checkpoints.fingerprint
+    if "parts" in fingerprint or dataset is None:
+        raise StoreError(
+            f"{out} is of an earlier version of Millrace, and trained on parts of the graph that this one cuts anew; "
+            "train again in another --out (a finished run's model still predicts)"
+        )
+    checkpoints.check_earlier(of_version_1(fingerprint, dataset))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ...storage.errors import InputError
-from ..config.load import Job, read_toml, resolve
+from ..config.load import Job, read_run_table, resolve
 from .run_folder import JOB, MODEL
 
 SHAPELESS = ("name", "activation", "aggregator", "slope")
@@ -30,7 +30,7 @@ def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
         raise InputError(
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
-    _check_same_options(resolve(read_toml(folder / JOB)), job)
+    _check_same_options(resolve(read_run_table(folder / JOB)), job)
     # The heads of a model trained layer by layer are not part of the trained network.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
     other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)

@@ -49,8 +49,8 @@ def no_manifest(path: Path | str) -> StoreError:
     )
 
 
-def read_manifest(path: Path, kind: str) -> dict[str, Any]:
-    """Read and verify a manifest.
+def read_manifest(path: Path, kind: str, version: int = SCHEMA_VERSION) -> dict[str, Any]:
+    """Read and verify a manifest of a schema version.
 
     Raises:
         StoreError: absent, damaged, of another kind, or of another schema version.
@@ -63,10 +63,10 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
     except (OSError, ValueError) as e:
         raise StoreError(f"{path}/{MANIFEST} cannot be read ({e}); make the store again") from None
-    return parse_manifest(text, path, kind)
+    return parse_manifest(text, path, kind, version)
 
 
-def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
+def parse_manifest(text: bytes, path: Path | str, kind: str, version: int = SCHEMA_VERSION) -> dict[str, Any]:
     """Verify the text of the manifest of the store at `path`.
 
     Raises:
@@ -79,10 +79,10 @@ def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != f"millrace-{kind}":
         seen = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise StoreError(f"{path} holds '{str(seen)[:80]}'; expected 'millrace-{kind}'")
-    if body.get("schema_version") != SCHEMA_VERSION:
+    if body.get("schema_version") != version:
         seen = str(body.get("schema_version"))[:80]
         raise StoreError(
-            f"{path} has schema version {seen}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
+            f"{path} has schema version {seen}; this Millrace reads version {version}: make the store again"
         )
     checksum = body.pop("checksum", None)
     if checksum != hashlib.sha256(canonical_json(body)).hexdigest():

@@ -53,7 +53,7 @@ def _rank(
     job = resolve({"threads": 1, **table})
     prepared = prepare(job, open_dataset(spec, seed=job.seed))
     if (out / "checkpoints").exists():
-        check_resumable(out, job, prepared.fingerprint)
+        check_resumable(out, job, prepared.fingerprint, prepared.dataset)
     queue, alive = queue_for_rank(prepared, None, samples) if prepared.has_minibatches else (None, lambda: True)
     told: list[Any] = []
     ledger = group._ledger if group.size > 1 else Ledger()

@@ -7,24 +7,28 @@ from ....storage.errors import InputError
 from .paths import expanded
 
 
-def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
+def job_table(
+    job: Path | None, flags: dict[str, Any], overrides: list[str] | None, started: bool = False
+) -> dict[str, Any]:
     """Merge a job file, flags and `--set` options into one table; later ones win.
 
     Args:
         job: the TOML file; None: no file.
         flags: values by flag name; None: not given.
         overrides: ``KEY=VALUE`` texts.
+        started: the file is that of a run that was started, perhaps by an earlier version.
 
     Raises:
         InputError: the file is not a job file, or an override is malformed.
     """
     from ...config.aliases import expanded as with_full_keys
     from ...config.aliases import full_key, merged
-    from ...config.load import parse_override, read_toml
+    from ...config.load import parse_override, read_run_table, read_toml
 
     if job is not None:
         _check_job_file(job)
-    table = _without_overridden(with_full_keys(read_toml(expanded(job))) if job is not None else {}, flags)
+    read = read_run_table if started else read_toml
+    table = _without_overridden(with_full_keys(read(expanded(job))) if job is not None else {}, flags)
     for name, value in flags.items():
         if value is not None:
             table = merged(table, full_key([name], value), value)

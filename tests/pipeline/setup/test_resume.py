@@ -98,14 +98,14 @@ def test_parts_are_of_as_many_ranks(tmp_path, system):
     (tmp_path / JOB).write_text(resolve({"system": system, "ranks": 2}).to_toml())
     CheckpointStore(tmp_path / CHECKPOINTS, {"parts": "2"}).save(Cursor(0, 1), {})
     with pytest.raises(StoreError, match=r"started with ranks = 2, .* cannot continue with 3; resume with --ranks 2"):
-        check_resumable(tmp_path, resolve({"system": system, "ranks": 3}), {"parts": "3"})
+        check_resumable(tmp_path, resolve({"system": system, "ranks": 3}), {"parts": "3"}, None)
 
 
 def test_ranks_are_not_blamed_for_what_they_do_not_decide(tmp_path):
     (tmp_path / JOB).write_text(resolve({"ranks": 2, "seed": 1}).to_toml())
     CheckpointStore(tmp_path / CHECKPOINTS, {"seed": "1"}).save(Cursor(0, 1), {})
     with pytest.raises(StoreError, match=r"other settings: seed \(was 1, now 2\);"):
-        check_resumable(tmp_path, resolve({"ranks": 3, "seed": 2}), {"seed": "2"})
+        check_resumable(tmp_path, resolve({"ranks": 3, "seed": 2}), {"seed": "2"}, None)
 
 
 def test_a_stored_executor_gives_way_to_more_ranks():
