@@ -51,7 +51,7 @@ WIDTH = 1024
 HERE = Path(__file__).resolve().parent
 DASK = ("--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0")
 CONVERT = ("--set", "read.direction=undirected", "--memory", "680MiB")
-RUN = ("--epochs", "2", "--fanout", "5,5", "--hidden", "8", "--layers", "2", "--batch-size", "64", "--ranks", "2")
+RUN = ("--epochs", "2", "--hidden", "8", "--layers", "2", "--ranks", "2", "--set", "cluster.dashboard_port=0")
 WHOLE_FROM = {
     "convert": ("committed",), "alone": ("committed",), "csv": ("committed",), "typed": ("committed",),
     "into": ("committed",), "predict": ("written",), "sar": ("ended",), "bulk": ("ended",),
@@ -104,7 +104,7 @@ def cases(folder: Path, scheduler: str) -> dict[str, Case]:
     drawn = ("--epochs", "2", "--fanout", "5,5", "--batch-size", "16", "--set", "queue.bulk_size=2")
     blocks = ("--set", "bulk.topology=partitioned", "--set", "partition.method=contiguous", "--set", "cluster.ranks=2")
     cut = ("--parts", "3", "--method", "metis-streamed", *DASK)
-    port = ("--set", "cluster.dashboard_port=0")
+    minibatches = ("--fanout", "5,5", "--batch-size", "512", "--set", "queue.bulk_size=2")
     return {
         "convert": Case(("convert", str(folder / "graph"), *CONVERT, *two, "--out"), "manifest.json"),
         "alone": Case(("convert", str(folder / "graph"), *CONVERT, "--out"), "manifest.json"),
@@ -119,12 +119,12 @@ def cases(folder: Path, scheduler: str) -> dict[str, Case]:
             ("sample", "--dataset", store, *drawn, *blocks, "--set", there, "--out"), "manifest.json", elsewhere=True
         ),
         "sar": Case(
-            ("run", "--dataset", store, *RUN, "--system", "sar", "--set", "partition.method=hash", *port, "--out"),
+            ("run", "--dataset", store, *RUN, "--system", "sar", "--set", "partition.method=hash", "--out"),
             "result.json",
             is_run=True,
         ),
         "bulk": Case(
-            ("run", "--dataset", store, *RUN, "--set", "queue.kind=zarr", "--set", "queue.bulk_size=4", *port, "--out"),
+            ("run", "--dataset", store, *RUN, *minibatches, "--set", "queue.kind=zarr", "--out"),
             "result.json",
             is_run=True,
         ),
@@ -144,9 +144,8 @@ def contents(case: Case, out: Path, printed: str) -> dict[str, bytes]:
         record, found = json.loads((out / "result.json").read_text()), dict[str, bytes]()
         for name, value in torch.load(out / "model.pt", weights_only=True).items():
             found[name] = value.numpy().tobytes()
-        of_epochs = [{k: v for k, v in epoch.items() if "seconds" not in k} for epoch in record["history"]]
-        kept = ("parameters_sha256", "train_loss", "val_accuracy", "test_accuracy", "status")
-        return found | {"record": json.dumps([of_epochs, *(record.get(k) for k in kept)]).encode()}
+        kept = ("parameters_sha256", "epochs", "train_loss", "val_accuracy", "test_accuracy", "status")
+        return found | {"record": json.dumps([record[k] for k in kept]).encode()}
     files = [out] if out.is_file() else [f for f in sorted(out.rglob("*")) if f.is_file()]
     return {str(f.relative_to(out)): f.read_bytes() for f in files if not f.name.startswith(".lock")}
 

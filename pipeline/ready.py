@@ -164,7 +164,9 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
     check_samples(prepared, samples)
     check_owners(prepared)
     if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
-        cut.check_available()
+        from .cluster.dask_cluster import check_gpus_of_cut
+
+        check_gpus_of_cut(prepared.job, cut)
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     if samples is not None:

@@ -1,8 +1,11 @@
-"""Checks that RAPIDS 26.10 can be used, counts its GPUs, and starts a cluster of one process per GPU."""
+"""Checks that RAPIDS 26.10 can be used, counts its GPUs, and starts a cluster of one process per GPU, unless the user's
+own is there."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,8 +17,44 @@ TO_SAMPLE = ("cupy", "pylibcugraph")
 TO_READ = ("cupy", "cudf", "dask_cuda")
 
 
+_named: ContextVar[Any] = ContextVar("_named", default=None)
+
+
+@contextmanager
+def named_cluster(client: Any) -> Iterator[None]:
+    """Context in which `count_gpus` and `gpu_cluster` take the cluster of a Dask client, if dask-cuda has made it: each
+    of its workers has RAPIDS and a GPU of its own."""
+    before = _named.set(client)
+    try:
+        yield
+    finally:
+        _named.reset(before)
+
+
+def _gpus_there(needed: tuple[str, ...]) -> int:
+    """GPUs of the named cluster; 0 if there is none, or it has others than workers with a GPU each."""
+    if (client := _named.get()) is None:
+        return 0
+    found = [*client.run(_own_gpu, needed).values()]
+    return len(found) if None not in found and len({*found}) == len(found) else 0
+
+
+def _own_gpu(needed: tuple[str, ...]) -> tuple[str, str] | None:
+    """Host and GPU of this process, which dask-cuda names first; None without RAPIDS, or a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible or any(find_spec(m) is None for m in needed):
+        return None
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        return (socket.gethostname(), visible.split(",")[0]) if runtime.getDeviceCount() else None
+    except runtime.CUDARuntimeError:
+        return None
+
+
 def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int:
-    """Number of GPUs that RAPIDS can use on this machine, at least one.
+    """Number of GPUs that RAPIDS can use on the named cluster, or on this machine; at least one.
 
     Args:
         what: the feature that needs them, for the message.
@@ -26,6 +65,10 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         MissingExtraError: a module is not installed.
         InputError: there is no GPU, or no driver.
     """
+    if gpus := _gpus_there(needed):
+        if gpus > 1:
+            _check_has((*needed, *NEEDED_BY_SEVERAL), what, instead)
+        return gpus
     _check_has(needed, what, instead)
     import cupy
 
@@ -56,10 +99,15 @@ def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
 
 @contextmanager
 def gpu_cluster(gpus: int) -> Iterator[Any]:
-    """A Dask client of a cluster on this machine, with one process and one thread for each of `gpus` GPUs.
+    """A Dask client of a cluster with one process for each of `gpus` GPUs: the named one, or one on this machine, whose
+    processes end with the block and free the memory of the GPUs.
 
-    Device memory is freed when the processes end, at the end of the block.
+    Args:
+        gpus: from `count_gpus`.
     """
+    if _gpus_there(()) == gpus:
+        yield _named.get()
+        return
     from dask_cuda import LocalCUDACluster
     from distributed import Client
 

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import dask.config
 from distributed import Client, LocalCluster, Security
 
+from ...stages.partition.clustered import Clustered
+from ...stages.rapids import named_cluster
 from ...storage.errors import InputError, MissingExtraError, RunError
 from ..config.load import Job
 from ..config.schema import Cluster
@@ -25,7 +27,7 @@ from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, assign_gpus, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..machine.time_limit import in_time
-from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted
+from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted, silent
 from .scheduler_watch import ask, lost_scheduler
 from .signals import kept_from_children
 from .worker_plugin import IgnoreSignals
@@ -102,6 +104,16 @@ def check_reachable(c: Cluster) -> None:
         ) from None
 
 
+def check_gpus_of_cut(job: Job, cut: Clustered) -> None:
+    """Check that a partitioner finds GPUs on the cluster that the job names, or on this machine.
+
+    Raises:
+        InputError: RAPIDS or GPUs are missing; see also `opened`.
+    """
+    with opened(job, silent, 0) if job.executor == "dask" and job.cluster.scheduler else nullcontext():
+        cut.check_available()
+
+
 @contextmanager
 def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     """Context with a client of the configured cluster. A cluster that is started here is stopped at the end.
@@ -143,7 +155,10 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
                     client.register_plugin(IgnoreSignals())
                 emit(StageEnded("cluster", time.perf_counter() - start))
                 emit(Note(f"dashboard: {client.dashboard_link}"))
-                with emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext():
+                with (
+                    emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext(),
+                    named_cluster(client) if c.scheduler else nullcontext(),
+                ):
                     yield client
             finally:
                 _close(client, cluster)

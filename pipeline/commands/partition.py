@@ -82,7 +82,9 @@ def partition(
         sweep_committed(folder)
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
-        chosen.check_available()
+        from ..cluster.dask_cluster import check_gpus_of_cut
+
+        check_gpus_of_cut(job, chosen)
     if job.executor == "dask":
         from ..cluster.dask_cluster import check_reachable
 

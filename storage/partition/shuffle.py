@@ -85,7 +85,8 @@ def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: 
             before += np.searchsorted(ids[first : first + PIECE_ROWS], bounds)
     arrays = {"bounds": bounds, "offsets": offsets, "parts": np.asarray(parts, np.int64)}
     meta = {"num_parts": num_parts, "total_edges": graph.num_edges, "columns": columns}
-    write_store(folder / "plan", KIND, fingerprint={}, meta=meta, arrays=arrays)
+    # Again, if a worker was lost that had written it and not said so.
+    write_store(folder / "plan", KIND, fingerprint={}, meta=meta, arrays=arrays, overwrite=True)
     return len(bounds) - 1
 
 

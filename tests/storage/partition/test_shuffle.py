@@ -126,7 +126,8 @@ def test_ranges_hold_a_budget_or_a_row(tmp_path, monkeypatch):
     monkeypatch.setattr(shuffle, "STRETCH_BYTES", 1 << 10)
     assert len(bounds_of(tmp_path / "many", stored, 10**3)) == 3, "many parts make ranges larger"
     monkeypatch.setattr(shuffle, "MOST_BYTES", 1 << 14)
-    assert len(bounds_of(tmp_path / "most", stored, 10**3)) > 50, "and not too large"
+    # Written again, as by a task whose worker was lost before it said so.
+    assert len(bounds_of(tmp_path / "many", stored, 10**3)) > 50, "and not too large"
 
 
 def test_every_row_is_read_once(tmp_path, monkeypatch):
