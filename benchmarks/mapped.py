@@ -66,7 +66,7 @@ def main() -> None:
     for i in range(-1, args.pairs):
         order: tuple[Place, ...] = ("memory", "mapped") if i % 2 else ("mapped", "memory")
         found = {p: sampling(of[p], i + 1) if of else epoch(args.store, p, args.every) for p in order}
-        print(", ".join(f"{place} {a:.2f} s, {b:.2f} processor s" for place, (a, b) in found.items()), flush=True)
+        print(", ".join(f"{place} {a:.3f} s, {b:.3f} processor s" for place, (a, b) in found.items()), flush=True)
         for log, mapped, memory in zip(logs if i >= 0 else (), found["mapped"], found["memory"]):
             log.append(math.log(mapped / memory))
     for name, log in zip(("seconds", "processor seconds"), logs):
