@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,12 @@ def finished(process: ForkedCommand, out: Path) -> tuple[str, str]:
 
 def workers(parent: int) -> list[int]:
     """Dask's workers that a process has started."""
-    children = psutil.Process(parent).children(recursive=True)
-    return [p.pid for p in children if p.is_running() and "spawn_main" in " ".join(p.cmdline())]
+    found = []
+    for process in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and "spawn_main" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 class Points:
