@@ -10,6 +10,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
+from millrace.pipeline.setup.prepare import prepare
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
@@ -184,7 +185,6 @@ REFUSED = [
     ({"learned": 4}, "learned.width is 4"),
     ({"split": "fraction:0.5,0.2"}, "the future trains the past"),
     ({"split": "until:15,10"}, "the future trains the past"),
-    ({"kernel": "cuda"}, "cuda|GPU|CUDA"),
     ({"sampler": {"name": "temporal", "strategy": "first"}}, "strategy"),
 ]
 
@@ -195,6 +195,18 @@ def test_what_cannot_be_is_refused_before_anything_is_written(data, tmp_path, op
         mr.run(data, out=tmp_path / "run", verbose=False, **{**JOB, "epochs": 1, **options})
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("device", "device is 'cuda', and they are drawn on the host"),
+        ("kernel", 'draws from a whole graph in host memory, but kernel is "cuda"'),
+    ],
+)
+def test_gpus_are_refused(data, key, sentence):
+    with pytest.raises(InputError, match=sentence):
+        prepare(resolve({key: "cuda", "sampler": JOB["sampler"]}), data)
 
 
 @pytest.mark.parametrize("system", ["sar", "retexo"])

@@ -145,6 +145,15 @@ def test_two_ranks_that_own_the_features_train_the_same(store, result, tmp_path)
     assert report["test_metrics"] == pytest.approx(result.test_metrics, abs=1e-9)
 
 
+def test_four_ranks_as_dask_tasks_train_over_blocks_what_one_trains(store, result, tmp_path, scheduler):
+    """As it is, each block a range of ids; owners draw, and evaluation goes over the blocks."""
+    cluster = {"ranks": 4, "bulk": CUT, "cluster": {"scheduler": scheduler}}
+    found = mr.run(store, out=tmp_path / "4", verbose=False, **{**JOB, **cluster})
+    for key, value in last_parameters(tmp_path / "4").items():
+        torch.testing.assert_close(value, last_parameters(Path(result.out))[key], rtol=1e-8, atol=1e-9)
+    assert found.test_metrics == pytest.approx(result.test_metrics, abs=1e-9)
+
+
 def test_stored_samples_train_the_same_bits_and_feed_a_loop_of_ones_own(store, result, links, tmp_path):
     precompute(resolve({**JOB, "dataset": store}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     found = mr.run(store, samples=tmp_path / "samples", out=tmp_path / "run", verbose=False, **JOB)

@@ -1,7 +1,7 @@
 """Samples without their pairs' own edges: exact over multi-edges and loops, and with the law of the other edges."""
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -97,23 +97,38 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(samp
                 assert [tuple(e) for e in ends[block.edge_id].tolist()] == edges_of(block)
 
 
-def test_the_others_have_the_law_of_a_uniform_sample():
-    """Five in-neighbours of node 0, fanout 3; the edge of pair (1, 0) is left out. Given how many of the others were
-    kept, each set of them is as likely."""
-    graph = mr.from_edges([1, 2, 3, 4, 5], [0] * 5, 6)
-    times = 4000
-    request = LinkRequest(
-        7, 0, 0, 0, tuple(np.array([0, 1]) for _ in range(times)), positives=(np.array([[1, 0]]),) * times
-    )
-    sampler = WithoutOwnEdges(mr.NeighborSampler((3,)))
-    seen = Counter(
-        tuple(sorted(int(u) for u, _ in edges_of(m.blocks[0])))
-        for m in sampler.sample(graph, request, sampling_backend("cpu")).minibatches
-    )
-    sets = [*combinations((2, 3, 4, 5), 2), *combinations((2, 3, 4, 5), 3)]
-    assert set(seen) == set(sets)
-    # 10 equal samples of 3 of 5; six of them hold node 1, and each set of two of the others is one of these.
-    assert chisquare([seen[s] for s in sets], [times / 10] * 10).pvalue > 1e-3
+IN_EDGES = {0: (1, 1, 2, 3), 1: (0, 4, 5), 2: (3, 4, 5)}
+"""Sources of the in-edges of some nodes. Of the pair (1, 0) two edges and one reverse are to go."""
+
+
+def law_of_two_layers(fanout):
+    """Probability of each sample of the pair (1, 0), by enumeration: its edges, and those of them that end in seeds."""
+    law = Counter()
+
+    def rows(nodes):
+        """Every choice of in-edges of these nodes, each as likely."""
+        return [*product(*(combinations(IN_EDGES.get(v, ()), min(fanout, len(IN_EDGES.get(v, ())))) for v in nodes))]
+
+    for first in rows((0, 1)):
+        found = sorted({u for row in first for u in row} - {0, 1})
+        for second in rows(found):
+            drawn = [(u, v) for v, row in zip((0, 1, *found), first + second) for u in row]
+            edges = [e for e in drawn if e not in ((1, 0), (0, 1))]
+            of_seeds = [e for e in edges if e[1] in (0, 1)]
+            law[tuple(sorted(edges)), tuple(sorted(of_seeds))] += 1 / len(rows((0, 1))) / len(rows(found))
+    return law
+
+
+@pytest.mark.parametrize("fanout", [1, 2])
+def test_samples_of_a_pair_have_their_law_by_enumeration(fanout):
+    graph = mr.from_edges(*np.array([(u, v) for v, row in IN_EDGES.items() for u in row]).T, 6)
+    times, law = 5000, law_of_two_layers(fanout)
+    request = LinkRequest(7, 0, 0, 0, (np.array([0, 1]),) * times, positives=(np.array([[1, 0]]),) * times)
+    sampler = WithoutOwnEdges(mr.NeighborSampler((fanout, fanout), edge_ids=True))
+    found = sampler.sample(graph, request, sampling_backend("cpu")).minibatches
+    seen = Counter(tuple(tuple(sorted(map(tuple, edges_of(b)))) for b in m.blocks) for m in found)
+    assert set(seen) == set(law) and abs(sum(law.values()) - 1) < 1e-12
+    assert chisquare([seen[s] for s in law], [times * p for p in law.values()]).pvalue > 1e-3
 
 
 def test_sums_stay_without_bias_with_weights():
