@@ -23,8 +23,17 @@ WAIT_S = 240.0
 JOB = [
     "--dataset", "sbm:nodes=300,classes=3,degree=4,features=4,train=0.5", "--epochs", "1000000", "--batch-size", "50",
     "--fanout", "3,3",
-    "--hidden", "4", "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0",
+    "--hidden", "4", "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0", "--code=callback=slow:Slow",
 ]  # fmt: skip
+SLOW = """
+import time
+import millrace as mr
+
+class Slow(mr.Callback):
+    def on_step(self, run):
+        time.sleep(0.2)
+"""
+"""Leaves the processors to others while the run is attacked."""
 ATTACK = """
 import asyncio, json, os, struct, sys, urllib.request
 from distributed import Security
@@ -117,10 +126,13 @@ def run(tmp_path_factory):
         bait.mkdir()
         bait.chmod(0o777)
         log = out.with_suffix(".log")
+        (out.parent / "slow.py").write_text(SLOW)
+        paths = os.pathsep.join(filter(None, [str(out.parent), os.environ.get("PYTHONPATH")]))
         with log.open("w") as said:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--out", str(out)],
-                stdout=said, stderr=said, text=True, env={**os.environ, "TMPDIR": folder, "COLUMNS": "1000"},
+                stdout=said, stderr=said, text=True,
+                env={**os.environ, "TMPDIR": folder, "COLUMNS": "1000", "PYTHONPATH": paths},
             )  # fmt: skip
         try:
             end = time.monotonic() + WAIT_S
