@@ -5,7 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .snapshot import WAITS
+from ..telemetry.palette import STAGES
+from .snapshot import SPENT, WAITS
 
 NONE = "&ndash;"
 BAD, GOOD, PALE = "#B00020", "#00703C", "#666666"
@@ -26,7 +27,7 @@ def size(value: float) -> str:
     """Bytes, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 999.5 else f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
 
@@ -41,6 +42,14 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {s:02d} s" if minutes else f"{seconds:.0f} s"
+
+
+def legend() -> str:
+    """Colours of the bars of ranks. Unlike a legend of Bokeh it breaks into lines in a narrow window."""
+    square = "<span style='display:inline-block;width:12px;height:12px;background:{}'></span> {}"
+    entries = (square.format(STAGES[name], name.replace("_", " ")) for name in SPENT)
+    named = "".join(f"<span style='display:inline-block;margin-right:12px'>{entry}</span>" for entry in entries)
+    return f"<b>Where each rank's time goes</b><div>{named}</div>"
 
 
 def title(run: dict[str, Any]) -> str:

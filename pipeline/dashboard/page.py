@@ -89,7 +89,8 @@ class Page:
         self.shares, self.losses, self.validation = self._shares(), self._losses(), self._validation()
         self.queue, self.steps, self.edges, self.bulks = self._queue(), *self._speeds()
         self.moved, self.resident = self._moved(), self._resident()
-        shares = _row(column(self.over, self.shares, sizing_mode="stretch_width"))
+        legend = Div(text=labels.legend(), sizing_mode="stretch_width", min_width=NARROW)
+        shares = _row(column(self.over, legend, self.shares, sizing_mode="stretch_width"))
         self.of_ranks = [
             shares,
             _row(self.losses, self.validation, self.queue),
@@ -117,7 +118,11 @@ class Page:
 
     def _shares(self) -> Any:
         made: Any = figure(
-            title="Where each rank's time goes", sizing_mode="stretch_width", toolbar_location=None, tools=""
+            # Room for the names of ranks: a frame that moves when they come would leave a trace.
+            min_border_left=60,
+            sizing_mode="stretch_width",
+            toolbar_location=None,
+            tools="",
         )
         # Beside the bars is each rank's current activity.
         made.x_range, made.y_range = Range1d(start=0, end=1.25), Range1d(start=-0.5, end=0.5)
@@ -128,7 +133,6 @@ class Page:
             source=self.bars,
             color=[STAGES[name] for name in SPENT],
             line_color="white",
-            legend_label=[name.replace("_", " ") for name in SPENT],
         )
         for name, glyph in zip(SPENT, drawn):
             made.add_tools(
@@ -151,10 +155,6 @@ class Page:
         made.xaxis.formatter = CustomJSTickFormatter(code="return `${100 * tick} %`")
         made.yaxis.formatter = CustomJSTickFormatter(code="return `rank ${tick}`")
         made.grid.visible = False
-        made.add_layout(made.legend[0], "above")
-        made.legend.orientation, made.legend.ncols, made.legend.border_line_color = "horizontal", len(SPENT), None
-        made.legend.label_text_font_size, made.legend.glyph_width, made.legend.padding = "12px", 14, 2
-        made.legend.location, made.legend.background_fill_alpha = "left", 0
         return made
 
     def _losses(self) -> Any:
@@ -286,11 +286,8 @@ class Page:
         if queue is not None and times:
             # A bound far above the values would flatten the curves.
             most = max(curves["queue_bytes"])
-            heard = (
-                f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most "
-                f"{labels.size(queue['bound'])}"
-            )
-            self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {heard}"
+            filled = f"{labels.size(queue['bytes'])} of {labels.size(queue['bound'])}"
+            self.queue.title.text = f"Queue: {labels.count(queue['bulks'], 'bulk')}, {filled}"
             self.queue.y_range.end = 1.1 * max(most, queue["bound"] if queue["bound"] <= 20 * most else 1)
             self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}
             self.queue.extra_y_ranges["bulks"].end = 1.1 * max(1, *curves["queue_bulks"])
