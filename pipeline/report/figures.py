@@ -13,7 +13,7 @@ from .summary import SLOW_START, Summary, amount, first_step
 from .timeline import ROWS, Timeline
 
 Draw = Callable[[Sheet], None]
-OTHER = f"`other`: {STAGE_MEANINGS['other']}."
+OTHER = f"“other”: {STAGE_MEANINGS['other']}."
 SHOWN_RANKS = 16
 BINS, FEW_BINS = 240, 120
 MOST_POINTS = 600
