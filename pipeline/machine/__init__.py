@@ -1,1 +1,1 @@
-"""Facts about the machine: GPUs, compilers, limits of memory and time, the allocator."""
+"""Facts about the machine: GPUs, compilers, limits of open files and time, the allocator."""
