@@ -76,7 +76,7 @@ class Lab:
     deadline: float
     """By `time.monotonic`; what would be measured after it is left out, and told as failed."""
     ranks: int = 2
-    """Of the part "ranks"."""
+    """Number of ranks of the part "ranks"."""
     rows: list[Row] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class Case:
 
     words: tuple[str, ...]
     result: str
-    """What is there when all is: a file in the output, or nothing: the output itself."""
+    """The last thing to be written: a file in the output, or nothing: the output itself."""
     is_run: bool = False
     elsewhere: bool = False
     """Its workers are those of this process's cluster."""
@@ -134,7 +134,7 @@ def cases(folder: Path, scheduler: str) -> dict[str, Case]:
 
 
 def contents(case: Case, out: Path, printed: str) -> dict[str, bytes]:
-    """What must be equal: all files by name but for locks; of a run its parameters and what it measured."""
+    """Contents that must be equal: all files by name but for locks; of a run its parameters and what it measured."""
     if case.words[0] == "evaluate":
         record = json.loads(printed)
         return {key: json.dumps(record[key]).encode() for key in ("accuracy", "metrics") if key in record}

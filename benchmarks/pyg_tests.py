@@ -124,7 +124,7 @@ class Replaced:
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """What came of a case."""
+    """Outcome of a case."""
     skipped, failed = case.find("skipped"), case.find("failure")
     if failed is None:
         failed = case.find("error")

@@ -239,7 +239,7 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
 
 
 def edges_there(placement: Placement) -> EdgesThere | None:
-    """What layers read of the edges of a graph; None if it is nothing."""
+    """Edges of a graph as layers read them; None if they read nothing."""
     graph = placement.graph
     if graph.types is None:
         return None

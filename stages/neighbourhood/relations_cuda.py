@@ -101,7 +101,7 @@ class Groups:
         return self.order[self.ends[number] : self.ends[number + 1]]
 
     def size(self, number: int) -> int:
-        """How many positions have the number."""
+        """Number of positions that have the number."""
         return self.ends[number + 1] - self.ends[number]
 
     def ranks(self, values: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def test_models(sbm, tmp_path, model, dtype):
 
 @pytest.mark.parametrize("model", ["rgat", "of PyG"])
 def test_node_types_and_relations(tmp_path, model):
-    """Of minibatches that the device drew, or the host."""
+    """Minibatches are drawn by the device, or by the host."""
     pyg = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     sums = {
