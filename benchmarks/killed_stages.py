@@ -24,13 +24,13 @@ imported what they need, which saves most of the time.
 import argparse
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ WIDTH = 1024
 """Features of a node: so many that tasks of the least memory share them."""
 HERE = Path(__file__).resolve().parent
 DASK = ("--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0")
-CONVERT = ("--set", "read.direction=undirected", "--memory", "680MiB")
+CONVERT = ("--set", "read.direction=undirected", "--set", "read.missing_ids=compact", "--memory", "680MiB")
 RUN = ("--epochs", "2", "--hidden", "8", "--layers", "2", "--ranks", "2", "--set", "cluster.dashboard_port=0")
 WHOLE_FROM = {
     "convert": ("committed",), "alone": ("committed",), "csv": ("committed",), "typed": ("committed",),
@@ -102,14 +102,14 @@ def cases(folder: Path, scheduler: str) -> dict[str, Case]:
     store, run = str(folder / "store" / "store"), str(folder / "run" / "run")
     two, there = ("--workers", "2"), f"cluster.scheduler={scheduler}"
     drawn = ("--epochs", "2", "--fanout", "5,5", "--batch-size", "16", "--set", "queue.bulk_size=2")
-    blocks = ("--set", "bulk.topology=partitioned", "--set", "partition.method=contiguous", "--set", "cluster.ranks=2")
+    blocks = ("--set", "bulk.topology=partitioned", "--set", "partition.method=contiguous", "--set", "ranks=2")
     cut = ("--parts", "3", "--method", "metis-streamed", *DASK)
     minibatches = ("--fanout", "5,5", "--batch-size", "512", "--set", "queue.bulk_size=2")
     return {
         "convert": Case(("convert", str(folder / "graph"), *CONVERT, *two, "--out"), "manifest.json"),
         "alone": Case(("convert", str(folder / "graph"), *CONVERT, "--out"), "manifest.json"),
         "csv": Case(("convert", str(folder / "csv"), *CONVERT, *two, "--out"), "manifest.json"),
-        "typed": Case(("convert", str(folder / "typed"), "--memory", "680MiB", *two, "--out"), "manifest.json"),
+        "typed": Case(("convert", str(folder / "typed"), *CONVERT, *two, "--out"), "manifest.json"),
         "into": Case(("partition", store, *cut, "--memory", "680MiB", "--into"), "manifest.json"),
         "parts": Case(("partition", store, *cut, "--out"), "manifest.json"),
         "sample": Case(
@@ -208,7 +208,8 @@ class Points:
 
 def killed(case: Case, name: str, out: Path, points: Points, stage: str, kind: str, wanted: dict[str, bytes]) -> str:
     """Kill a process in a stage; what came of it."""
-    shutil.rmtree(out.parent)
+    # A folder of its own: tasks of a command that was killed before may still write.
+    out = out.parent.with_name(uuid.uuid4().hex) / out.name
     out.parent.mkdir()
     process = started(case, out)
     try:
@@ -256,36 +257,37 @@ def main() -> int:
         "n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"
     }  # fmt: skip
     rows = list[tuple[str, str, list[str]]]()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "points").mkdir()
         os.environ["MILLRACE_KILL"] = str(folder / "points")
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE / "kill_points"), os.environ.get("PYTHONPATH", "")])
         points, kinds = Points(folder / "points"), args.victims.split(",")
         tables(folder)
-        with forked_cluster(), LocalCluster(**options) as there:
-            every = cases(folder, there.scheduler_address)
-            names = args.only.split(",") if args.only else list(every)
-            needed = {"alone": "store"} | ({"bulk": "run"} if {"evaluate", "predict"} & {*names} else {})
+        every = cases(folder, "")
+        names = args.only.split(",") if args.only else list(every)
+        needed = {"alone": "store"} | ({"bulk": "run"} if {"evaluate", "predict"} & {*names} else {})
+        with forked_cluster():
             for name, out in needed.items():
                 (folder / out).mkdir()
                 if why := finished(started(every[name], folder / out / out), folder / out / out)[0]:
                     sys.exit(why)
             for name in names:
-                case, out = every[name], folder / name / ("got.parquet" if name == "predict" else "got")
-                shutil.rmtree(out.parent, ignore_errors=True)
-                out.parent.mkdir()
-                points.stages()
-                why, printed = finished(started(case, out), out)
-                if why:
-                    sys.exit(f"{name}: {why}")
-                wanted = contents(case, out, printed)
-                for stage in points.stages():
-                    if args.stages and stage not in args.stages.split(","):
-                        continue
-                    found = [killed(case, name, out, points, stage, kind, wanted) for kind in kinds]
-                    rows.append((name, stage, found))
-                    print(f"{name}, {stage}: {', '.join(f'{k} {f}' for k, f in zip(kinds, found))}", flush=True)
+                with LocalCluster(**options) if every[name].elsewhere else nullcontext() as there:
+                    case = cases(folder, there.scheduler_address if there else "")[name]
+                    out = folder / f"out-{name}" / ("got.parquet" if name == "predict" else "got")
+                    out.parent.mkdir()
+                    points.stages()
+                    why, printed = finished(started(case, out), out)
+                    if why:
+                        sys.exit(f"{name}: {why}")
+                    wanted = contents(case, out, printed)
+                    for stage in points.stages():
+                        if args.stages and stage not in args.stages.split(","):
+                            continue
+                        found = [killed(case, name, out, points, stage, kind, wanted) for kind in kinds]
+                        rows.append((name, stage, found))
+                        print(f"{name}, {stage}: {', '.join(f'{k} {f}' for k, f in zip(kinds, found))}", flush=True)
     print(f"\n{'':>10}{'stage':>16}" + "".join(f"{kind:>10}" for kind in kinds))
     for name, stage, found in rows:
         print(f"{name:>10}{stage:>16}" + "".join(f"{text.split(':')[0]:>10}" for text in found))
