@@ -394,10 +394,10 @@ def check_edges(job: Job, system: System) -> None:
     if not SYSTEMS.find(system.name).reads_edges:
         able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
         raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
-    if job.device != "cpu":
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
         raise InputError(
-            f"{seen} device is '{job.device}', and they are gathered into the host's memory only in this version; use "
-            f'device = "cpu"{none}'
+            f"{seen} device is '{job.device}', where they are gathered only if each rank has the whole graph and all "
+            f'rows; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with them{none}'
         )
     if job.train.compile:
         raise InputError(

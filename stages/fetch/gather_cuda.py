@@ -56,7 +56,8 @@ class DeviceGatherFetch:
         assert job.device is not None
         if job.resident and job.produce:
             place_graph(placement.graph, self.topology)
-        return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self)
+        edges = None if placement.edge_features is None else self._uploaded(placement.edge_features, job)
+        return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self, edges)
 
     def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
         """See `KeepsRows.rows_there`."""
@@ -127,7 +128,12 @@ class DeviceGather:
     exchange_s = 0.0
 
     def __init__(
-        self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: DeviceGatherFetch
+        self,
+        placement: Placement,
+        uploaded: Uploaded,
+        device: torch.device,
+        policy: DeviceGatherFetch,
+        edges: Uploaded | None = None,
     ) -> None:
         """
         Args:
@@ -135,6 +141,7 @@ class DeviceGather:
             uploaded: source of the rows.
             device: the device.
             policy: settings.
+            edges: source of the rows of edges, if the model reads them.
         """
         self._device = device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
@@ -145,7 +152,7 @@ class DeviceGather:
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, policy.cache_bytes, device)
-        self._edges = edges_there(placement)
+        self._edges = edges_there(placement, edges)
         wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
@@ -238,12 +245,16 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return to_device(first.astype(np.int64), to)
 
 
-def edges_there(placement: Placement) -> EdgesThere | None:
-    """Edges of a graph as layers read them; None if they read nothing."""
+def edges_there(placement: Placement, features: Uploaded | None) -> EdgesThere | None:
+    """Edges of a graph as layers read them, with the rows of their features; None if they read nothing."""
     graph = placement.graph
-    if graph.types is None:
+    if graph.types is None and features is None:
         return None
-    return EdgesThere(graph.types, lambda positions: number_on_device(graph, "edge_type")[positions])
+    return EdgesThere(
+        graph.types,
+        None if graph.types is None else lambda positions: number_on_device(graph, "edge_type")[positions],
+        None if features is None else lambda positions: gather_rows(features.rows, positions),
+    )
 
 
 def resident_neighbourhoods(

@@ -2,6 +2,7 @@
 pretended device."""
 
 import copy
+import dataclasses
 import json
 import shutil
 from typing import Any
@@ -16,6 +17,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations
+from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
 from millrace.tests.contracts.fresh_python import run_python
@@ -121,7 +123,7 @@ def test_models(sbm, tmp_path, model, dtype):
 
 @pytest.mark.parametrize("model", ["rgat", "of PyG"])
 def test_node_types_and_relations(tmp_path, model):
-    """Minibatches are drawn by the device, or by the host."""
+    """Minibatches are drawn by the device, or by the host; attention reads features of edges too."""
     pyg = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     sums = {
@@ -133,7 +135,25 @@ def test_node_types_and_relations(tmp_path, model):
     theirs = {"model": mr.HeteroPyGModel([conv]).double(), "hidden": None, "dropout": None}
     ours = {"model": {"name": "rgat", "heads": 1, "layers": 1}, "hidden": 4}
     options = {"fanout": [2], "batch_size": 6, "epochs": 1}
-    agree(typed_dataset(degree=20), tmp_path, **options, **(ours if model == "rgat" else theirs | {"kernel": "cpu"}))
+    options |= ours if model == "rgat" else theirs | {"kernel": "cpu"}
+    agree(typed_dataset(degree=20, edge_features=True), tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ({"name": "gine"}, {}),
+        ({"name": "gatv2", "heads": 2}, {"gpu": {"features": "pinned"}, "kernel": "cpu"}),
+        ({"name": "gcn", "edge_width": -1}, {"sampler": {"name": "labor", "fanout": [2]}, "fanout": None}),
+    ],
+    ids=lambda x: x.get("name"),
+)
+def test_features_of_edges(sbm, tmp_path, model, options):
+    """Minibatches are drawn by the device, or by the host; rows of edges lie in either's memory."""
+    rows = np.random.default_rng(0).standard_normal((sbm.graph.num_edges, 2)).astype(np.float32)
+    data = dataclasses.replace(sbm, graph=dataclasses.replace(sbm.graph, edge_features=MemoryFeatures(rows)))
+    given = {"fanout": [2], "batch_size": 9, "hidden": 4, "epochs": 1, **options}
+    agree(data, tmp_path, model={**model, "layers": 1}, **given)
 
 
 def test_multi_label(sbm, tmp_path):
