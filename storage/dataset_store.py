@@ -34,6 +34,7 @@ from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows
+from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
 from .typed.graph_types import GraphTypes, edges_of_types
 
@@ -412,6 +413,13 @@ def open_dataset_store(
     places = ["memory", "mapped", "zarr"]
     if features not in places:
         raise InputError(f"features='{features}'; expected 'memory', 'mapped' or 'zarr'{nearest(features, places)}")
+    if (earlier := store_of_version_1(Path(path), KIND)) is not None:
+        if (features, graph) != ("memory", "memory"):
+            raise InputError(
+                f"{path} is of an earlier version, which is read into memory only; write it again (millrace convert "
+                "STORE --out NEW), or open it with features='memory' and graph='memory'"
+            )
+        return read_version_1(earlier)
     store = open_store(Path(path), KIND)
     check_graph_place(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None

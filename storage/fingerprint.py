@@ -125,6 +125,12 @@ def graph_fingerprint(graph: Graph) -> str:
     return digest_record({**digests, **later_digests(graph)})
 
 
+def flat_graph_digest(graph: Graph) -> str:
+    """Digest of all arrays of a graph, as stores of schema version 1 have it."""
+    arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
+    return digest_record({k: None if a is None else flat_digest(a, GRAPH_DIGESTS[k]) for k, a in arrays.items()})
+
+
 def later_digests(graph: Graph) -> dict[str, Any]:
     """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
     is that of earlier versions."""

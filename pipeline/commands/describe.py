@@ -23,6 +23,7 @@ from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import npy_bytes
 from ...storage.store.store import Store, open_store
 from ...storage.stored.edge_features import open_edge_features
+from ...storage.stored.version1 import store_of_version_1
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ...storage.urls import is_url
@@ -62,8 +63,11 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         return _run(folder)
     if format_ == "samples":
         return _samples(folder, minibatch)
-    if format_ == "dataset" and job is None and "in_degree" in (store := open_store(folder, format_)).meta:
-        return _dataset_store(store)
+    earlier = format_ == "dataset" and store_of_version_1(folder, format_) is not None
+    if format_ == "dataset" and job is None and not earlier:
+        store = open_store(folder, format_)
+        if "in_degree" in store.meta:
+            return _dataset_store(store)
     if format_ in (None, "dataset"):
         return _dataset(open_data(job or Job(), path, silent))
     store = open_store(folder, format_)

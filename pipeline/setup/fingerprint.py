@@ -13,11 +13,11 @@ from ...stages.sample.neighbor import NeighborSampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.fingerprint import (
-    GRAPH_DIGESTS,
     DatasetDigests,
     digest_arrays,
     digest_record,
     flat_digest,
+    flat_graph_digest,
     sampled_rows,
 )
 from ..config.load import Job
@@ -113,18 +113,14 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
 
 def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, str]:
     """The same fingerprint as checkpoints of schema version 1 have it: with other digests of arrays."""
-    graph, rows = dataset.graph, sampled_rows(dataset.num_nodes)
-    of_graph = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
-    x = dataset.features.gather(rows)
+    x = dataset.features.gather(sampled_rows(dataset.num_nodes))
 
     def of(**arrays: npt.NDArray[Any]) -> str:
         return digest_record({name: flat_digest(a) for name, a in arrays.items()})
 
     return {
         **fingerprint,
-        "graph": digest_record(
-            {name: None if a is None else flat_digest(a, GRAPH_DIGESTS[name]) for name, a in of_graph.items()}
-        ),
+        "graph": flat_graph_digest(dataset.graph),
         "seeds": of(train=dataset.split.train),
         "labels": of(labels=dataset.labels, val=dataset.split.val),
         "features": of(shape=np.array([dataset.num_nodes, x.shape[1]]), rows=x),
