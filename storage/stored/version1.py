@@ -1,7 +1,7 @@
 """Dataset stores of schema version 1, which had other digests of arrays: they are read into memory."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,9 +37,10 @@ def read_version_1(store: Store) -> Dataset:
             x = np.load(store.path / "features.npy", allow_pickle=False)
         else:
             x = store.read("features")
+        arrays: dict[str, Any] = {name: store.read(name) if name in store else None for name in GRAPH_DIGESTS}
         dataset = Dataset(
             store.value("name", str),
-            Graph(**{name: store.read(name) if name in store else None for name in GRAPH_DIGESTS}),
+            Graph(**arrays),
             MemoryFeatures(x),
             store.read("labels"),
             Split(*map(store.read, SPLITS)),
@@ -51,5 +52,5 @@ def read_version_1(store: Store) -> Dataset:
         store.require_digest("graph", flat_graph_digest(dataset.graph))
         store.require_digest("labels", digest_record({"labels": flat_digest(dataset.labels)}))
         store.require_digest("split", digest_record(split))
-        store.require_digest("features", describe_features(*x.shape, x.dtype, flat_digest(x)))
+        store.require_digest("features", describe_features(len(x), x.shape[1], x.dtype, flat_digest(x)))
         return dataset.check()
