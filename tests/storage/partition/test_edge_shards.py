@@ -155,7 +155,7 @@ def test_damage_is_seen(tmp_path):
     with pytest.raises(StoreError, match="'edge' is damaged"):
         open_edge_shards(tmp_path / "s")
     chunk.unlink()
-    with pytest.raises(StoreError, match="'edge' has"):
+    with pytest.raises(StoreError, match="'edge' lacks 1 of its 1 files"):
         open_edge_shards(tmp_path / "s")
     with pytest.raises(StoreError, match="never committed"):
         open_edge_shards(tmp_path / "none")

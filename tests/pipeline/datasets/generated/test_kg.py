@@ -68,7 +68,7 @@ def test_who_follows_the_rule_has_the_best_metrics(data):
     for name, value in zip(names, (best.best_mrr, best.best_hits(1), best.best_hits(3))):
         assert found[name] == pytest.approx(value, abs=0.02)
     assert best.best_hits(12) == pytest.approx(1) and Kg(noise=0).best_mrr == 1
-    assert "city,home_of,person are taken for those of lives_in turned round" in " ".join(links.notes)
+    assert "city,home_of,person are treated as the reverses of lives_in" in " ".join(links.notes)
 
 
 def test_it_is_a_function_of_its_text():
