@@ -1,11 +1,12 @@
-"""Least time of a minibatch of uniform neighbour sampling on this machine: the memory that it must touch.
+"""Uniform neighbour sampling beside plain loops over the memory that it must touch.
 
-    python benchmarks/sampling_floor.py --graph products --threads 1,2
+    python benchmarks/sampling_loops.py --graph products --threads 1,2
 
-Loops that do nothing else read, for the edges of a bulk drawn before, what no sampler of these minibatches avoids: the
-offsets of each expanded row, the source of each drawn edge, and each source's entry in a table of all nodes, where its
-number in the minibatch is found or written. No number is drawn, nothing is checked, and the rows are known beforehand.
-Threads take minibatches, each with a table of its own. `numpy.take` of as many random elements is set beside it.
+The loops read, for the edges of a bulk drawn before, the offsets of each expanded row, the source of each drawn edge,
+and each source's entry in a table of all nodes, where its number in the minibatch is found or written. They draw no
+number, check nothing, know the rows beforehand, and fetch nothing ahead; the sampler does all four. Threads take
+minibatches, each with a table of its own. `numpy.take` of as many random elements of the graph's indices is set beside
+them.
 """
 
 import argparse
@@ -113,7 +114,7 @@ def measure(graph: Graph, threads: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Least time of a minibatch of neighbour sampling.")
+    parser = argparse.ArgumentParser(description="Neighbour sampling beside plain loops.")
     parser.add_argument("--graph", choices=sorted(RECIPES), default="arxiv")
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
@@ -122,11 +123,11 @@ def main() -> None:
     graph = load(stored(args.graph, args.cache))
     for threads in args.threads:
         ms = measure(graph, threads, args.rounds)
-        least = sum(ms[name] for name in PARTS)
+        loops = sum(ms[name] for name in PARTS)
         parts = ", ".join(f"{name} {ms[name]:.2f}" for name in PARTS)
         print(
-            f"{threads} threads: sampler {ms['sampler']:.2f} ms a minibatch, at least {least:.2f} ({parts}), "
-            f"{ms['sampler'] / least:.1f} times; numpy.take {ms['numpy.take']:.2f}"
+            f"{threads} threads: sampler {ms['sampler']:.2f} ms a minibatch, {ms['sampler'] / loops:.2f} of the loops' "
+            f"{loops:.2f} ({parts}); numpy.take {ms['numpy.take']:.2f}"
         )
 
 
