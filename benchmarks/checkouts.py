@@ -9,8 +9,9 @@ interval of the ratio, after over before, is a bootstrap over pairs.
 
 Work: ``sampling`` draws minibatches of 1024 seeds, fanout 15, 10, 5, from a graph of `graphs.py`; ``epoch`` trains
 GraphSAGE of three layers on an eighth of them by `mr.run`, 100 features, hidden width 256, 47 classes, and counts from
-the end of the first epoch to the end of the third, of four; ``typed`` draws those of `typed.py`, fanout 25, 10 in
-every relation.
+the end of the first epoch to the end of the third, of four; ``full-batch`` trains the same model under `sar` on the
+whole graph with one rank, for as many epochs; ``typed`` draws minibatches of `typed.py`, fanout 25, 10 in every
+relation.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from typing import Any
 import numpy as np
 
 BATCH, BULK = 1024, 32
-FANOUT = {"sampling": (15, 10, 5), "epoch": (15, 10, 5), "typed": (25, 10)}
+FANOUT = {"sampling": (15, 10, 5), "epoch": (15, 10, 5), "full-batch": (15, 10, 5), "typed": (25, 10)}
 FEATURES, HIDDEN, CLASSES = 100, 256, 47
 
 
 def serve(job: dict[str, Any]) -> None:
-    """Do the work once for each line that comes, and answer seconds a minibatch. Nothing is imported from Millrace but
-    what both checkouts have."""
+    """Do the work once for each line that comes, and answer milliseconds a minibatch, of full batches an epoch. Nothing
+    is imported from Millrace but what both checkouts have."""
     import torch
 
     import millrace as mr
@@ -60,20 +61,22 @@ def serve(job: dict[str, Any]) -> None:
         return time.process_time() - start, edges
 
     work: Callable[[int], tuple[float, int]] = sampled
-    if job["work"] == "epoch":
-        work = _epochs(mr, graph, np.sort(seeds), fanout, threads)
+    if job["work"] in ("epoch", "full-batch"):
+        work = _epochs(mr, graph, np.sort(seeds), fanout, threads, "sar" if job["work"] == "full-batch" else "bulk")
     for n, _ in enumerate(sys.stdin):
         seconds, edges = work(n)
         print(json.dumps({"ms": 1000 * seconds / job["minibatches"], "edges": edges, "file": mr.__file__}), flush=True)
 
 
-def _epochs(mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: int) -> Callable[[int], Any]:
+def _epochs(
+    mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: int, system: str
+) -> Callable[[int], Any]:
     rng, none = np.random.default_rng(0), np.empty(0, np.int64)
     features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
     labels = rng.integers(0, CLASSES, graph.num_nodes)
-    from millrace.storage.features import MemoryFeatures
+    from millrace.storage.features import ArrayFeatures
 
-    data = mr.Dataset("epoch", graph, MemoryFeatures(features), labels, mr.Split(seeds, none, none), CLASSES)
+    data = mr.Dataset("epoch", graph, ArrayFeatures(features), labels, mr.Split(seeds, none, none), CLASSES)
     config: dict[str, Any] = {
         "model": {"name": "sage", "hidden": HIDDEN, "layers": len(fanout), "dropout": 0.0},
         "sampler": {"name": "neighbor", "fanout": list(fanout)},
@@ -82,7 +85,11 @@ def _epochs(mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: i
         "queue": {"max_bytes": 1, "bulk_size": 4},
         "threads": threads,
         "cluster": {"dashboard_port": 0},
+        "system": system,
     }
+    if system == "sar":
+        config = {key: table for key, table in config.items() if key not in ("sampler", "queue")}
+        del config["train"]["batch_size"]
 
     def trained(_: int) -> tuple[float, int]:
         marks: list[float] = []
@@ -93,7 +100,7 @@ def _epochs(mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: i
 
         with tempfile.TemporaryDirectory() as out:
             result = mr.run(data, config=config, epochs=4, out=Path(out) / "run", emit=watch)
-        return (marks[2] - marks[0]) / 2, result.sampled_edges
+        return (marks[2] - marks[0]) / 2, result.sampled_edges if system == "bulk" else 0
 
     return trained
 
@@ -181,12 +188,13 @@ def main() -> None:
         import typed_graphs
 
         folder = typed_graphs.stored(1, args.cache) if work == "typed" else graphs.stored(args.graph, args.cache)
-        count = args.minibatches // 8 if work == "epoch" else args.minibatches
+        count = {"epoch": args.minibatches // 8, "full-batch": 1}.get(work, args.minibatches)
         job = {"work": work, "folder": str(folder), "threads": args.threads, "minibatches": count}
         r = compare((args.before, args.after), job, args.pairs, args.starts)
         report.append(r)
+        unit = "an epoch" if work == "full-batch" else "a minibatch"
         print(
-            f"{work}, {args.threads} threads: {r['before_ms']:.2f} -> {r['after_ms']:.2f} ms a minibatch, "
+            f"{work}, {args.threads} threads: {r['before_ms']:.2f} -> {r['after_ms']:.2f} ms {unit}, "
             f"ratio {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f}), "
             f"{'the same' if r['same_edges'] else 'OTHER'} edges"
         )
