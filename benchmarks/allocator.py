@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.fetch.gather import Gather
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.messages import Placement
@@ -43,9 +44,8 @@ from millrace.stages.models.base import Model
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 
 MINIBATCHES, WARM_UP = 8, 4
@@ -81,7 +81,7 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     """One row; in a process of its own."""
     torch.set_num_threads(threads)
     graph = Graph(np.load(folder / "indptr.npy"), np.load(folder / "indices.npy"))
-    features = MemoryFeatures(np.load(folder / "training" / "features.npy"))
+    features = ArrayFeatures(np.load(folder / "training" / "features.npy"))
     labels = torch.from_numpy(np.load(folder / "training" / "labels.npy"))
     seeds = np.load(folder / "training" / "seeds.npy")[: MINIBATCHES * BATCH]
     placement = Placement(

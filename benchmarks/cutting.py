@@ -35,7 +35,7 @@ from millrace.benchmarks.graphs import Recipe, make
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_stored, write_dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 
 WATCH = """
@@ -221,7 +221,7 @@ def symmetric(src: np.ndarray, dst: np.ndarray, nodes: int) -> Graph:
 def write_graph(path: Path, graph: Graph) -> None:
     """A store of a graph with a label and a feature that say nothing."""
     n, none = graph.num_nodes, np.empty(0, np.int64)
-    features = MemoryFeatures(np.zeros((n, 1), np.float32))
+    features = ArrayFeatures(np.zeros((n, 1), np.float32))
     write_dataset(path, Dataset(path.name, graph, features, np.zeros(n, np.int64), Split(np.arange(n), none, none), 1))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import millrace as mr
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 FANOUT, BATCH, WIDTH, TOGETHER, EPOCHS = (10, 5), 64, 128, (1, 16), {"amazon_computers": 30, "coauthor_cs": 16}
 DEPENDENCY = (1, 4, 16)
@@ -31,7 +31,7 @@ def opened(path: Path, seed: int) -> Any:
     x = np.asarray(dataset.features.gather(np.arange(dataset.num_nodes)), np.float32)
     x = x @ np.random.default_rng(0).standard_normal((x.shape[1], WIDTH)).astype(np.float32)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9) / WIDTH**0.5
-    return dataclasses.replace(dataset, features=MemoryFeatures(x))
+    return dataclasses.replace(dataset, features=ArrayFeatures(x))
 
 
 def rows(dataset: Any, sampler: Any) -> dict[int, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import millrace as mr
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.store.narrow import FEATURE_DTYPES
 
 SMALL = {"batch_size": 64, "fanout": [10, 10], "hidden": 64, "dropout": 0.5}
@@ -67,7 +67,7 @@ def gather(folder: Path) -> None:
     x = rng.standard_normal((ROWS, WIDTH), np.float32)
     none = np.empty(0, np.int64)
     graph, split = mr.from_edges(none, none, ROWS), mr.Split(none, none, none)
-    data = mr.Dataset("x", graph, MemoryFeatures(x), np.zeros(ROWS, np.int64), split, 1)
+    data = mr.Dataset("x", graph, ArrayFeatures(x), np.zeros(ROWS, np.int64), split, 1)
     stores = {}
     for kind in FEATURE_DTYPES:
         mr.write_dataset(folder / kind, data, features_format="npy", feature_dtype=kind)

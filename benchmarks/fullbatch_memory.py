@@ -52,7 +52,7 @@ from millrace.stages.models.gat import GAT
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.metis import Metis
-from millrace.storage.features import MappedFeatures, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
 from millrace.storage.graph import Graph
 
 NODES, DEGREE, SMALL_NODES = 200_000, 64, 500
@@ -118,7 +118,7 @@ class Lab:
             indices = np.sort(rng.integers(0, n, (n, DEGREE), dtype=np.int32), axis=1).ravel()
             graph = Graph(np.arange(n + 1, dtype=np.int64) * DEGREE, indices)
             features, labels = (
-                MemoryFeatures(rng.standard_normal((n, FEATURES), np.float32)),
+                ArrayFeatures(rng.standard_normal((n, FEATURES), np.float32)),
                 rng.integers(0, CLASSES, n),
             )
             train, path = np.arange(n), self.cache / "graphs" / f"dense-{n}-{DEGREE}"

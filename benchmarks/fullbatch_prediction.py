@@ -15,7 +15,7 @@ from millrace.stages.kernels.aggregation.attention_args import EdgeNumbers
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.neighbourhood.full_batch import FullBatch, Shard, View
 from millrace.stages.placement.sharded import Share
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, index_dtype
 
 LAYERS = 3
@@ -114,7 +114,7 @@ def predicted(counts: list[Counts], rank: int, num_seeds: int, policy: VisitFetc
     n = whole.num_src
     ids = _zeros(n, np.int64)
     batch = FullBatch(rank, ids, ids, num_seeds, EdgeNumbers(ids, ids, None), whole, tuple(layers))
-    features = MemoryFeatures(np.broadcast_to(np.float32(0), (n, FEATURES)))
+    features = ArrayFeatures(np.broadcast_to(np.float32(0), (n, FEATURES)))
     share = Share(batch, features, torch.zeros(1, dtype=torch.int64).expand(n), {})
     size = len(whole.shards)
     group: Any = SimpleNamespace(rank=rank, size=size, all_reduce=lambda flat, kind: None)

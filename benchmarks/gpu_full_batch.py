@@ -27,13 +27,13 @@ DIFFERENCE = 1e-3
 def dataset(lab: Lab) -> Any:
     """The graph, with random rows and labels."""
     import millrace as mr
-    from millrace.storage.features import MemoryFeatures
+    from millrace.storage.features import ArrayFeatures
 
     size = RECIPES["arxiv"]
     nodes, pairs = min(lab.num_nodes, size.num_nodes), min(lab.num_pairs, size.num_pairs)
     indptr, indices = (x.cpu().numpy() for x in rmat(nodes, pairs, lab.generator(0), lab.device))
     rng, none = np.random.default_rng(0), np.empty(0, np.int64)
-    rows = MemoryFeatures(rng.standard_normal((nodes, FEATURES), np.float32))
+    rows = ArrayFeatures(rng.standard_normal((nodes, FEATURES), np.float32))
     split = mr.Split(np.arange(nodes // 2), none, none)
     return mr.Dataset("full batch", mr.Graph(indptr, indices), rows, rng.integers(0, CLASSES, nodes), split, CLASSES)
 

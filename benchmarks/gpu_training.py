@@ -170,12 +170,12 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
     """Seconds of each epoch of `millrace.run` but the first, the last loss, the most device memory held, and seconds by
     stage."""
     import millrace as mr
-    from millrace.storage.features import MemoryFeatures
+    from millrace.storage.features import ArrayFeatures
 
     none = np.empty(0, np.int64)
     split = mr.Split(np.sort(lab.order), none, none)
     data = mr.Dataset(
-        "gpu", lab.graph, MemoryFeatures(lab.features.cpu().numpy()), lab.labels.cpu().numpy(), split, CLASSES
+        "gpu", lab.graph, ArrayFeatures(lab.features.cpu().numpy()), lab.labels.cpu().numpy(), split, CLASSES
     )
     # A run has its own.
     lab.drop("features", "labels")

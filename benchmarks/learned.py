@@ -20,7 +20,7 @@ import torch
 
 import millrace as mr
 from millrace.stages.learned.table import LearnedTable, initial_rows
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import run_threads
 
@@ -83,7 +83,7 @@ def accuracy() -> None:
     sbm = mr.open_dataset("sbm:nodes=5000,classes=8,degree=30,train=0.3")
     degree = np.diff(sbm.graph.indptr)
     columns = np.stack([np.ones(len(degree)), np.log1p(degree)], 1).astype(np.float32)
-    data = mr.Dataset("no features", sbm.graph, MemoryFeatures(columns), sbm.labels, sbm.split, sbm.num_classes)
+    data = mr.Dataset("no features", sbm.graph, ArrayFeatures(columns), sbm.labels, sbm.split, sbm.num_classes)
     job = {"fanout": [10, 5], "hidden": 64, "epochs": 20, "batch_size": 256, "lr": 0.01, "verbose": False}
     learnt = {"width": 64, "lr": 0.05}
     kinds: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ import torch
 import millrace as mr
 from millrace.stages.evaluate.links import KnownPairs, link_metrics
 from millrace.stages.links.decoders import make_decoder
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 BOTH = {"negative_ends": "both"}
 BALANCED = {"link": {**BOTH, "num_negatives": 4}, "loss": {"name": "bce", "pos_weight": "balanced"}}
@@ -48,7 +48,7 @@ def opened(path: Path, seed: int) -> mr.Dataset:
     x = data.features.gather(np.arange(data.num_nodes))
     if x.shape[1] > WIDEST:
         x = x @ np.random.default_rng(0).normal(size=(x.shape[1], PROJECTED)).astype(np.float32)
-    return mr.link_dataset(replace(data, features=MemoryFeatures(np.ascontiguousarray(x))), seed=seed)
+    return mr.link_dataset(replace(data, features=ArrayFeatures(np.ascontiguousarray(x))), seed=seed)
 
 
 def by_millrace(data: mr.Dataset, seed: int, split: Split, options: dict[str, Any]) -> dict[str, float]:

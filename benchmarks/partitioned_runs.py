@@ -27,7 +27,7 @@ from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.partition.stage import partition_dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.process_ranks import run_ranks
 
@@ -48,7 +48,7 @@ def dataset_at(path: Path, graph: Graph, train: int, test: int = 0) -> Path:
         order = rng.permutation(graph.num_nodes)
         split = mr.Split(np.sort(order[:train]), none, np.sort(order[train : train + test]))
         mr.write_dataset(
-            path, mr.Dataset(path.name, graph, MemoryFeatures(x), labels, split, CLASSES), features_format="npy"
+            path, mr.Dataset(path.name, graph, ArrayFeatures(x), labels, split, CLASSES), features_format="npy"
         )
     return path
 

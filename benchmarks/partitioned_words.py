@@ -25,7 +25,7 @@ from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
@@ -74,7 +74,7 @@ def placed(
     rows = np.repeat(owned[:, None].astype(np.float32), features, axis=1)
     none = np.empty(0, np.int64)
     split = Split(np.flatnonzero(np.isin(owned, train)), none, none)
-    part = Part(shards, owned, MemoryFeatures(rows), torch.zeros(len(owned), dtype=torch.int64), split)
+    part = Part(shards, owned, ArrayFeatures(rows), torch.zeros(len(owned), dtype=torch.int64), split)
     job = RankJob(
         seed=0,
         batch_size=batch,

@@ -40,7 +40,7 @@ from retexo_links import extrapolated, over_links, over_namespaces
 
 import millrace as mr
 from millrace.stages.partition.registry import PARTITIONERS
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 FLOAT_BYTES = 4
 FEATURES = 128
@@ -83,7 +83,7 @@ def arxiv(args: argparse.Namespace) -> mr.Dataset:
         return mr.open_dataset(QUICK)
     dataset = mr.open_dataset(args.data / "ogbn_arxiv.npz", options=mr.ReadOptions(direction="undirected"))
     x = np.random.default_rng(0).standard_normal((dataset.num_nodes, FEATURES), np.float32)
-    return replace(dataset, features=MemoryFeatures(x))
+    return replace(dataset, features=ArrayFeatures(x))
 
 
 def linear(runs: Sequence[dict[str, Any]]) -> bool:

@@ -91,7 +91,7 @@ def run_trial(trial: Trial) -> Warmed:
     from numba.core import event
 
     from ..stages.kernels.runtime import precompile
-    from ..storage.features import MemoryFeatures
+    from ..storage.features import ArrayFeatures
     from .datasets import open_dataset
     from .run import run
 
@@ -110,7 +110,7 @@ def run_trial(trial: Trial) -> Warmed:
         weight = np.ones(dataset.graph.num_edges, np.float32)
         dataset = replace(dataset, graph=replace(dataset.graph, edge_weight=weight))
     if trial.edge_features:
-        rows = MemoryFeatures(np.ones((dataset.graph.num_edges, 2), np.float32))
+        rows = ArrayFeatures(np.ones((dataset.graph.num_edges, 2), np.float32))
         dataset = replace(dataset, graph=replace(dataset.graph, edge_features=rows))
     with (
         tempfile.TemporaryDirectory(prefix="millrace-warm-") as folder,

@@ -156,7 +156,7 @@ class Fetched:
     weight: Tensor | None = None
     """float64 [B], weight of each seed; None: all alike."""
     begun: "Begun | None" = None
-    """Part of the forward pass that was computed before the parameters were ready: see `stages.train.begin`."""
+    """Part of the forward pass that was computed before the parameters were ready: see `forward_backward.begin`."""
     clients: "tuple[Fetched, ...]" = ()
     """The same work divided among simulated clients."""
     links: "PairsToScore | None" = None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .array_checks import proving
 from .dataset import SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
-from .features import FeatureStore, MappedFeatures, MemoryFeatures, WidenedFeatures, ZarrFeatures
+from .features import ArrayFeatures, FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from .fingerprint import (
     GRAPH_DIGESTS,
     ArrayDigest,
@@ -280,16 +280,16 @@ def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
 def _open_part(store: Store, place: FeaturesPlace, suffix: str) -> FeatureStore:
     kind = features_dtype(store)
 
-    def widened(rows: MemoryFeatures | ZarrFeatures) -> FeatureStore:
+    def widened(rows: ArrayFeatures | ZarrFeatures) -> FeatureStore:
         with proving(store.path):
             return rows if kind is None else WidenedFeatures(rows, kind)
 
     written = store.value("features_format", str)
     if place == "memory" and written == "zarr":
         with proving(store.path):
-            return widened(MemoryFeatures(store.read(f"features{suffix}"), kind is not None))
+            return widened(ArrayFeatures(store.read(f"features{suffix}"), kind is not None))
     if place == "memory":
-        return widened(MemoryFeatures(np.array(_npy_features(store, suffix).rows), kind is not None))
+        return widened(ArrayFeatures(np.array(_npy_features(store, suffix).rows), kind is not None))
     if (place, written) == ("mapped", "npy"):
         return widened(_npy_features(store, suffix))
     if (place, written) == ("zarr", "zarr"):

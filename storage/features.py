@@ -56,8 +56,8 @@ def _check_ids(ids: npt.NDArray[np.integer], num_rows: int) -> None:
         raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {num_rows}")
 
 
-class MemoryFeatures:
-    """Features in an array in memory, or in any array that NumPy indexes like one (a memory map)."""
+class ArrayFeatures:
+    """Features in one array, in memory or mapped from a file (`MappedFeatures`)."""
 
     def __init__(self, rows: FloatArray, narrow: bool = False) -> None:
         """
@@ -90,7 +90,7 @@ class MemoryFeatures:
         return np.take(self.rows, ids, axis=0, out=out, mode="clip")
 
 
-class MappedFeatures(MemoryFeatures):
+class MappedFeatures(ArrayFeatures):
     """Features in an ``.npy`` file that the operating system pages in as rows are touched."""
 
     def __init__(self, path: Path, narrow: bool = False) -> None:
@@ -114,7 +114,7 @@ class ZarrFeatures:
 
     @classmethod
     def inside(cls, store: Store, name: str, narrow: bool = False) -> "ZarrFeatures":
-        """Features in the array `name` of a store that holds other arrays too, `narrow` as in `MemoryFeatures`."""
+        """Features in the array `name` of a store that holds other arrays too, `narrow` as in `ArrayFeatures`."""
         self = cls.__new__(cls)
         self.path = store.path
         self._open(store, name, narrow)
@@ -177,7 +177,7 @@ def write_features(
     path: Path, rows: FloatArray, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False
 ) -> ZarrFeatures:
     """Write rows [V, F] as a committed Zarr store and open it."""
-    MemoryFeatures(rows)
+    ArrayFeatures(rows)
     write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta={}, arrays={"rows": rows}, overwrite=overwrite)
     return ZarrFeatures(path)
 
@@ -216,7 +216,7 @@ class WidenedFeatures:
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, kept: MemoryFeatures | ZarrFeatures, kind: FeatureDtype) -> None:
+    def __init__(self, kept: ArrayFeatures | ZarrFeatures, kind: FeatureDtype) -> None:
         """
         Args:
             kept: the rows as they are kept.
@@ -284,7 +284,8 @@ class CountedFeatures:
 
 
 def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
-    """All rows as one C-contiguous array, for a caller that reads `ids` in place; None if they must be gathered.
+    """All rows as one C-contiguous array, in memory or mapped, for a caller that reads `ids` in place; None if they
+    must be gathered.
 
     A counted store counts them, once each, as if they had been gathered.
 
@@ -296,7 +297,7 @@ def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray
         if rows is not None:
             features.ledger.add(features.channel, "features", len(ids) * rows.shape[1] * rows.itemsize)
         return rows
-    if not isinstance(features, MemoryFeatures) or not features.rows.flags.c_contiguous:
+    if not isinstance(features, ArrayFeatures) or not features.rows.flags.c_contiguous:
         return None
     _check_ids(ids, features.num_rows)
     return np.asarray(features.rows)

@@ -363,9 +363,9 @@ def from_edges(
     np.cumsum(np.bincount(dst, minlength=num_nodes) if len(dst) else np.zeros(num_nodes, np.int64), out=indptr[1:])
     rows = None
     if edge_features is not None:
-        from .features import MemoryFeatures  # kernels import this module where there is no Zarr
+        from .features import ArrayFeatures  # kernels import this module where there is no Zarr
 
-        rows = MemoryFeatures(edge_rows(edge_features, len(src))[order])
+        rows = ArrayFeatures(edge_rows(edge_features, len(src))[order])
     return Graph(
         indptr,
         np.ascontiguousarray(src[order], dtype=index_dtype(num_nodes)),

@@ -51,7 +51,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/training": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
     "pipeline/config": ("pipeline/config/test_load.py",),
     "pipeline/datasets/cleaning": ("pipeline/datasets/cleaning/test_clean.py",),
-    "stages": ("stages/test_train_begin.py", "stages/partition/test_clustered.py"),
+    "stages": ("stages/test_forward_backward.py", "stages/partition/test_clustered.py"),
     "stages/comm": ("stages/comm/test_gloo.py",),
     "stages/evaluate": ("stages/evaluate/test_layerwise.py",),
     "stages/feed": ("stages/feed/test_queue_feed_minibatches.py", "stages/sample/test_remote_nodewise.py"),

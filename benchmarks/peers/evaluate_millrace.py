@@ -9,7 +9,7 @@ from evaluate_task import CLASSES, FEATURES, HEADS, HIDDEN, LAYERS, Evaluation, 
 import millrace as mr
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.models import MODELS
-from millrace.storage.features import MappedFeatures, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
 
 
 def start(task: Evaluation) -> Callable[[], np.ndarray]:
@@ -32,12 +32,12 @@ def start(task: Evaluation) -> Callable[[], np.ndarray]:
                 conv.a_dst.copy_(given["dst"])
     graph, mapped = mr.Graph(*task.graph()), task.options.get("mapped", False)
     path = task.folder / "evaluation" / "features.npy"
-    features = MappedFeatures(path) if mapped else MemoryFeatures(task.features())
+    features = MappedFeatures(path) if mapped else ArrayFeatures(task.features())
     # Compiled code is loaded before the clock starts.
     small = mr.Graph(np.array([0, 1, 2]), np.array([1, 0], graph.indices.dtype))
     few = MappedFeatures(path).rows[:2] if mapped else features.rows[:2]
-    mr.infer(model, small, MemoryFeatures(few))
-    mr.infer(model, small, MemoryFeatures(few), nodes=[0])
+    mr.infer(model, small, ArrayFeatures(few))
+    mr.infer(model, small, ArrayFeatures(few), nodes=[0])
     return lambda: mr.infer(model, graph, features).numpy()
 
 

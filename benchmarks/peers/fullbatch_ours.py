@@ -9,14 +9,14 @@ from fullbatch_task import CLASSES, HEADS, HIDDEN, LAYERS, LR, WARM_UP, FullBatc
 from train_task import memory, read
 
 import millrace
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 
 def dataset(task: FullBatch) -> millrace.Dataset:
     """The task's graph, of which only the train nodes have a use."""
     none = np.empty(0, np.int64)
     split = millrace.Split(task.array("train"), none, none)
-    features = MemoryFeatures(task.array("features"))
+    features = ArrayFeatures(task.array("features"))
     return millrace.Dataset("full batch", millrace.Graph(*task.graph()), features, task.array("labels"), split, CLASSES)
 
 

@@ -31,12 +31,12 @@ from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.comm.solo import Solo
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.messages import RankJob
-from millrace.stages.train import forward_backward
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
 
 STAGES = ("sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce")
@@ -67,7 +67,7 @@ def dataset(task: Task) -> mr.Dataset:
     features, labels = task.data()
     none = np.empty(0, np.int64)
     return mr.Dataset(
-        "epoch", mr.Graph(*task.graph()), MemoryFeatures(features), labels, mr.Split(task.seeds(), none, none), CLASSES
+        "epoch", mr.Graph(*task.graph()), ArrayFeatures(features), labels, mr.Split(task.seeds(), none, none), CLASSES
     )
 
 

@@ -17,7 +17,7 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 
 def config(task: Task) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def dataset(task: Task) -> mr.Dataset:
     destination = np.searchsorted(graph.indptr, edges, side="right") - 1
     pairs = np.stack([graph.indices[edges], destination, np.zeros_like(edges)], axis=1)
     split = mr.Split(np.arange(len(edges)), none, none)
-    return mr.Dataset("links", graph, MemoryFeatures(task.data()[0]), pairs, split, 1, task="link")
+    return mr.Dataset("links", graph, ArrayFeatures(task.data()[0]), pairs, split, 1, task="link")
 
 
 def sizes(data: mr.Dataset) -> dict[str, float]:

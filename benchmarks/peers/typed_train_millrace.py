@@ -11,7 +11,7 @@ from train_task import BATCH, Task, read, settle
 from typed_task import CLASSES, HIDDEN, LR, graph, papers
 
 import millrace as mr
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.typed.features import TypedFeatures
 from millrace.storage.typed.graph_types import GraphTypes
 
@@ -22,7 +22,7 @@ def dataset(task: Task) -> mr.Dataset:
     types = GraphTypes.of_record(record)
     features, labels, seeds = papers(task, BATCH)
     others = [np.empty((n, 0), np.float32) for n in np.diff(types.offsets)[1:]]
-    rows = TypedFeatures(tuple(map(MemoryFeatures, [features, *others])), types.offsets)
+    rows = TypedFeatures(tuple(map(ArrayFeatures, [features, *others])), types.offsets)
     known = np.full(types.offsets[-1], -1, np.int64)
     known[: len(labels)] = labels
     none = np.empty(0, np.int64)

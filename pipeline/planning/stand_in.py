@@ -6,7 +6,7 @@ import numpy as np
 
 from ...stages.models.relational import TypedInput
 from ...storage.dataset import Dataset, Split
-from ...storage.features import MemoryFeatures
+from ...storage.features import ArrayFeatures
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ..datasets.cleaning.relations import graph_of_relations
@@ -26,7 +26,7 @@ def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
         if not numbers.edge_features:
             return base
         rows = rng.standard_normal((graph.num_edges, numbers.edge_features), np.float32)
-        return replace(base, graph=replace(graph, edge_features=MemoryFeatures(rows)))
+        return replace(base, graph=replace(graph, edge_features=ArrayFeatures(rows)))
     (types, widths), v = TypedInput.of_record(record), base.num_nodes
     scale = v / like.num_nodes
     counts = [max(1, round(types.num_nodes(t) * scale)) for t in range(len(types.node_types))]
@@ -40,7 +40,7 @@ def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
         of_edges.append(rng.standard_normal((len(src), d), np.float32) if d else None)
     smaller = GraphTypes(types.node_types, offsets, types.relations)
     features = TypedFeatures(
-        tuple(MemoryFeatures(rng.standard_normal((n, w), np.float32)) for n, w in zip(counts, widths)), offsets
+        tuple(ArrayFeatures(rng.standard_normal((n, w), np.float32)) for n, w in zip(counts, widths)), offsets
     )
     train = max(1, round(min(0.9 * counts[0], scale * like.split_sizes["train"])))
     sets = np.split(rng.permutation(counts[0]), [train, (train + counts[0]) // 2])

@@ -13,6 +13,7 @@ from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.links import LinkFetch
 from ...stages.fetch.temporal import TemporalFetch
+from ...stages.forward_backward import of_each_seed
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
@@ -20,7 +21,6 @@ from ...stages.models import MODELS
 from ...stages.models.base import Stack
 from ...stages.models.pyg.model import PyGModel
 from ...stages.sample.base import reads_times
-from ...stages.train import of_each_seed
 from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Task
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.plural import counted

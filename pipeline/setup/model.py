@@ -196,7 +196,7 @@ def model_of(
 
 def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | None:
     """The user's own loss, or the one of ``train.loss``; None if that is the default of a multi-class or multi-label
-    task, which `stages.train` computes without a function of its own.
+    task, which `stages.forward_backward` computes without a function of its own.
 
     Raises:
         InputError: the loss, or an option, does not go with the task.

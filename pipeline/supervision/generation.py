@@ -28,9 +28,9 @@ from ..telemetry.events import QueueLevel
 from ..telemetry.heartbeat import METRIC
 from ..training.trainer import RankReport
 from .cluster_run import ClusterRun
-from .losses import Loss, death, outcome_of
 from .open_flow import open_flow
 from .rank_events import RankEvents
+from .rank_failures import Failure, lost_rank, outcome_of
 from .rank_tasks import place_ranks, start_rank
 
 WATCH_S = 0.1
@@ -69,9 +69,9 @@ class Generation:
         self.futures: dict[int, Future] = {}
         """The task of each rank."""
         self.reports: dict[int, RankReport] = {}
-        self.losses: list[Loss] = []
+        self.failures: list[Failure] = []
         """Reasons to end the generation."""
-        self.lost: dict[int, Loss] = {}
+        self.lost: dict[int, Failure] = {}
         """Ranks without which the others go on."""
         self._announced = self._membership = 0
         self._meet_by = math.inf
@@ -81,7 +81,7 @@ class Generation:
         """Time of the request to stop."""
         self._saves = 0
 
-    def run(self) -> list[RankReport] | Loss:
+    def run(self) -> list[RankReport] | Failure:
         """Start the ranks and watch them.
 
         Returns:
@@ -102,7 +102,7 @@ class Generation:
                 self.obey()
                 self.poll()
                 self.adjust_members()
-                if self.losses:
+                if self.failures:
                     return self.cause()
                 time.sleep(WATCH_S)
             self.events.hear(self._first(), flow)
@@ -152,7 +152,7 @@ class Generation:
     def _interrupt(self, text: str) -> None:
         text = f"{text}; {self._run.resume_point()}"
         self._run.note(text)
-        self.losses.append(Loss(text, final=True, exit_code=Interrupted.exit_code))
+        self.failures.append(Failure(text, final=True, exit_code=Interrupted.exit_code))
 
     def _order(self, word: str) -> None:
         self._store.set(f"{self.number}/order", word)
@@ -179,7 +179,7 @@ class Generation:
         for rank in self._running():
             address = self.addresses[rank]
             if address not in records and not self.futures[rank].done():
-                self._lose(rank, death(f"the worker {address} that held {self._name(rank)} is gone"))
+                self._lose(rank, lost_rank(f"the worker {address} that held {self._name(rank)} is gone"))
         for address in sorted(self._sampling - records.keys()):
             self._sampling.remove(address)
             self._run.note(f"the worker {address}, which sampled, is gone; others take over its tasks")
@@ -199,17 +199,17 @@ class Generation:
         for rank in self._running():
             address, name = self.addresses[rank], self._name(rank)
             seconds = max(frozen.get(address, 0.0), quiet.get(name, 0.0))
-            if seconds > limit and not self.losses:
+            if seconds > limit and not self.failures:
                 run.frozen |= {address} & frozen.keys()
                 held = f", held by the worker {address}," if address in frozen else ""
-                self._lose(rank, death(f"{name}{held} has not answered for {seconds:.0f} s"))
+                self._lose(rank, lost_rank(f"{name}{held} has not answered for {seconds:.0f} s"))
 
-    def _lose(self, rank: int, loss: Loss) -> None:
+    def _lose(self, rank: int, failure: Failure) -> None:
         # Ranks that have begun to end cannot go on.
-        if loss.is_death and self._run.job.cluster.on_rank_loss == "continue" and not self.losses:
-            self.lost[rank] = loss
+        if failure.is_death and self._run.job.cluster.on_rank_loss == "continue" and not self.failures:
+            self.lost[rank] = failure
         else:
-            self.losses.append(loss)
+            self.failures.append(failure)
 
     # Ranks that go on without others
 
@@ -219,7 +219,7 @@ class Generation:
         left, prefix = self._left(), f"{self.number}/gloo"
         if not left or (self.lost and self.reports):
             # Nobody is left, or training is over.
-            self.losses.extend(self.lost.values())
+            self.failures.extend(self.lost.values())
         elif len(self.lost) > self._announced:
             self._membership += 1
             self._store.set(f"{prefix}/members/{self._membership}", json.dumps(left))
@@ -234,11 +234,11 @@ class Generation:
             self._meet_by = math.inf
             if not self._store.check([f"{prefix}/{key}" for key in here(self._membership, left)]):
                 text = f"ranks {left} did not come together within {MEET_S:g} s to go on without the others"
-                self.losses.append(Loss(text, final=False))
+                self.failures.append(Failure(text, final=False))
 
     # The end
 
-    def cause(self) -> Loss:
+    def cause(self) -> Failure:
         """The cause of the end: of all losses seen within a moment, the one that explains the others."""
         start = time.monotonic()
         while time.monotonic() < start + self._patience_s():
@@ -246,13 +246,13 @@ class Generation:
             self.poll(every_s=0.0)
         # Ranks may have sent messages before they ended.
         self.events.hear(self._first(), None)
-        return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))
+        return min([*self.failures, *self.lost.values()], key=lambda failure: (failure.secondary, not failure.final))
 
     def _patience_s(self) -> float:
-        if all(loss.saved for loss in self.losses) and not all(self.futures[r].done() for r in self._left()):
+        if all(failure.saved for failure in self.failures) and not all(self.futures[r].done() for r in self._left()):
             # A rank may have ended before the first one has written the checkpoint.
             return STOP_S
-        return CAUSE_S if not self.lost and all(loss.secondary for loss in self.losses) else 0.0
+        return CAUSE_S if not self.lost and all(failure.secondary for failure in self.failures) else 0.0
 
     @property
     def _kill_event(self) -> str:

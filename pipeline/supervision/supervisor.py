@@ -21,7 +21,7 @@ from ..telemetry.events import Emit
 from ..training.trainer import RankReport
 from .cluster_run import ClusterRun, topic_of
 from .generation import Generation
-from .losses import Loss
+from .rank_failures import Failure
 from .rank_tasks import rank_variables
 
 
@@ -81,7 +81,7 @@ def _supervise(run: ClusterRun) -> list[RankReport]:
     cluster, lost = run.job.cluster, 0
     while True:
         outcome = Generation(run, lost, run.meeting.store(lost)).run()
-        if not isinstance(outcome, Loss):
+        if not isinstance(outcome, Failure):
             return outcome
         if outcome.final:
             raise outcome.error()

@@ -11,7 +11,7 @@ from ...stages.fetch.learned import LearnedFetch
 from ...stages.learned.beside import WithLearned
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import RankJob
-from ...storage.features import MappedFeatures, MemoryFeatures
+from ...storage.features import ArrayFeatures, MappedFeatures
 from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
 from ..setup.prepare import Prepared
@@ -39,7 +39,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         job.learned.optimizer,
         job.learned.lr or job.train.lr,
     )
-    rows = MemoryFeatures(table.rows.detach().numpy()) if rank_job.group.size == 1 else None
+    rows = ArrayFeatures(table.rows.detach().numpy()) if rank_job.group.size == 1 else None
     own = WithLearned(features.given, features.num_rows, features.width, features.dtype, rows)
     data = replace(prepared.data, features=own)
     prepared = replace(prepared, place_data=lambda: data)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...stages.assignment import Steps
+from ...stages.forward_backward import begin
 from ...stages.kernels.runtime.threads import one_torch_thread
 from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
@@ -15,7 +16,6 @@ from ...stages.models.compiled import Compiled
 from ...stages.models.parts import LayerCounts
 from ...stages.neighbourhood.block import BlockNeighbourhood
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
-from ...stages.train import begin
 from ...storage.checkpoint import Cursor
 from ..setup.result import peak_device_bytes
 from ..telemetry.events import Note, StepDone

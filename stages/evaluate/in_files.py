@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import RunError
-from ...storage.features import FeatureStore, MappedFeatures, MemoryFeatures
+from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.typed.graph_types import GraphTypes
@@ -128,8 +128,8 @@ class FileLayers:
         self.layout, self.model = layout, model
         self.graph = _graph(layout.folder, layout.weighted, layout.types)
         self.degree = torch.from_numpy(_mapped(layout.folder / "degree.npy"))
-        self.features = MemoryFeatures(_mapped(layout.features))
-        self.edges = None if layout.edges is None else MemoryFeatures(_mapped(layout.edges))
+        self.features = ArrayFeatures(_mapped(layout.features))
+        self.edges = None if layout.edges is None else ArrayFeatures(_mapped(layout.edges))
         self.num_layers: int = layered(model).num_layers
         self.in_parts = isinstance(model, Stack) and model.has_parts
         """True if rows are computed in parts."""
@@ -241,7 +241,7 @@ class FileLayers:
             source = HostRows(self.features, None, device, self.degree.dtype, True)
         else:
             ids = self.layout.folder / f"nodes-{k - 1}.npy"
-            rows = MemoryFeatures(_mapped(self._file("rows", k - 1)))
+            rows = ArrayFeatures(_mapped(self._file("rows", k - 1)))
             source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
         widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
         keeps = keeps_edges(self.model)

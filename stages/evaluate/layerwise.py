@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
@@ -129,7 +129,7 @@ def _store(features: Any) -> FeatureStore:
     if isinstance(features, FeatureStore):
         return features
     rows = np.asarray(features.detach().cpu() if isinstance(features, Tensor) else features)
-    return MemoryFeatures(rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32))
+    return ArrayFeatures(rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32))
 
 
 def _degree(graph: Graph, degree: Any) -> Tensor:
@@ -252,7 +252,7 @@ def _in_chunks(
         if isinstance(result, Tensor):
             source = DeviceRows(result, ids, source.dtype)
         else:
-            source = HostRows(MemoryFeatures(result), ids, source.device, source.dtype, chunks.on_host)
+            source = HostRows(ArrayFeatures(result), ids, source.device, source.dtype, chunks.on_host)
     raise AssertionError("a model has a layer")
 
 

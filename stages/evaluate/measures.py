@@ -11,8 +11,8 @@ from torch import Tensor
 from ...storage.dataset import Task
 from ...storage.errors import InputError
 from ..comm.base import Group
+from ..forward_backward import summed_loss
 from ..messages import Loss, Validation
-from ..train import summed_loss
 from .gathered import ERRORS, GATHERED, RANKED, gathered_metric
 from .layerwise import quotient, tally
 from .links import ALWAYS as ALWAYS_OF_LINKS

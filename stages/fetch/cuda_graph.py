@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..forward_backward import loss_of
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
@@ -20,7 +21,6 @@ from ..models.base import Stack
 from ..nn.dropout import draw_key, keys_from
 from ..random import Purpose, stream, torch_seed
 from ..sample.resident import ResidentMiniBatch
-from ..train import loss_of
 
 FIRST = 2
 """Steps that run unrecorded first: a short run needs no recording."""

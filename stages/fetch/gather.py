@@ -1,4 +1,5 @@
-"""Fetches feature rows of minibatches: by name if they lie in memory, else gathered."""
+"""Fetches feature rows of minibatches: those of one array, in memory or mapped, are read where they are used; others
+are gathered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class GatherFetch:
 
 
 class Gather:
-    """Rows come as `LazyRows` from a store in memory, else gathered."""
+    """Rows of one array, in memory or mapped, come as `LazyRows`, which layers read in place; others are gathered."""
 
     exchange_s = 0.0
 

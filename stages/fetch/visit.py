@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ...storage.features import MemoryFeatures
+from ...storage.features import ArrayFeatures
 from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..messages import Fetched, RankJob
@@ -156,7 +156,7 @@ def row_bytes(
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
-        rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
+        rows = ArrayFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
         edges, of = batch.whole.num_edges, None
         if types is not None:
             of = PartTypes(types, np.full(len(batch.names), types.ends[0, 1]), np.zeros(edges, np.int64))

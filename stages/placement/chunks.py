@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS, Split
-from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ...storage.links.pairs import SeenPairs
@@ -166,7 +166,7 @@ class Chunks:
         edges = None
         if chunks[base[0]].edge_features is not None:
             rows = _join_edge_rows(chunks, starts, around, halo, visible, graph.indptr, job.arrays)
-            edges = MemoryFeatures(rows)
+            edges = ArrayFeatures(rows)
             job.ledger.add("store", "features", rows.nbytes)
         like = chunks[base[0]].features
         features = job.arrays.features((nodes, like.num_features), like.dtype)
@@ -188,7 +188,7 @@ class Chunks:
             sets[0] = np.arange(len(pairs.pairs))
         return Isolated(
             graph,
-            MemoryFeatures(features),
+            ArrayFeatures(features),
             labels,
             torch.from_numpy(degree).to(job.dtype),
             Split(*sets),
@@ -199,7 +199,7 @@ class Chunks:
             variable=variable,
             edge_features=edges,
             kept={
-                c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
+                c: replace(chunk, features=ArrayFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
                 for c, chunk in chunks.items()
             },
             pairs=pairs,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.dataset import SPLITS, Split
-from ...storage.features import MemoryFeatures
+from ...storage.features import ArrayFeatures
 from ...storage.graph import index_dtype
 from ...storage.partition.edge_shards import EdgeShards
 from ..messages import Part
@@ -75,10 +75,10 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
         parts[0],
         shards=shards,
         owned=np.concatenate([p.owned for p in parts]),
-        features=MemoryFeatures(np.concatenate([p.features.gather(np.arange(len(p.owned))) for p in parts])),
+        features=ArrayFeatures(np.concatenate([p.features.gather(np.arange(len(p.owned))) for p in parts])),
         labels=torch.cat([p.labels for p in parts]),
         split=Split(**split),
-        edge_features=MemoryFeatures(np.concatenate(of_edges)) if of_edges else None,
+        edge_features=ArrayFeatures(np.concatenate(of_edges)) if of_edges else None,
     )
 
 

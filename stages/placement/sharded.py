@@ -11,7 +11,7 @@ from torch import Tensor
 from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, StoreError
-from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
+from ...storage.features import ArrayFeatures, CountedFeatures, FeatureStore
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
@@ -42,7 +42,7 @@ class Share:
     @property
     def x(self) -> Tensor:
         """Features as a tensor, which shares their memory."""
-        assert isinstance(self.features, MemoryFeatures)
+        assert isinstance(self.features, ArrayFeatures)
         return torch.from_numpy(self.features.rows)
 
 
@@ -90,7 +90,7 @@ def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
     features = empty((len(batch.order), part.features.num_features), part.features.dtype)
     return Share(
         batch,
-        MemoryFeatures(part.features.gather(batch.order, out=features)),
+        ArrayFeatures(part.features.gather(batch.order, out=features)),
         part.labels[torch.from_numpy(batch.order)],
         splits,
         edge_rows=None if part.edge_features is None else torch.from_numpy(_all_rows(part.edge_features, empty)),

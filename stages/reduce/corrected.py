@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..comm.base import Group
+from ..forward_backward import forward_backward
 from ..messages import Fetched, StepRules, WorkDone
-from ..train import forward_backward
 from .seed_weighted import SeedWeightedMean
 
 Shrink = Literal["none", "empirical"]

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from ..forward_backward import forward_backward
 from ..messages import Fetched, StepRules, WorkDone
-from ..train import forward_backward
 from .seed_weighted import AllSeedsMean
 
 

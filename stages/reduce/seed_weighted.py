@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ..comm.base import Group, Overlap, nothing
+from ..forward_backward import forward_backward
 from ..messages import Fetched, StepRules, WorkDone
 from ..policies import Statistics
-from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 
 EXTRA_NUMBERS = 2

@@ -19,7 +19,18 @@ from ..assignment import BulkRequest
 
 
 class Sampler(Protocol):
-    """Frozen record of a sampler's options."""
+    """Frozen record of a sampler's options.
+
+    Attributes that a sampler may leave out:
+
+    * ``reads_times``: True if draws depend on the times of edges and seeds;
+    * ``host_only``: True if it needs the whole graph in host memory;
+    * ``rows_travel``: True if it is written as matrices (`matrix.MatrixSampler`), so that over block rows whole rows
+      are sent to whoever draws from them;
+    * ``draws_relations_on_device``: True if its GPU kernels draw within relations;
+    * ``batch_dependency``: minibatches that share random numbers, 1 by default;
+    * ``iterations``: of importance sampling, 0 by default.
+    """
 
     name: ClassVar[str]
     """Its name in configuration and reports."""

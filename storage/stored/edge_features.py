@@ -4,7 +4,7 @@ from typing import Literal
 
 from ..array_checks import proving, require
 from ..errors import InputError
-from ..features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
+from ..features import ArrayFeatures, FeatureStore, MappedFeatures, ZarrFeatures
 from ..fingerprint import features_fingerprint
 from ..store.store import Store
 
@@ -34,7 +34,7 @@ def open_edge_features(store: Store, place: Literal["memory", "mapped", "zarr"])
     in_file = store.is_mappable(OF_EDGES)
     if place == "memory":
         with proving(store.path):
-            loaded = MemoryFeatures(store.read(OF_EDGES))
+            loaded = ArrayFeatures(store.read(OF_EDGES))
         store.require_digest(OF_EDGES, features_fingerprint(loaded))
         return loaded
     if place != ("mapped" if in_file else "zarr"):

@@ -8,7 +8,7 @@ import numpy as np
 from ..array_checks import proving
 from ..dataset import SPLITS, Dataset, Split, Task
 from ..errors import StoreError
-from ..features import MemoryFeatures
+from ..features import ArrayFeatures
 from ..fingerprint import GRAPH_DIGESTS, describe_features, digest_record, flat_digest, flat_graph_digest
 from ..graph import Graph
 from ..store.manifest import read_manifest
@@ -41,7 +41,7 @@ def read_version_1(store: Store) -> Dataset:
         dataset = Dataset(
             store.value("name", str),
             Graph(**arrays),
-            MemoryFeatures(x),
+            ArrayFeatures(x),
             store.read("labels"),
             Split(*map(store.read, SPLITS)),
             store.value("num_classes", int),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..features import CountedFeatures, FeatureStore, FloatArray, MemoryFeatures, WidenedFeatures
+from ..features import ArrayFeatures, CountedFeatures, FeatureStore, FloatArray, WidenedFeatures
 from ..store.narrow import FeatureDtype, narrow, widen
 
 
@@ -93,7 +93,7 @@ def typed_in_place(
     features: FeatureStore, ids: npt.NDArray[np.integer]
 ) -> tuple[list[FloatArray], tuple[int, ...]] | None:
     """Rows of each node type, and the types' offsets, for a caller that reads `ids` where they lie; None if they are
-    not in memory as `MemoryFeatures` of several types.
+    not in memory as `ArrayFeatures` of several types.
 
     A counted store counts them, once each, as if they had been gathered.
 
@@ -108,7 +108,7 @@ def typed_in_place(
         return found
     if not isinstance(features, TypedFeatures):
         return None
-    rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, MemoryFeatures)]
+    rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, ArrayFeatures)]
     if len(rows) < len(features.parts):
         return None
     if len(ids) and (ids.min() < 0 or ids.max() >= features.num_rows):

@@ -18,7 +18,7 @@ from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Bulk, MiniBatch
 from millrace.storage.partition.book import RangeBook
@@ -53,7 +53,7 @@ def block_rows(graph: Graph, book: RangeBook, block: int, column: Group | None) 
     none = np.empty(0, np.int64)
     return BlockRows(
         rows,
-        MemoryFeatures(np.zeros((hi - lo, 1), np.float32)),
+        ArrayFeatures(np.zeros((hi - lo, 1), np.float32)),
         torch.zeros(hi - lo),
         torch.zeros(hi - lo),
         Split(none, none, none),

@@ -14,7 +14,7 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.placement.sharded import Sharded, Share
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, edges_of_rows, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import TableBook
@@ -64,9 +64,9 @@ class Case:
         rows, edges = self.graph.edge_features, None
         if rows is not None:
             at = edges_of_rows(self.graph.indptr[owned], self.graph.in_degree[owned])[1]
-            edges = MemoryFeatures(rows.gather(at))
+            edges = ArrayFeatures(rows.gather(at))
         labels = self.labels[torch.from_numpy(owned)]
-        rows = MemoryFeatures(self.x[owned]), labels, Split(**of)
+        rows = ArrayFeatures(self.x[owned]), labels, Split(**of)
         return Part(shards.check(), owned, *rows, edge_features=edges, types=self.graph.types)
 
     def share(self, group: Group, layers: int, prune: bool, needs_all_rows: bool = False) -> Share:

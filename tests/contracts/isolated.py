@@ -28,7 +28,7 @@ from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import Interrupted
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.full_batch import Case, job
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -71,9 +71,9 @@ class CasePeers:
         """The part that a rank opens first."""
         return replace(self.case.part(number), peers=self)
 
-    def rows(self, number: int) -> tuple[MemoryFeatures, npt.NDArray[np.float64]]:
+    def rows(self, number: int) -> tuple[ArrayFeatures, npt.NDArray[np.float64]]:
         owned = self.case.book.owned(number)
-        return MemoryFeatures(self.case.x[owned]), weighted_degree(self.case)[owned]
+        return ArrayFeatures(self.case.x[owned]), weighted_degree(self.case)[owned]
 
 
 def placed(

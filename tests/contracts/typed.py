@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.typed.features import TypedFeatures
 from millrace.storage.typed.graph_types import GraphTypes
@@ -56,7 +56,7 @@ def typed_dataset(seed: int = 0, degree: int = 60, edge_features: bool = False) 
         of_edges = [None if w is None else noise.standard_normal((len(src), w)) for (src, _), w in widths]
     graph = graph_of_relations(edges, types, features=of_edges)
     parts = tuple(
-        MemoryFeatures(rng.standard_normal((b - a, width)).astype(np.float32))
+        ArrayFeatures(rng.standard_normal((b - a, width)).astype(np.float32))
         for a, b, width in zip(offsets, offsets[1:], (5, 3, 0))
     )
     labels = np.full(36, -1)

@@ -40,7 +40,7 @@ from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, open_stored, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures, ZarrFeatures, write_features
+from millrace.storage.features import ArrayFeatures, ZarrFeatures, write_features
 from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import Expected
 from millrace.storage.partition.book import open_book
@@ -71,7 +71,7 @@ def dataset() -> Dataset:
     return Dataset(
         "small",
         graph,
-        MemoryFeatures(rng.random((V, 4), np.float32)),
+        ArrayFeatures(rng.random((V, 4), np.float32)),
         ids % 3,
         Split(ids[:15], ids[15:20], ids[20:]),
         3,

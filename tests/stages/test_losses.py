@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from millrace.stages.forward_backward import summed_loss
 from millrace.stages.losses import LOSSES, NamedLoss
-from millrace.stages.train import summed_loss
 from millrace.storage.errors import InputError
 
 N, C = 12, 4

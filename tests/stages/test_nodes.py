@@ -9,7 +9,7 @@ import torch
 from millrace.stages.nodes import node_ids
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
 
@@ -19,7 +19,7 @@ MASK = np.array([False, True, False, True])
 def dataset():
     graph = from_edges([0, 1], [1, 2], 4)
     split = Split(np.array([0]), np.array([1]), np.array([2, 3]))
-    return Dataset("d", graph, MemoryFeatures(np.ones((4, 2))), np.zeros(4, np.int64), split, 2)
+    return Dataset("d", graph, ArrayFeatures(np.ones((4, 2))), np.zeros(4, np.int64), split, 2)
 
 
 @pytest.mark.parametrize(

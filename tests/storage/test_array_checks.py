@@ -11,7 +11,7 @@ from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, open_stored, write_dataset
 from millrace.storage.errors import StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
 from millrace.storage.store.store import Store, open_store, write_store
@@ -26,7 +26,7 @@ def dataset():
     graph = from_edges(rng.integers(0, V, E), rng.integers(0, V, E), V, edge_weight=rng.random(E), keep_edge_id=True)
     ids = np.arange(V)
     split = Split(ids[:6], ids[6:9], ids[9:])
-    return Dataset("small", graph, MemoryFeatures(rng.random((V, 3), np.float32)), ids % 3, split, 3)
+    return Dataset("small", graph, ArrayFeatures(rng.random((V, 3), np.float32)), ids % 3, split, 3)
 
 
 def put(name, at, value):

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, MissingExtraError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 
 
@@ -20,7 +20,7 @@ SPLIT = Split(ids(0, 2), ids(3), ids())
 GOOD = Dataset(
     "small",
     from_edges([0, 1], [1, 2], 5),
-    MemoryFeatures(np.zeros((5, 2), np.float32)),
+    ArrayFeatures(np.zeros((5, 2), np.float32)),
     ids(0, -1, 1, 2, -1),
     SPLIT,
     num_classes=3,
@@ -45,7 +45,7 @@ def test_what_it_says_of_itself_is_short():
 @pytest.mark.parametrize("weight", [None, [0.5, 2.0]])
 def test_to_pyg_is_the_dataset(weight):
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
-    d = replace(GOOD, graph=from_edges([0, 1], [2, 1], 5, edge_weight=weight), features=MemoryFeatures(rows))
+    d = replace(GOOD, graph=from_edges([0, 1], [2, 1], 5, edge_weight=weight), features=ArrayFeatures(rows))
     data = d.to_pyg()
     assert data.edge_index.tolist() == [[1, 0], [1, 2]]
     assert (data.x.tolist(), data.y.tolist(), data.num_nodes) == (rows.tolist(), d.labels.tolist(), 5)
@@ -90,7 +90,7 @@ def test_bad_splits(split, message):
     ("dataset", "message"),
     [
         (replace(GOOD, graph=replace(GOOD.graph, indptr=np.array([1]))), "indptr"),
-        (replace(GOOD, features=MemoryFeatures(np.zeros((4, 2)))), "features have 4 rows; the graph has 5"),
+        (replace(GOOD, features=ArrayFeatures(np.zeros((4, 2)))), "features have 4 rows; the graph has 5"),
         (replace(GOOD, labels=GOOD.labels[:4]), r"labels have shape \[4\]"),
         (replace(GOOD, labels=MULTI.labels), r"expected 1 dimension"),
         (replace(GOOD, num_classes=2), r"labels lie in \[-1, 2\]; expected at least -1 and below num_classes=2"),

@@ -12,7 +12,7 @@ from millrace.storage import dataset_store as module
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import features_shape, open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
@@ -34,7 +34,7 @@ def dataset(graph, *, multilabel=False, dtype=np.float32, seed=0):
     return Dataset(
         "some",
         graph,
-        MemoryFeatures(rng.random((n, 5)).astype(dtype)),
+        ArrayFeatures(rng.random((n, 5)).astype(dtype)),
         labels,
         split,
         4,
@@ -87,7 +87,7 @@ def test_round_trip(tmp_path_factory, graph, how, of_graph, multilabel, dtype):
 
 @pytest.mark.parametrize(
     ("written", "opened", "kind"),
-    [(w, o, {"memory": MemoryFeatures, "mapped": MappedFeatures, "zarr": ZarrFeatures}[o]) for w, o in READABLE],
+    [(w, o, {"memory": ArrayFeatures, "mapped": MappedFeatures, "zarr": ZarrFeatures}[o]) for w, o in READABLE],
 )
 def test_features_lie_where_asked(tmp_path, small, written, opened, kind):
     write_dataset(tmp_path / "d", small, features_format=written)
@@ -98,7 +98,7 @@ class OncePerRow:
     """A feature store that counts how often each row is read, and how many at a time."""
 
     def __init__(self, rows):
-        self.inner, self.reads, self.most = MemoryFeatures(rows), np.zeros(len(rows), int), 0
+        self.inner, self.reads, self.most = ArrayFeatures(rows), np.zeros(len(rows), int), 0
         self.num_rows, self.num_features, self.dtype = self.inner.num_rows, self.inner.num_features, self.inner.dtype
 
     def gather(self, ids, out=None):
@@ -257,9 +257,9 @@ def test_a_store_is_copied_slice_by_slice(tmp_path, small, formats, monkeypatch)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_features_are_kept_narrow_and_read_as_float32(tmp_path, small, kind, dtype, monkeypatch):
     monkeypatch.setattr("millrace.storage.features.WIDENED_BYTES", 20)
-    data = replace(small, features=MemoryFeatures((small.features.rows * 300 - 50).astype(dtype)))
+    data = replace(small, features=ArrayFeatures((small.features.rows * 300 - 50).astype(dtype)))
     want = widen(narrow(data.features.rows, kind), kind)
-    plain = write_dataset(tmp_path / "plain", replace(data, features=MemoryFeatures(want)))
+    plain = write_dataset(tmp_path / "plain", replace(data, features=ArrayFeatures(want)))
     for written, opened in READABLE:
         path = tmp_path / f"{written}-{opened}"
         store = write_dataset(path, data, features_format=written, feature_dtype=kind)

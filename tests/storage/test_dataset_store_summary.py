@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from millrace.pipeline.commands.describe import _dataset, describe
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import write_dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import degree_summary, from_edges
 from millrace.storage.node_names import NodeNames, first_names
 
@@ -28,7 +28,7 @@ def test_the_summary_is_that_of_all_degrees(degrees):
 def test_a_store_is_described_without_its_arrays(tmp_path, names, features, monkeypatch):
     ids = np.arange(7)
     data = Dataset(
-        "d", from_edges([0, 1, 1], [1, 2, 2], 7), MemoryFeatures(np.ones((7, 3), np.float32)), ids % 2,
+        "d", from_edges([0, 1, 1], [1, 2, 2], 7), ArrayFeatures(np.ones((7, 3), np.float32)), ids % 2,
         Split(ids[:2], ids[2:4], ids[4:]), 2, notes=("a note.",),
         node_names=None if names is None else NodeNames.of(names), class_names=("x", "y"),
     )  # fmt: skip

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import ConvertedFeatures, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
+from millrace.storage.features import ArrayFeatures, ConvertedFeatures, MappedFeatures, ZarrFeatures, write_features
 from millrace.storage.store.store import write_store
 from tests.contracts.features import FeatureStoreTests
 
 
-class TestMemoryFeatures(FeatureStoreTests):
+class TestArrayFeatures(FeatureStoreTests):
     def make(self, rows, path):
-        return MemoryFeatures(rows)
+        return ArrayFeatures(rows)
 
 
 class TestMappedFeatures(FeatureStoreTests):
@@ -39,13 +39,13 @@ class TestZarrFeaturesInside(FeatureStoreTests):
 class TestConvertedFeatures(FeatureStoreTests):
     def make(self, rows, path):
         # Widening to float64 and back is exact, so the oracle stays the rows themselves.
-        return ConvertedFeatures(MemoryFeatures(rows.astype(np.float64)), rows.dtype)
+        return ConvertedFeatures(ArrayFeatures(rows.astype(np.float64)), rows.dtype)
 
 
 @pytest.mark.parametrize("rows", [np.zeros(3, np.float32), np.zeros((2, 2), np.int64), np.zeros((2, 2), np.float16)])
 def test_refuses_what_are_no_features(rows):
     with pytest.raises(InputError, match="expected float32 or float64"):
-        MemoryFeatures(rows)
+        ArrayFeatures(rows)
 
 
 def test_mapped_file_must_be_there_and_whole(tmp_path):
@@ -90,5 +90,5 @@ def test_write_features_refuses_integers(tmp_path):
 
 def test_converted_rows_have_the_type_asked_for():
     rows = np.array([[1 / 3, 2.0]])
-    store = ConvertedFeatures(MemoryFeatures(rows), np.float32)
+    store = ConvertedFeatures(ArrayFeatures(rows), np.float32)
     assert np.array_equal(store.gather(np.array([0])), rows.astype(np.float32))

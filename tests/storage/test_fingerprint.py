@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from millrace.storage import fingerprint as module
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import (
     ArrayDigest,
     dataset_fingerprint,
@@ -100,14 +100,14 @@ def test_graphs(g):
 
 def test_features_are_digested_in_pieces(monkeypatch):
     rows = np.random.default_rng(0).random((31, 3)).astype(np.float32)
-    want = features_fingerprint(MemoryFeatures(rows))
+    want = features_fingerprint(ArrayFeatures(rows))
     assert want.startswith("float32[31,3]:")
     monkeypatch.setattr(module, "LEAF_BYTES", 50)
     small = ArrayDigest(rows.dtype, rows.shape)
     small.update(rows)
-    assert features_fingerprint(MemoryFeatures(rows)) == f"float32[31,3]:{small.hexdigest()}" != want
-    assert features_fingerprint(MemoryFeatures(rows[::-1])) != want
-    assert features_fingerprint(MemoryFeatures(rows.astype(np.float64))) != want
+    assert features_fingerprint(ArrayFeatures(rows)) == f"float32[31,3]:{small.hexdigest()}" != want
+    assert features_fingerprint(ArrayFeatures(rows[::-1])) != want
+    assert features_fingerprint(ArrayFeatures(rows.astype(np.float64))) != want
 
 
 def test_a_dataset_is_told_apart_by_its_parts():
@@ -115,7 +115,7 @@ def test_a_dataset_is_told_apart_by_its_parts():
     data = Dataset(
         "d",
         from_edges([0], [1], 3),
-        MemoryFeatures(np.zeros((3, 2))),
+        ArrayFeatures(np.zeros((3, 2))),
         np.zeros(3, np.int64),
         Split(ids, ids + 1, ids + 2),
         1,
@@ -123,7 +123,7 @@ def test_a_dataset_is_told_apart_by_its_parts():
     want = dataset_fingerprint(data)
     for part, change in {
         "graph": {"graph": from_edges([1], [0], 3)},
-        "features": {"features": MemoryFeatures(np.ones((3, 2)))},
+        "features": {"features": ArrayFeatures(np.ones((3, 2)))},
         "labels": {"labels": np.array([0, 0, -1])},
         "split": {"split": Split(ids + 1, ids, ids + 2)},
     }.items():

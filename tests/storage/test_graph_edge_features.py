@@ -10,7 +10,7 @@ import millrace as mr
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint, graph_fingerprint
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
@@ -30,7 +30,7 @@ def edges(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def dataset() -> Dataset:
     src, dst, rows = edges()
     graph, y = from_edges(src, dst, V, edge_features=rows), np.arange(V) % 3
-    x = MemoryFeatures(np.arange(V, dtype=np.float32)[:, None])
+    x = ArrayFeatures(np.arange(V, dtype=np.float32)[:, None])
     return Dataset("d", graph, x, y, Split(*np.array_split(np.arange(V), 3)), 3).check()
 
 
@@ -72,7 +72,7 @@ def test_bad_rows_are_refused(rows: Any, told: str):
 
 
 def test_a_graph_with_rows_of_other_edges_is_refused():
-    bad = Graph(np.array([0, 1]), np.zeros(1, np.int32), edge_features=MemoryFeatures(np.ones((2, 2))))
+    bad = Graph(np.array([0, 1]), np.zeros(1, np.int32), edge_features=ArrayFeatures(np.ones((2, 2))))
     with pytest.raises(InputError, match="edge_features have 2 rows; the graph has 1 edges"):
         bad.check()
 
@@ -83,7 +83,7 @@ def test_a_store_keeps_them_in_every_place(tmp_path: Path, form: Any):
     store = write_dataset(path, data, features_format=form)
     assert dict(store.fingerprint) == dataset_fingerprint(data) and "edge_features" in store.fingerprint
     kind = {"zarr": ZarrFeatures, "npy": MappedFeatures}[form]
-    places: Any = (("memory", MemoryFeatures), ("zarr" if form == "zarr" else "mapped", kind))
+    places: Any = (("memory", ArrayFeatures), ("zarr" if form == "zarr" else "mapped", kind))
     for place, expected in places:
         for opened in (open_dataset_store(path, place), open_lazily(path, place), open_lazily(path, place).as_read()):
             assert opened.num_edge_features == D

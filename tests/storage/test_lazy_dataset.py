@@ -13,7 +13,7 @@ from millrace.storage import fingerprint
 from millrace.storage.dataset import SPLITS, Dataset, Split
 from millrace.storage.dataset_store import KIND, MANIFEST_DIGESTS, open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import DatasetDigests, dataset_fingerprint, digest_arrays, graph_fingerprint
 from millrace.storage.graph import from_edges
 from millrace.storage.lazy_dataset import open_lazily
@@ -32,7 +32,7 @@ def make(graph, *, multilabel=False, names=False, width=3, dtype=np.float32):
     return Dataset(
         "some",
         graph,
-        MemoryFeatures(rng.random((n, width)).astype(dtype)),
+        ArrayFeatures(rng.random((n, width)).astype(dtype)),
         (rng.random((n, 3)) < 0.5).astype(np.float32) if multilabel else rng.integers(0, 3, n),
         Split(*(np.arange(i, n, 3 + i) if i < 1 else np.arange(i, n, 3)[: i * 4] for i in range(3))),
         3,

@@ -27,7 +27,7 @@ from millrace.stages.partition.stage import open_part
 from millrace.storage import lazy_dataset
 from millrace.storage.dataset_store import KIND, write_dataset
 from millrace.storage.errors import Interrupted
-from millrace.storage.features import MemoryFeatures, ZarrFeatures
+from millrace.storage.features import ArrayFeatures, ZarrFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.partition.book import open_book
@@ -77,7 +77,7 @@ def sealed(monkeypatch):
     opened_features = lazy_dataset.open_features
     monkeypatch.setattr(lazy_dataset, "open_features", features)
     monkeypatch.setattr(Store, "piece", read)
-    for kind in (MemoryFeatures, ZarrFeatures):
+    for kind in (ArrayFeatures, ZarrFeatures):
         monkeypatch.setattr(kind, "gather", gather)
 
 

@@ -17,7 +17,7 @@ from millrace.pipeline.setup.checks import check_edges
 from millrace.stages.partition.stage import book_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.command import command
 
 V, E, CLASSES = 300, 3000, 3
@@ -35,7 +35,7 @@ def pairs() -> Dataset:
     src, dst, y = rng.integers(0, V, E), rng.integers(0, V, E), rng.integers(0, CLASSES, V)
     rows = np.eye(CLASSES)[y[dst]] + 0.5 * rng.normal(size=(E, CLASSES))
     graph = mr.from_edges(src, dst, V, edge_features=rows.astype(np.float32))
-    x = MemoryFeatures(rng.normal(size=(V, 4)).astype(np.float32))
+    x = ArrayFeatures(rng.normal(size=(V, 4)).astype(np.float32))
     parts = np.split(rng.permutation(V), [160, 220])
     return Dataset("pairs", graph, x, y, Split(*map(np.sort, parts)), CLASSES).check()
 
@@ -79,8 +79,8 @@ def marked(pairs: Dataset) -> Dataset:
     rng, dst = np.random.default_rng(1), np.repeat(np.arange(V), np.diff(pairs.graph.indptr))
     kind = rng.integers(0, CLASSES, V)
     marks = np.stack([kind[pairs.graph.indices] == pairs.labels[dst], rng.random(E)], 1).astype(np.float32)
-    graph = replace(pairs.graph, edge_features=MemoryFeatures(marks))
-    return replace(pairs, graph=graph, features=MemoryFeatures(np.eye(CLASSES, dtype=np.float32)[kind]))
+    graph = replace(pairs.graph, edge_features=ArrayFeatures(marks))
+    return replace(pairs, graph=graph, features=ArrayFeatures(np.eye(CLASSES, dtype=np.float32)[kind]))
 
 
 @pytest.mark.parametrize(("name", "layers"), [("gatv2", 2), ("gcn", 1)])
@@ -207,7 +207,7 @@ def test_convolutions_of_pyg_learn_and_predict(pairs: Dataset, tmp_path: Path) -
     assert np.abs(found.logits - logits.numpy()).max() <= 1e-10
     embedded = mr.embed(tmp_path / "run", layer=1, model=convolutions())
     assert np.abs(embedded.rows - rows.numpy()).max() <= 1e-10
-    fewer = replace(pairs, graph=replace(pairs.graph, edge_features=MemoryFeatures(np.ones((E, 2), np.float32))))
+    fewer = replace(pairs, graph=replace(pairs.graph, edge_features=ArrayFeatures(np.ones((E, 2), np.float32))))
     with pytest.raises(InputError, match=r"pairs has 2 features of edges, but PyGModel of .* reads 3; give a dataset"):
         mr.predict(tmp_path / "run", fewer, model=convolutions())
 

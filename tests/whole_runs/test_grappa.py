@@ -30,6 +30,7 @@ from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.feed.local_feed import QUIET, Local, nothing
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase
 from millrace.stages.models.base import ModelConfig
@@ -47,7 +48,6 @@ from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.schedule.policies import SuperEpochs
-from millrace.stages.train import forward_backward
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case

@@ -33,12 +33,12 @@ from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
 from millrace.stages.feed.local_feed import QUIET
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.train import forward_backward
 from millrace.storage.errors import ShortHandedError
 from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 from millrace.tests.contracts.full_batch import C, F, job, make_case

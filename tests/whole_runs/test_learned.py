@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import millrace as mr
 from millrace.stages.learned.table import initial_rows
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 
 SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
@@ -145,7 +145,7 @@ def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):
     edges = np.stack([np.arange(20), (np.arange(20) + 1) % 20])
     graph = mr.from_edges(edges[0], edges[1], 40)
     split = mr.Split(np.arange(10), np.arange(10, 15), np.arange(15, 20))
-    features = MemoryFeatures(np.ones((40, 1), np.float32))
+    features = ArrayFeatures(np.ones((40, 1), np.float32))
     data = mr.Dataset("ring", graph, features, np.arange(40) % 2, split, 2)
     mr.run(data, out=tmp_path / "run", learned=3, fanout=[2], epochs=2, batch_size=4, seed=1, verbose=False)
     before, after = initial_rows(0, 40, 3, torch.float32, 1).numpy(), rows_of(tmp_path / "run")

@@ -18,7 +18,7 @@ from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
@@ -280,7 +280,7 @@ def test_a_cluster_samples_and_trains_the_same(scheduler, tmp_path):
     plain, store = mr.open_dataset(SPEC), tmp_path / "store"
     src, dst = plain.graph.indices, np.repeat(np.arange(200), plain.graph.in_degree)
     ends = np.stack([src, dst], 1).astype(np.float32) / 200
-    data = mr.link_dataset(replace(plain, graph=replace(plain.graph, edge_features=MemoryFeatures(ends))), seed=3)
+    data = mr.link_dataset(replace(plain, graph=replace(plain.graph, edge_features=ArrayFeatures(ends))), seed=3)
     left = np.stack([data.graph.indices, np.repeat(np.arange(200), data.graph.in_degree)], 1)
     assert len(left) < len(ends)
     np.testing.assert_array_equal(data.graph.edge_features.gather(np.arange(len(left))), left.astype(np.float32) / 200)

@@ -15,7 +15,7 @@ from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import partition_dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.store import scratch
 from millrace.storage.store.npy import is_map
 from millrace.tests.contracts.graphs import links_of_multi_edges
@@ -52,7 +52,7 @@ def graphs() -> dict[str, mr.Dataset]:
     rng = np.random.default_rng(0)
     data = mr.open_dataset("sbm:nodes=200,classes=3,degree=8,features=5,train=0.5", seed=3)
     weighted = replace(data.graph, edge_weight=rng.random(data.graph.num_edges).astype(np.float32))
-    rows = MemoryFeatures(rng.normal(size=(data.graph.num_edges, 3)).astype(np.float32))
+    rows = ArrayFeatures(rng.normal(size=(data.graph.num_edges, 3)).astype(np.float32))
     return {
         "plain": replace(data, graph=weighted),
         "edges": replace(data, graph=replace(weighted, edge_features=rows)),

@@ -28,7 +28,7 @@ from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.errors import Interrupted
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.process_ranks import run_ranks
@@ -243,7 +243,7 @@ def odd():
     labels = (rng.random((n, 4)) < 0.4).astype(np.float32)
     x = rng.random((n, 3)).astype(np.float32)
     split = mr.Split(np.arange(0, 24), np.arange(24, 32), np.arange(32, n))
-    return mr.Dataset("odd", graph, MemoryFeatures(x), labels, split, 4, "multilabel").check()
+    return mr.Dataset("odd", graph, ArrayFeatures(x), labels, split, 4, "multilabel").check()
 
 
 OTHERS = {

@@ -23,7 +23,7 @@ from millrace.pipeline.planning.traffic import Moved
 from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_trials import ForkedTrials
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
@@ -84,7 +84,7 @@ def fork_trials(patch: pytest.MonkeyPatch, *labels: str) -> None:
 def with_edges() -> dict[str, Played]:
     """Plans for models that read features of edges, with types and without."""
     plain, found = mr.open_dataset(SBM), {}
-    rows = MemoryFeatures(np.ones((plain.graph.num_edges, 3), np.float32))
+    rows = ArrayFeatures(np.ones((plain.graph.num_edges, 3), np.float32))
     plain = replace(plain, graph=replace(plain.graph, edge_features=rows))
     typed = typed_dataset(degree=100, edge_features=True)
     for model, data, batch, labels in (

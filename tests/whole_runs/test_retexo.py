@@ -19,7 +19,7 @@ from millrace.stages.models.lazy import Phases
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.forked_command import run_forked
@@ -166,7 +166,7 @@ def test_nodes_that_were_never_seen_are_evaluated(dataset, tmp_path, retexo):
         features[name[c * NODES + np.arange(NODES)]] = dataset.features.gather(np.arange(NODES))
         labels[name[c * NODES + np.arange(NODES)]] = dataset.labels
     split = mr.Split(*(np.sort(np.r_[name[ids], name[NODES + ids]]) for ids in vars(dataset.split).values()))
-    mr.write_dataset(tmp_path / "twice", mr.Dataset("twice", graph, MemoryFeatures(features), labels, split, C))
+    mr.write_dataset(tmp_path / "twice", mr.Dataset("twice", graph, ArrayFeatures(features), labels, split, C))
     _, said, err = command("evaluate", tmp_path / "run", "--dataset", tmp_path / "twice", "--json")
     assert json.loads(said)["accuracy"]["test"] == pytest.approx(seen["test_accuracy"], abs=1e-12), err
     assert json.loads(said)["accuracy"]["val"] == pytest.approx(seen["val_accuracy"], abs=1e-12)
@@ -214,7 +214,7 @@ def test_owners_of_the_users_own(scheduler, tmp_path, monkeypatch):
     graph = from_edges([0, 1, 2, 3, 4, 0, 3], [1, 2, 0, 4, 3, 4, 0], 6)
     features = np.random.default_rng(0).normal(size=(6, F))
     split = mr.Split(np.array([0, 1, 5]), np.empty(0, np.int64), np.array([2, 3, 4]))
-    data = mr.Dataset("six", graph, MemoryFeatures(features), np.array([0, 1, 2, 0, 1, 2]), split, C)
+    data = mr.Dataset("six", graph, ArrayFeatures(features), np.array([0, 1, 2, 0, 1, 2]), split, C)
     mr.write_dataset(tmp_path / "store", data)
     owner = np.array([0, 0, 1, 1, 1, 0])
     np.save(tmp_path / "owners.npy", owner)
@@ -307,7 +307,7 @@ def test_as_many_ranks_as_nodes_and_no_more(tmp_path):
     graph = from_edges(np.arange(nodes), (np.arange(nodes) + 1) % nodes, nodes)
     features = np.random.default_rng(0).normal(size=(nodes, F))
     split = mr.Split(np.array([0]), np.arange(1, min(2, nodes)), np.arange(2, nodes))
-    data = mr.Dataset("few", graph, MemoryFeatures(features), np.arange(nodes) % C, split, C)
+    data = mr.Dataset("few", graph, ArrayFeatures(features), np.arange(nodes) % C, split, C)
     table = {"epochs": EPOCHS, "seed": 3, "dtype": "float64", "model": SPELT["gcn"], "partition": {"method": "hash"}}
     assert len(set(Hash().assign(graph, ranks, 3).part(np.arange(nodes)))) < ranks, (
         "a rank without a node is what is tried here"

@@ -20,7 +20,7 @@ from millrace.stages.kernels.runtime import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.store.narrow import narrow, widen
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.forked_command import ForkedCommand
@@ -394,7 +394,7 @@ def test_an_opened_dataset_may_be_split_anew(sbm, tmp_path, stored):
 def test_narrow_features_train_alike_wherever_they_lie(sbm, tmp_path):
     """As the rounded rows in float32 do."""
     rows = widen(narrow(sbm.features.gather(np.arange(sbm.num_nodes)), "int8"), "int8")
-    want = mr.run(replace(sbm, features=MemoryFeatures(rows)), out=tmp_path / "want", **SMALL)
+    want = mr.run(replace(sbm, features=ArrayFeatures(rows)), out=tmp_path / "want", **SMALL)
     for features, form in (("memory", "npy"), ("mapped", "npy"), ("zarr", "zarr")):
         store = tmp_path / f"store-{features}"
         mr.write_dataset(store, sbm, features_format=form, feature_dtype="int8")

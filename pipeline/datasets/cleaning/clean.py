@@ -6,7 +6,7 @@ import numpy as np
 
 from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
@@ -91,7 +91,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
     parts = make_split(y, stored, split, seed, options, notes, graph.node_time)
     return Dataset(
-        raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
+        raw.name, graph, ArrayFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
     ).check()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import scipy.sparse as sp
 
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype
 from .raw import AnyArray
 
@@ -34,7 +34,7 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
         None if graph.edge_id is None else graph.edge_id[edges],
         edge_features=None
         if graph.edge_features is None
-        else MemoryFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
+        else ArrayFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
         edge_time=None if graph.edge_time is None else graph.edge_time[edges],
         node_time=None if graph.node_time is None else graph.node_time[keep],
     )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.errors import InputError
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, edge_rows, index_dtype
 from ....storage.plural import are, counted, were
 from .options import Direction, ReadOptions
@@ -99,7 +99,7 @@ def clean_edges(
     graph = replace(graph_of_keys(keys, num_nodes, w.weight), edge_time=w.time)
     if rows is None or w.rows is None:
         return graph
-    return replace(graph, edge_features=MemoryFeatures(rows[w.rows]))
+    return replace(graph, edge_features=ArrayFeatures(rows[w.rows]))
 
 
 def _keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype
 from ....storage.typed.graph_types import GraphTypes, RelationType
 
@@ -51,7 +51,7 @@ def graph_of_relations(
 
 def _padded(
     features: Sequence[npt.NDArray[np.floating] | None], lengths: Sequence[int], order: npt.NDArray[np.int64]
-) -> MemoryFeatures:
+) -> ArrayFeatures:
     """Rows of all edges in their new order, as wide as the widest relation's."""
     given = [x for x in features if x is not None]
     rows = np.zeros((len(order), max(x.shape[1] for x in given)), np.result_type(*given))
@@ -60,4 +60,4 @@ def _padded(
     for x, end, length in zip(features, np.cumsum(lengths), lengths):
         if x is not None:
             rows[place[end - length : end], : x.shape[1]] = x
-    return MemoryFeatures(rows)
+    return ArrayFeatures(rows)

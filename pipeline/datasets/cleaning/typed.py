@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError, nearest
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import ALWAYS, Graph, as_times, edge_rows
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted
@@ -107,7 +107,7 @@ def clean_typed(
     kinds = GraphTypes(types, offsets, tuple(found))
     graph = graph_of_relations(found, kinds, weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
-    parts = tuple(MemoryFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
+    parts = tuple(ArrayFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
     names, features = _names(counts, raw.node_names), TypedFeatures(parts, offsets)
     if raw.labels is None or options.task == "link":  # pairs take their place
         nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))

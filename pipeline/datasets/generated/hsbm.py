@@ -6,7 +6,7 @@ import numpy as np
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -85,7 +85,7 @@ def generate_hsbm(text: str, name: str | None, split: str | None, seed: int) -> 
     return Dataset(
         name=name or text,
         graph=graph,
-        features=TypedFeatures(tuple(MemoryFeatures(x.astype(np.float32)) for x in parts), offsets),
+        features=TypedFeatures(tuple(ArrayFeatures(x.astype(np.float32)) for x in parts), offsets),
         labels=labels,
         split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
         num_classes=p.classes,

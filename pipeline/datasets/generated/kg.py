@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -107,7 +107,7 @@ def generate_kg(text: str, name: str | None, split: str | None, seed: int) -> Da
     return Dataset(
         name=name or text,
         graph=graph,
-        features=TypedFeatures(tuple(map(MemoryFeatures, parts)), offsets),
+        features=TypedFeatures(tuple(map(ArrayFeatures, parts)), offsets),
         labels=labels,
         split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
         num_classes=p.countries,

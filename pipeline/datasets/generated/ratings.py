@@ -6,7 +6,7 @@ import numpy as np
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
 from ..cleaning.options import DEFAULT_OPTIONS
 from ..cleaning.splits import make_split
@@ -80,4 +80,4 @@ def generate_ratings(text: str, name: str | None, split: str | None, seed: int) 
     stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     notes = [f"Generated: as links, no model has an AUC above {p.best_auc:.3f} on average, against negatives of items."]
     parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes)
-    return Dataset(name or text, graph, MemoryFeatures(x), labels, parts, p.genres, notes=tuple(notes)).check()
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.genres, notes=tuple(notes)).check()

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.errors import InputError
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ..cleaning.edges import graph_of_keys
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -67,7 +67,7 @@ def generate_rmat(text: str, name: str | None, split: str | None, seed: int) -> 
     labels = _labels(p, graph, x)
     stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes)
-    return Dataset(name or text, graph, MemoryFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()
 
 
 def _rng(p: Rmat, part: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ..cleaning.edges import graph_of_keys
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -61,7 +61,7 @@ def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> D
     return Dataset(
         name=name or text,
         graph=graph,
-        features=MemoryFeatures(x),
+        features=ArrayFeatures(x),
         labels=labels,
         split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
         num_classes=p.targets or p.classes,

@@ -6,7 +6,7 @@ import numpy as np
 
 from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
-from ....storage.features import MemoryFeatures
+from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
 from ..cleaning.options import DEFAULT_OPTIONS
 from ..cleaning.splits import make_split
@@ -88,4 +88,4 @@ def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> 
         "times no model is right for more than half on average."
     ]
     parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, time)
-    return Dataset(name or text, graph, MemoryFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()

@@ -11,7 +11,7 @@ from millrace.pipeline.datasets.links import distinct_pairs, without_pairs
 from millrace.storage.dataset import SPLITS
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.links.pairs import given_negatives, is_symmetric
 from millrace.tests.contracts.graphs import graphs
@@ -20,7 +20,7 @@ from millrace.tests.contracts.graphs import graphs
 def dataset_of(graph, names=None):
     n = graph.num_nodes
     split = mr.Split(np.arange(n), np.empty(0, np.int64), np.empty(0, np.int64))
-    rows = MemoryFeatures(np.ones((n, 1), np.float32))
+    rows = ArrayFeatures(np.ones((n, 1), np.float32))
     return mr.Dataset("small", graph, rows, np.zeros(n, np.int64), split, 1, node_names=names)
 
 

@@ -12,7 +12,7 @@ from millrace.pipeline.datasets.cleaning.options import ReadOptions
 from millrace.storage.dataset import SPLITS, Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.typed import typed_graphs
 
@@ -47,7 +47,7 @@ def test_held_out_pairs_are_edges_of_neither_the_relation_nor_its_reverse(graph,
     # The reverse has one edge more than the relation, which its name makes one.
     (b, _, a) = types.relations[-1]
     types = replace(types, relations=(*types.relations[:-1], (b, "rev_r0", a)))
-    rows, none = MemoryFeatures(np.ones((n, 1), np.float32)), np.empty(0, np.int64)
+    rows, none = ArrayFeatures(np.ones((n, 1), np.float32)), np.empty(0, np.int64)
     labels, split = np.full(n, -1), Split(none, none, none)
     data = Dataset("small", replace(graph, types=types), rows, labels, split, 0)
     ends = np.stack([graph.indices, np.repeat(np.arange(n), graph.in_degree)], 1).tolist()

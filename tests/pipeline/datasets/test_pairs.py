@@ -7,7 +7,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.datasets.pairs import as_pairs, read_pairs
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 
 def path(names=None):
@@ -15,7 +15,7 @@ def path(names=None):
     ends = np.stack([np.arange(n - 1), np.arange(1, n)])
     graph = mr.from_edges(*np.hstack([ends, ends[::-1]]), n)
     split = mr.Split(np.arange(n), np.empty(0, np.int64), np.empty(0, np.int64))
-    rows = MemoryFeatures(np.ones((n, 1), np.float32))
+    rows = ArrayFeatures(np.ones((n, 1), np.float32))
     return mr.Dataset("path", graph, rows, np.zeros(n, np.int64), split, 1, node_names=names)
 
 

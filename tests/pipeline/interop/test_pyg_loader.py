@@ -31,7 +31,7 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, MissingExtraError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from tests.contracts.messages import make_minibatch
 
@@ -840,7 +840,7 @@ def test_to_pyg() -> None:
     assert torch.equal(loaded.edge_index, out.edge_index) and torch.equal(loaded.e_id, columns)
 
 
-@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.numpy(), lambda x: MemoryFeatures(x.numpy())])
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.numpy(), lambda x: ArrayFeatures(x.numpy())])
 def test_to_pyg_features_of_any_kind_are_copied(form: Any) -> None:
     x = torch.arange(12.0).view(6, 2)
     out = to_pyg(minibatch()[1], form(x))
@@ -864,7 +864,7 @@ def test_to_pyg_owns_its_memory() -> None:
 
 def test_to_pyg_refuses_short_tables_and_layers_apart() -> None:
     m = minibatch()[1]
-    for short in (torch.zeros(3, 2), np.zeros((3, 2)), MemoryFeatures(np.zeros((3, 2), np.float32))):
+    for short in (torch.zeros(3, 2), np.zeros((3, 2)), ArrayFeatures(np.zeros((3, 2), np.float32))):
         with pytest.raises(InputError, match="features has 3 rows and the minibatch names node 5"):
             to_pyg(m, short)
     with pytest.raises(InputError, match="labels has 2 rows"):

@@ -21,7 +21,7 @@ from millrace.storage import fingerprint
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import KIND, open_dataset_store, write_dataset
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.node_names import NodeNames
@@ -56,7 +56,7 @@ def made(nodes=80, edges=600, *, seed=0, weighted=False, ids=False, names=False,
     return Dataset(
         "some",
         from_edges(src, dst, nodes, edge_weight=rng.random(edges) if weighted else None, keep_edge_id=ids),
-        MemoryFeatures(rng.random((nodes, width)).astype(dtype)),
+        ArrayFeatures(rng.random((nodes, width)).astype(dtype)),
         (rng.random((nodes, 2)) < 0.5).astype(np.float32) if many else rng.integers(0, 3, nodes),
         Split(*(np.sort(s) for s in np.split(sets, cuts))),
         2 if many else 3,

@@ -17,7 +17,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
 from millrace.tests.contracts.fresh_python import run_python
@@ -151,7 +151,7 @@ def test_node_types_and_relations(tmp_path, model):
 def test_features_of_edges(sbm, tmp_path, model, options):
     """Minibatches are drawn by the device, or by the host; rows of edges lie in either's memory."""
     rows = np.random.default_rng(0).standard_normal((sbm.graph.num_edges, 2)).astype(np.float32)
-    data = dataclasses.replace(sbm, graph=dataclasses.replace(sbm.graph, edge_features=MemoryFeatures(rows)))
+    data = dataclasses.replace(sbm, graph=dataclasses.replace(sbm.graph, edge_features=ArrayFeatures(rows)))
     given = {"fanout": [2], "batch_size": 9, "hidden": 4, "epochs": 1, **options}
     agree(data, tmp_path, model={**model, "layers": 1}, **given)
 

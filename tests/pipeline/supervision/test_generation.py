@@ -120,7 +120,7 @@ class Driver:
         for _ in ("question", "answer"):
             self.generation.poll(every_s=0.0)
         self.generation.adjust_members()
-        return bool(self.generation.losses)
+        return bool(self.generation.failures)
 
     def order(self, number: int) -> Any:
         key = f"4/gloo/members/{number}"
@@ -337,6 +337,6 @@ def test_ranks_that_start_again_are_not_waited_for_when_the_run_is_to_stop(
     driver.generation.events.stepping, driver.stop = stepping, True
     driver.generation.obey()
     assert driver.store.get("4/order") == b"stop"
-    assert [(loss.text, loss.exit_code) for loss in driver.generation.losses] == (
+    assert [(failure.text, failure.exit_code) for failure in driver.generation.failures] == (
         [] if stepping else [("interrupted; from there it goes on", 130)]
     )

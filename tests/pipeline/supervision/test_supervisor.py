@@ -7,7 +7,7 @@ import pytest
 
 from millrace.pipeline.config.schema import Cluster
 from millrace.pipeline.supervision import supervisor
-from millrace.pipeline.supervision.losses import Loss, death
+from millrace.pipeline.supervision.rank_failures import Failure, lost_rank
 from millrace.storage.errors import Interrupted, RunError
 
 REPORTS: Any = ["a report"]
@@ -39,7 +39,7 @@ class Bench:
 
 
 def test_each_generation_follows_a_loss_until_one_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, [death("rank 1 died"), Loss("a phase without rank 0", final=False), REPORTS])
+    bench = Bench(monkeypatch, [lost_rank("rank 1 died"), Failure("a phase without rank 0", final=False), REPORTS])
     assert bench.supervise() is REPORTS
     assert bench.numbers == [0, 1, 2]
     assert bench.notes == [
@@ -50,21 +50,21 @@ def test_each_generation_follows_a_loss_until_one_finishes(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("settings", [{"restarts": 1}, {"on_rank_loss": "stop"}, {"restarts": 0}])
 def test_the_run_ends_when_ranks_are_lost_too_often(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, [death("rank 1 died")] * 2, **settings)
+    bench = Bench(monkeypatch, [lost_rank("rank 1 died")] * 2, **settings)
     with pytest.raises(RunError, match=r"^rank 1 died; resume from the last checkpoint with --resume$"):
         bench.supervise()
     assert len(bench.notes) == len(bench.numbers) - 1 == settings.get("restarts", 0)
 
 
 def test_an_error_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, [Loss("rank 0 failed: words", final=True, exit_code=2)])
+    bench = Bench(monkeypatch, [Failure("rank 0 failed: words", final=True, exit_code=2)])
     with pytest.raises(RunError, match=r"^rank 0 failed: words$") as raised:
         bench.supervise()
     assert raised.value.exit_code == 2
 
 
 def test_no_generation_begins_once_the_run_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, [death("rank 1 died")], stop=True)
+    bench = Bench(monkeypatch, [lost_rank("rank 1 died")], stop=True)
     with pytest.raises(Interrupted, match=r"^interrupted, but rank 1 died; from there it goes on$"):
         bench.supervise()
     assert bench.numbers == [0]

@@ -14,7 +14,7 @@ from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.measures import Measures
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -24,7 +24,7 @@ def dataset() -> Dataset:
     rng = np.random.default_rng(0)
     graph = from_edges(rng.integers(3000, size=20_000), rng.integers(3000, size=20_000), 3000)
     split = Split(np.arange(0, 1000), np.arange(1000, 2000), np.arange(2000, 3000))
-    features = MemoryFeatures(rng.standard_normal((3000, 5)))
+    features = ArrayFeatures(rng.standard_normal((3000, 5)))
     return Dataset("d", graph, features, rng.integers(4, size=3000), split, 4)
 
 

@@ -17,7 +17,7 @@ from millrace.stages.evaluate.measures import METRICS, Measures
 from millrace.stages.kernels import aggregation_backend
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.stages.evaluate.test_layerwise import ALL, C, F, build, degree_of, dense, hub_graph, rows_of
 
@@ -62,7 +62,7 @@ def test_equals_a_dense_forward(monkeypatch: pytest.MonkeyPatch, name: str, weig
     got = infer(
         model,
         graph,
-        MemoryFeatures(x),
+        ArrayFeatures(x),
         degree_of(graph),
         np.arange(40),
         max_bytes=3000,
@@ -101,7 +101,7 @@ def test_any_nodes_of_any_graph_in_any_order(
     x, model = rows_of(graph.num_nodes), build(name)
     want = dense(model, graph, x)[nodes]
     base = torch.from_numpy(x).to(DEVICE) if there else None
-    features = MemoryFeatures(np.full_like(x, np.nan) if there else x)
+    features = ArrayFeatures(np.full_like(x, np.nan) if there else x)
     got = infer(
         model.to(DEVICE), graph, features, degree_of(graph), nodes, base=base, room=room(num_bytes), max_bytes=700
     )
@@ -115,7 +115,7 @@ def test_lists_in_pieces_and_features_in_pieces(monkeypatch: pytest.MonkeyPatch,
     nodes = np.array([7, 3, 3, 39])
     want = dense(model, graph, x)[nodes]
     got = infer(
-        model.to(DEVICE), graph, MemoryFeatures(x), degree_of(graph), nodes, room=room(bytes_for(fitting, model))
+        model.to(DEVICE), graph, ArrayFeatures(x), degree_of(graph), nodes, room=room(bytes_for(fitting, model))
     )
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
@@ -125,7 +125,7 @@ def test_only_what_the_nodes_depend_on_is_computed() -> None:
     graph, model, steps = from_edges(np.arange(9), np.arange(1, 10), 10), build("sage"), []
     want = dense(model, graph, rows_of(10))[[9]]
     options: dict[str, Any] = {"on_progress": lambda *a: steps.append(a), "room": room(1 << 30)}
-    got = infer(model.to(DEVICE), graph, MemoryFeatures(rows_of(10)), degree_of(graph), np.array([9]), **options)
+    got = infer(model.to(DEVICE), graph, ArrayFeatures(rows_of(10)), degree_of(graph), np.array([9]), **options)
     assert steps == [(3, 6), (5, 6), (6, 6)]
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
@@ -138,7 +138,7 @@ def test_lists_are_made_once_for_the_same_nodes(monkeypatch: pytest.MonkeyPatch)
     degree, nodes = degree_of(graphs[0]), np.arange(20)
 
     def again(nodes: np.ndarray = nodes, degree: torch.Tensor = degree) -> torch.Tensor:
-        return infer(model, graphs[0], MemoryFeatures(x), degree, nodes, room=room(1 << 30))
+        return infer(model, graphs[0], ArrayFeatures(x), degree, nodes, room=room(1 << 30))
 
     first = again()
     assert torch.equal(first, again()) and len(made) == 1
@@ -168,7 +168,7 @@ def test_scores_of_all_splits(multilabel: bool) -> None:
     split = Split(np.arange(0, 40, 2), np.arange(1, 20, 2), np.empty(0, np.int64))
     labels = (rng.random((40, C)) < 0.4).astype(np.float32) if multilabel else rng.integers(C, size=40)
     dataset = Dataset(
-        "d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
+        "d", graph, ArrayFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
     ).check()
     want = evaluate(model, dataset, degree_of(graph))
     base = torch.from_numpy(x).to(DEVICE)
@@ -200,16 +200,14 @@ def test_a_layer_with_a_wrong_result_is_refused() -> None:
     model = build("user").to(DEVICE)
     model.layer = lambda i, neighbourhood, h: h[:1]
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
-        infer(
-            model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30)
-        )
+        infer(model, hub_graph(), ArrayFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_model_on_a_gpu_is_evaluated_there(name: str) -> None:
     graph, model, x = hub_graph(), build(name), rows_of(40)
     want = dense(model, graph, x)
-    got = infer(model.cuda(), graph, MemoryFeatures(x), degree_of(graph), np.arange(40))
+    got = infer(model.cuda(), graph, ArrayFeatures(x), degree_of(graph), np.arange(40))
     assert got.is_cuda
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
     assert 0 < Room.on(got.device).num_bytes <= torch.cuda.get_device_properties(got.device).total_memory // 2

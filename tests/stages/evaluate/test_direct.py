@@ -20,7 +20,7 @@ from millrace.stages.models.base import Stack
 from millrace.stages.models.sage import SAGEConv
 from millrace.stages.neighbourhood.destinations import Destinations
 from millrace.storage.errors import InputError
-from millrace.storage.features import ConvertedFeatures, CountedFeatures, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, ConvertedFeatures, CountedFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -68,7 +68,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_equals_a_dense_forward(monkeypatch, name, weighted, width, norm):
     graph, model, x = hub_graph(weighted), build(name, width, norm), rows_of(40, width)
     seen = used(monkeypatch)
-    got = infer(model, graph, MemoryFeatures(x), degree_of(graph))
+    got = infer(model, graph, ArrayFeatures(x), degree_of(graph))
     assert seen == ["parts"]
     torch.testing.assert_close(got, dense(model, graph, x), rtol=1e-10, atol=1e-10)
 
@@ -80,7 +80,7 @@ def test_equals_a_dense_forward(monkeypatch, name, weighted, width, norm):
 def test_any_nodes_of_any_graph_in_any_order(name, width, case, max_bytes):
     graph, nodes = case
     x, model = rows_of(graph.num_nodes, width), build(name, width)
-    got = infer(model, graph, MemoryFeatures(x), degree_of(graph), nodes, max_bytes=max_bytes)
+    got = infer(model, graph, ArrayFeatures(x), degree_of(graph), nodes, max_bytes=max_bytes)
     torch.testing.assert_close(got, dense(model, graph, x)[nodes], rtol=1e-10, atol=1e-10)
 
 
@@ -127,7 +127,7 @@ def test_degrees_may_be_those_of_a_larger_graph(weighted):
         torch.testing.assert_close(got, infer(model, graph, x, degree), rtol=1e-10, atol=1e-10)
 
 
-class Untouched(MemoryFeatures):
+class Untouched(ArrayFeatures):
     def gather(self, ids, out=None):
         raise AssertionError("rows were gathered")
 
@@ -212,7 +212,7 @@ def test_features_that_must_be_gathered_or_converted(monkeypatch, name, nodes):
     graph, model, x = hub_graph(), build(name, 3), rows_of(40, 3).astype(np.float32)
     want = infer(model, graph, x.astype(np.float64), nodes=nodes)
     torch.testing.assert_close(infer(model, graph, x, nodes=nodes), want, rtol=1e-10, atol=1e-10)
-    converted = ConvertedFeatures(MemoryFeatures(x), np.float64)
+    converted = ConvertedFeatures(ArrayFeatures(x), np.float64)
     torch.testing.assert_close(infer(model, graph, converted, nodes=nodes), want, rtol=1e-10, atol=1e-10)
 
 
@@ -344,7 +344,7 @@ def test_layer_counts():
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_ranks_share_the_blocks_and_get_the_bits_of_one(name, ranks):
-    graph, model, x = large(), build(name, 8), MemoryFeatures(rows_of(5000, 8))
+    graph, model, x = large(), build(name, 8), ArrayFeatures(rows_of(5000, 8))
     degree, nodes = degree_of_all(graph), np.arange(0, 5000, 3)
     want = module.outputs(model, graph, x, degree, nodes)
     model.eval()
@@ -356,7 +356,7 @@ def test_ranks_share_the_blocks_and_get_the_bits_of_one(name, ranks):
 
 
 def test_more_ranks_than_blocks():
-    graph, model, x = hub_graph(), build("gat", 3), MemoryFeatures(rows_of(40, 3))
+    graph, model, x = hub_graph(), build("gat", 3), ArrayFeatures(rows_of(40, 3))
     model.eval()
     for nodes in (np.arange(40), np.empty(0, np.int64)):
         found = run_threads(

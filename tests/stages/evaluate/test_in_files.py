@@ -18,7 +18,7 @@ from millrace.stages.models.relational import TypedInput
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
-from millrace.storage.features import MappedFeatures, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.typed import typed_dataset
@@ -49,7 +49,7 @@ def test_any_nodes_of_any_graph(name, width, tmp_path_factory, case, ranges):
     graph, nodes = case
     x, model, nodes = rows_of(graph.num_nodes, width), build(name, width), np.unique(nodes)
     folder = tmp_path_factory.mktemp("f")
-    got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes, ranges)
+    got, driver = computed(folder, model, graph, ArrayFeatures(x), nodes, ranges)
     assert driver.in_parts
     assert torch.equal(got, infer(model, graph, x, nodes=nodes))
     torch.testing.assert_close(got, dense(model, graph, x)[nodes], rtol=1e-10, atol=1e-10)
@@ -60,7 +60,7 @@ def test_many_blocks_are_cut_as_in_one_process(name, tmp_path):
     graph, model, x = large(), build(name, 8), rows_of(5000, 8)
     for nodes in (np.arange(5000), np.arange(0, 5000, 3)):
         (folder := tmp_path / str(len(nodes))).mkdir()
-        got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes, 3)
+        got, driver = computed(folder, model, graph, ArrayFeatures(x), nodes, 3)
         assert torch.equal(got, infer(model, graph, x, nodes=nodes))
         with evaluating(model):
             assert len(driver.begin(1, 3)) > 1
@@ -72,7 +72,7 @@ def test_a_module_that_has_no_parts_goes_by_chunks(weighted, tmp_path):
     for number, model in enumerate((as_model(Maxed().double()), hooked(build("gat", 5)))):
         for nodes in (np.arange(40), np.array([0, 7, 39]), np.empty(0, np.int64)):
             (folder := tmp_path / f"{number}-{len(nodes)}").mkdir()
-            got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes)
+            got, driver = computed(folder, model, graph, ArrayFeatures(x), nodes)
             assert not driver.in_parts
             torch.testing.assert_close(got, infer(model, graph, x, nodes=nodes), rtol=1e-12, atol=1e-12)
 
@@ -83,11 +83,11 @@ def test_features_of_edges_come_from_a_store_and_from_a_file(tmp_path):
     np.save(tmp_path / "rows.npy", rows)
     torch.manual_seed(0)
     model = GINE(hidden=8, layers=2, dropout=0.0, edge_width=3).build(5, 2).double()
-    for number, edges in enumerate((MemoryFeatures(rows), MappedFeatures(tmp_path / "rows.npy"))):
+    for number, edges in enumerate((ArrayFeatures(rows), MappedFeatures(tmp_path / "rows.npy"))):
         graph = replace(plain, edge_features=edges)
         for nodes in (np.arange(40), np.array([0, 7, 39])):
             (folder := tmp_path / f"{number}-{len(nodes)}").mkdir()
-            got, driver = computed(folder, model, graph, MemoryFeatures(x), nodes)
+            got, driver = computed(folder, model, graph, ArrayFeatures(x), nodes)
             assert not driver.in_parts and (folder / "edge_features.npy").exists() == (number == 0)
             torch.testing.assert_close(got, infer(model, graph, x, nodes=nodes), rtol=1e-12, atol=1e-12)
 
@@ -118,7 +118,7 @@ def test_nothing_and_a_graph_without_edges(tmp_path):
     model, empty = build("gcn", 3), Graph(np.zeros(5, np.int64), np.empty(0, np.int32))
     for nodes in (np.empty(0, np.int64), np.arange(4)):
         (folder := tmp_path / str(len(nodes))).mkdir()
-        got, _ = computed(folder, model, empty, MemoryFeatures(rows_of(4, 3)), nodes)
+        got, _ = computed(folder, model, empty, ArrayFeatures(rows_of(4, 3)), nodes)
         assert torch.equal(got, infer(model, empty, rows_of(4, 3), nodes=nodes))
 
 
@@ -127,7 +127,7 @@ def test_a_store_is_copied_piece_by_piece_and_mapped_features_are_left(place, tm
     """Whatever the sizes of the pieces; weights too, whose sums are the degrees."""
     graph, x = hub_graph(True), rows_of(40, 5).astype(np.float32)
     none = np.empty(0, np.int64)
-    whole = Dataset("d", graph, MemoryFeatures(x), np.zeros(40, np.int64), Split(none, none, none), 3)
+    whole = Dataset("d", graph, ArrayFeatures(x), np.zeros(40, np.int64), Split(none, none, none), 3)
     write_dataset(tmp_path / "store", whole, features_format=place)
     stored = open_lazily(tmp_path / "store", "mapped" if place == "npy" else "zarr")
     monkeypatch.setattr(in_files, "PIECE_BYTES", 64)
@@ -142,7 +142,7 @@ def test_a_store_is_copied_piece_by_piece_and_mapped_features_are_left(place, tm
 def test_a_mapped_graph_stays_where_it_is(tmp_path):
     graph, x = hub_graph(True), rows_of(40, 5).astype(np.float32)
     none = np.empty(0, np.int64)
-    whole = Dataset("d", graph, MemoryFeatures(x), np.zeros(40, np.int64), Split(none, none, none), 3)
+    whole = Dataset("d", graph, ArrayFeatures(x), np.zeros(40, np.int64), Split(none, none, none), 3)
     write_dataset(tmp_path / "store", whole, graph_format="npy", feature_dtype="float16")
     stored, model = open_lazily(tmp_path / "store", "zarr", graph="mapped"), build("gcn", 5)
     got, driver = computed(tmp_path, model, stored.graph, stored.features, np.arange(40))
@@ -152,14 +152,12 @@ def test_a_mapped_graph_stays_where_it_is(tmp_path):
     assert np.array_equal(driver.degree.numpy(), graph.degree)
     np.load(tmp_path / "store" / "indices.npy", mmap_mode="r+")[-1] = 40
     with pytest.raises(StoreError, match="indices lie in"):
-        lay_out(tmp_path, open_lazily(tmp_path / "store", graph="mapped").graph, MemoryFeatures(x), none, 1, torch.half)
+        lay_out(tmp_path, open_lazily(tmp_path / "store", graph="mapped").graph, ArrayFeatures(x), none, 1, torch.half)
 
 
 def test_a_damaged_store_is_an_error(tmp_path):
     none = np.empty(0, np.int64)
-    whole = Dataset(
-        "d", hub_graph(), MemoryFeatures(rows_of(40, 5)), np.zeros(40, np.int64), Split(none, none, none), 3
-    )
+    whole = Dataset("d", hub_graph(), ArrayFeatures(rows_of(40, 5)), np.zeros(40, np.int64), Split(none, none, none), 3)
     write_dataset(tmp_path / "store", whole)
     graph = open_lazily(tmp_path / "store").graph
     for file in (tmp_path / "store" / "arrays" / "indices" / "c").iterdir():
@@ -171,14 +169,14 @@ def test_a_damaged_store_is_an_error(tmp_path):
 def test_a_width_that_the_model_does_not_read_is_a_sentence(tmp_path):
     model, graph = build("gcn", 5), hub_graph()
     with pytest.raises(InputError, match="a node has 4 features"):
-        computed(tmp_path, model, graph, MemoryFeatures(rows_of(40, 4)), np.arange(40))
+        computed(tmp_path, model, graph, ArrayFeatures(rows_of(40, 4)), np.arange(40))
 
 
 def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    model, graph, x = build("gcn", 5), hub_graph(), MemoryFeatures(rows_of(40, 5))
+    model, graph, x = build("gcn", 5), hub_graph(), ArrayFeatures(rows_of(40, 5))
     with evaluating(model):
         layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64), model)
         layers.begin(0, 1)

@@ -16,7 +16,7 @@ from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, micro_
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 
 F, C = 5, 3
@@ -140,7 +140,7 @@ def test_equals_a_dense_forward(monkeypatch, tmp_path, name, weighted, bounds):
     limits = {"one chunk": {}, "tiny": {"max_bytes": TINY}, "tiny, on disk": {"max_bytes": TINY, "scratch": tmp_path}}[
         bounds
     ]
-    got = infer(model, graph, MemoryFeatures(x), degree, np.arange(40), **limits)
+    got = infer(model, graph, ArrayFeatures(x), degree, np.arange(40), **limits)
     torch.testing.assert_close(got, dense(model, graph, x), rtol=1e-10, atol=1e-10)
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +159,7 @@ def cases(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
 def test_any_nodes_of_any_graph_in_any_order(name, case, max_bytes):
     graph, nodes = case
     x, model = rows_of(graph.num_nodes), build(name)
-    got = infer(model, graph, MemoryFeatures(x), degree_of(graph), nodes, max_bytes=max_bytes)
+    got = infer(model, graph, ArrayFeatures(x), degree_of(graph), nodes, max_bytes=max_bytes)
     torch.testing.assert_close(got, dense(model, graph, x)[nodes], rtol=1e-10, atol=1e-10)
 
 
@@ -170,7 +170,7 @@ def test_only_what_the_nodes_depend_on_is_computed():
     got = infer(
         model,
         graph,
-        MemoryFeatures(rows_of(10)),
+        ArrayFeatures(rows_of(10)),
         degree_of(graph),
         nodes,
         on_progress=lambda *a: steps.append(a),
@@ -214,7 +214,7 @@ def test_the_memory_bound_holds(max_bytes):
     infer(
         watch.over(build("gcn")),
         graph,
-        MemoryFeatures(rows_of(500)),
+        ArrayFeatures(rows_of(500)),
         degree_of(graph),
         np.arange(500),
         max_bytes=max_bytes,
@@ -229,7 +229,7 @@ def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, m
     monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
     real = rows_module.tempfile.TemporaryFile
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
-    graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
+    graph, model, x = hub_graph(), build("sage"), ArrayFeatures(rows_of(40))
     hidden, product = 40 * 8 * 8, 40 * 2 * C * 8
     for max_bytes, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 3)):
         made.clear()
@@ -250,7 +250,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         infer(
             build("sage"),
             hub_graph(),
-            MemoryFeatures(rows_of(40)),
+            ArrayFeatures(rows_of(40)),
             degree_of(hub_graph()),
             np.arange(40),
             max_bytes=1,
@@ -265,7 +265,7 @@ def test_a_scratch_folder_that_cannot_be_made_is_a_sentence(monkeypatch, tmp_pat
         infer(
             build("sage"),
             hub_graph(),
-            MemoryFeatures(rows_of(40)),
+            ArrayFeatures(rows_of(40)),
             degree_of(hub_graph()),
             np.arange(40),
             max_bytes=1,
@@ -279,25 +279,25 @@ def test_the_model_gets_its_modes_and_gradients_back():
     model.norms[0].eval()
     before = {name: m.training for name, m in model.named_modules()}
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    out = infer(model, graph, MemoryFeatures(rows_of(40)), degree_of(graph), np.arange(40))
+    out = infer(model, graph, ArrayFeatures(rows_of(40)), degree_of(graph), np.arange(40))
     assert {name: m.training for name, m in model.named_modules()} == before
     assert not out.requires_grad
     assert torch.is_grad_enabled()
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()), "running statistics moved"
     model.layer = lambda i, neighbourhood, h: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        infer(model, graph, MemoryFeatures(rows_of(40)), degree_of(graph), np.arange(40))
+        infer(model, graph, ArrayFeatures(rows_of(40)), degree_of(graph), np.arange(40))
     assert {name: m.training for name, m in model.named_modules()} == before
 
 
 def test_features_are_converted_to_the_dtype_of_the_model():
     model, graph, x = build("sage"), hub_graph(), rows_of(40).astype(np.float32)
-    got = infer(model, graph, MemoryFeatures(x), degree_of(graph).float(), np.arange(40))
+    got = infer(model, graph, ArrayFeatures(x), degree_of(graph).float(), np.arange(40))
     torch.testing.assert_close(got, dense(model, graph, x.astype(np.float64)), rtol=1e-10, atol=1e-10)
 
 
 BAD = {
-    "features": ({"features": MemoryFeatures(rows_of(39))}, "39 rows; the graph has 40"),
+    "features": ({"features": ArrayFeatures(rows_of(39))}, "39 rows; the graph has 40"),
     "degree": ({"degree": torch.ones(39)}, r"\[39\]; expected \[40\]"),
     "dtype of nodes": ({"nodes": np.arange(3, dtype=np.float32)}, r"nodes are float32\[3\]; expected ids"),
     "shape of nodes": ({"nodes": np.zeros((1, 2), np.int64)}, r"nodes are int64\[1, 2\]; expected ids"),
@@ -314,7 +314,7 @@ BAD = {
 def test_bad_arguments_are_refused(kind):
     change, phrase = BAD[kind]
     graph = hub_graph()
-    good = {"model": build("sage"), "graph": graph, "features": MemoryFeatures(rows_of(40)), "degree": degree_of(graph)}
+    good = {"model": build("sage"), "graph": graph, "features": ArrayFeatures(rows_of(40)), "degree": degree_of(graph)}
     with pytest.raises(InputError, match=phrase):
         infer(**{**good, "nodes": np.arange(40), **change})
 
@@ -322,8 +322,8 @@ def test_bad_arguments_are_refused(kind):
 def test_arguments_are_taken_as_callers_have_them():
     model, graph, x = build("sage"), hub_graph(), rows_of(40)
     split = Split(np.arange(4), np.arange(4, 6), np.array([7, 9]))
-    dataset = Dataset("d", graph, MemoryFeatures(x), np.zeros(40, np.int64), split, C)
-    want = infer(model, graph, MemoryFeatures(x), degree_of(graph), np.arange(40))
+    dataset = Dataset("d", graph, ArrayFeatures(x), np.zeros(40, np.int64), split, C)
+    want = infer(model, graph, ArrayFeatures(x), degree_of(graph), np.arange(40))
     assert torch.equal(infer(model, dataset), want)
     assert torch.equal(infer(model, graph, x), want)
     assert torch.equal(
@@ -346,7 +346,7 @@ def test_a_layer_with_a_wrong_result_is_refused(wrong):
     model = build("user")
     model.layer = lambda i, neighbourhood, h: wrong(h[: neighbourhood.num_dst])
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
-        infer(model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40))
+        infer(model, hub_graph(), ArrayFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40))
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
@@ -356,7 +356,7 @@ def test_all_splits_are_evaluated_in_one_pass(monkeypatch, multilabel):
     split = Split(np.arange(0, 40, 2), np.arange(1, 20, 2), np.empty(0, np.int64))
     labels = (rng.random((40, C)) < 0.4).astype(np.float32) if multilabel else rng.integers(C, size=40)
     dataset = Dataset(
-        "d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
+        "d", graph, ArrayFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
     ).check()
     passes, real = [], module.outputs
     monkeypatch.setattr(module, "outputs", lambda *a, **k: passes.append(1) or real(*a, **k))

@@ -9,7 +9,7 @@ import torch
 import millrace as mr
 from millrace.stages.evaluate.temporal import temporal_outputs
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_with_all_in_edges_they_are_those_of_the_graph_until_then(graph, model, 
     more = {"edge_width": 3} if model is mr.GINE else {}
     torch.manual_seed(0)
     module = model(hidden=8, layers=2, **more).build(5, 4).double()
-    features = MemoryFeatures(np.random.default_rng(0).standard_normal((25, 5)))
+    features = ArrayFeatures(np.random.default_rng(0).standard_normal((25, 5)))
     nodes, moments = np.array([3, 7, 3, 11, 7, 3]), np.array([4, 2, 0, 4, -1, 4])
     found = temporal_outputs(module, graph, features, mr.TemporalSampler((-1, -1)), nodes, moments, 0)
     destination = np.repeat(np.arange(25), graph.in_degree)
@@ -42,7 +42,7 @@ def test_with_all_in_edges_they_are_those_of_the_graph_until_then(graph, model, 
 
 def test_draws_are_the_same_in_every_call_and_no_nodes_give_no_rows(graph):
     module, sampler = mr.GraphSAGE(hidden=8, layers=1).build(5, 4), mr.TemporalSampler((2, 2), "last")
-    features = MemoryFeatures(np.ones((25, 5), np.float32))
+    features = ArrayFeatures(np.ones((25, 5), np.float32))
     told, nodes = [], np.arange(25)
     rows = [
         temporal_outputs(module, graph, features, sampler, nodes, nodes % 6, 1, lambda *a: told.append(a))
@@ -60,6 +60,6 @@ def test_a_module_that_gives_no_rows_is_refused(graph):
         def layer(self, i, neighbourhood, h):
             return h.sum(1)
 
-    features = MemoryFeatures(np.ones((25, 5), np.float32))
+    features = ArrayFeatures(np.ones((25, 5), np.float32))
     with pytest.raises(InputError, match=r"Own returned \[.*\]; expected a row for each of 2"):
         temporal_outputs(Own(), graph, features, mr.TemporalSampler((2,)), np.array([1, 2]), np.array([1, 1]), 0)

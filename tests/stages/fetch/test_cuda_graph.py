@@ -8,6 +8,7 @@ from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import cuda_graph
 from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, Uploaded
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
 from millrace.stages.kernels.minibatch_cuda import frames as frames_cuda
@@ -16,9 +17,8 @@ from millrace.stages.messages import Placement, StepRules
 from millrace.stages.models import MODELS
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -34,7 +34,7 @@ def setting(weighted=False, multilabel=False):
         rng.integers(0, 2, (V, CLASSES)).astype(np.float32) if multilabel else rng.integers(0, CLASSES, V)
     )
     none = np.empty(0, np.int64)
-    features = MemoryFeatures(rng.standard_normal((V, F)).astype(np.float32))
+    features = ArrayFeatures(rng.standard_normal((V, F)).astype(np.float32))
     return Placement(graph, features, labels, torch.from_numpy(graph.degree).float(), Split(np.arange(V), none, none))
 
 

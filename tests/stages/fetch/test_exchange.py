@@ -37,10 +37,10 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError, MillraceError, StoreError
 from millrace.storage.features import (
+    ArrayFeatures,
     ConvertedFeatures,
     FeatureStore,
     MappedFeatures,
-    MemoryFeatures,
     ZarrFeatures,
     write_features,
 )
@@ -117,7 +117,7 @@ def collect(group: Gloo) -> dict[str, Any]:
             lo, hi = (int(book.offsets[column.rank + i]) for i in (0, 1))
             # A rank's store may hold the whole or its block alone.
             whole = (v + c) % 2 == 0
-            store = MemoryFeatures(x) if whole else MemoryFeatures(x[lo:hi].copy())
+            store = ArrayFeatures(x) if whole else ArrayFeatures(x[lo:hi].copy())
             owned = OwnedRows(
                 store, lo if whole else 0, book, column, torch.from_numpy(degree[lo:hi]) if with_degree else None
             )
@@ -188,7 +188,7 @@ def test_each_row_comes_from_the_rank_that_has_it_and_hot_rows_from_nobody() -> 
                 assert found[f"c={c} {case}"] == due_of(rank, c, case), f"rank {rank}, c={c}, {case}"
 
 
-class Watched(MemoryFeatures):
+class Watched(ArrayFeatures):
     """Remembers the ids that it was asked for."""
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -223,7 +223,7 @@ def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(
     stores = (
         ZarrFeatures(tmp_path / "zarr"),
         MappedFeatures(tmp_path / "rows.npy"),
-        ConvertedFeatures(MemoryFeatures(rows), np.float64),
+        ConvertedFeatures(ArrayFeatures(rows), np.float64),
     )
     for store in stores:
         owned = OwnedRows(store, 0, RangeBook(np.array([0, 11])), Solo(), None)
@@ -233,7 +233,7 @@ def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(
         assert np.array_equal(got.rows[got.place], store.gather(ids))
 
 
-class Damaged(MemoryFeatures):
+class Damaged(ArrayFeatures):
     def gather(self, ids: Any, out: Any = None) -> Any:
         if 7 in ids:
             raise StoreError("row 7 is damaged")
@@ -249,7 +249,7 @@ def test_a_damaged_store_is_noticed_by_the_rank_that_reads_it_before_any_row_tra
 
 @pytest.mark.parametrize("ids", [[9], [-1], [3, 9], [1 << 40]])
 def test_ids_outside_the_rows_are_refused(ids: list[int]) -> None:
-    owned = OwnedRows(MemoryFeatures(all_rows(9, 2, np.float32)), 0, RangeBook(np.array([0, 9])), Solo(), None)
+    owned = OwnedRows(ArrayFeatures(all_rows(9, 2, np.float32)), 0, RangeBook(np.array([0, 9])), Solo(), None)
     with pytest.raises(IndexError, match="the partition book has 9 nodes"):
         owned.collect(np.array(ids))
     assert owned.hits.asked == 0
@@ -261,7 +261,7 @@ def address(rows: np.ndarray) -> int:
 
 def alone(num_rows: int, num_features: int) -> tuple[OwnedRows, np.ndarray]:
     rows = all_rows(num_rows, num_features, np.float32)
-    return OwnedRows(MemoryFeatures(rows), 0, RangeBook(np.array([0, num_rows])), Solo(), None), rows
+    return OwnedRows(ArrayFeatures(rows), 0, RangeBook(np.array([0, num_rows])), Solo(), None), rows
 
 
 def test_rows_lie_in_memory_that_later_ones_use_again() -> None:
@@ -456,7 +456,7 @@ def split() -> Split:
 
 
 def replicated() -> Placement:
-    return Placement(graph(), MemoryFeatures(X), LABELS, torch.from_numpy(graph().degree).float(), split())
+    return Placement(graph(), ArrayFeatures(X), LABELS, torch.from_numpy(graph().degree).float(), split())
 
 
 def block_rows(grid: Grid, column: Any) -> BlockRows:
@@ -465,7 +465,7 @@ def block_rows(grid: Grid, column: Any) -> BlockRows:
     edges = slice(int(g.indptr[lo]), int(g.indptr[hi]))
     rows = Graph(g.indptr[lo : hi + 1] - g.indptr[lo], g.indices[edges].copy())
     return BlockRows(
-        rows, MemoryFeatures(X[lo:hi].copy()), LABELS[lo:hi], torch.from_numpy(rows.degree).float(), split(), book=book,
+        rows, ArrayFeatures(X[lo:hi].copy()), LABELS[lo:hi], torch.from_numpy(rows.degree).float(), split(), book=book,
         block=block,
         first_edge=int(g.indptr[lo]), train_labels=LABELS[torch.from_numpy(TRAIN)], column=column,
     )  # fmt: skip
@@ -821,7 +821,7 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
     n, epochs, size = 200, 2, 10 * ROW_BYTES
     none = np.empty(0, np.int64)
     place = Placement(
-        from_edges(none, none, n), MemoryFeatures(X[:n]), LABELS[:n], torch.zeros(n), Split(np.arange(n), none, none)
+        from_edges(none, none, n), ArrayFeatures(X[:n]), LABELS[:n], torch.zeros(n), Split(np.arange(n), none, none)
     )
     queue = MemoryQueue(bulk_size=4, max_bytes=1 << 20, minibatches_per_epoch=20)
     job = RankJob(

@@ -20,7 +20,7 @@ from millrace.stages.messages import Placement, RankJob
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
@@ -139,7 +139,7 @@ class Samples:
         self.book = RangeBook(v * np.arange(ranks + 1) // ranks)
         none = np.empty(0, np.int64)
         place = Placement(
-            self.graph, MemoryFeatures(np.zeros((v, 1))), torch.zeros(v), torch.zeros(v),
+            self.graph, ArrayFeatures(np.zeros((v, 1))), torch.zeros(v), torch.zeros(v),
             Split(np.arange(0, v, 3), none, none)
         )  # fmt: skip
         group: Any = Seat(rank, ranks)

@@ -14,15 +14,15 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Fetched, Placement
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
-from millrace.storage.features import ConvertedFeatures, FeatureStore, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, ConvertedFeatures, FeatureStore
 from millrace.storage.graph import from_edges
 
 V, F = 30, 4
 X = np.arange(V * F, dtype=np.float64).reshape(V, F)
 LABELS = torch.arange(V) % 3
 STORES: dict[str, FeatureStore] = {
-    "memory": MemoryFeatures(X),
-    "pieces": ConvertedFeatures(MemoryFeatures(X.astype(np.float32)), np.float64),
+    "memory": ArrayFeatures(X),
+    "pieces": ConvertedFeatures(ArrayFeatures(X.astype(np.float32)), np.float64),
 }
 
 
@@ -32,7 +32,7 @@ def placement(weighted: bool) -> Placement:
     graph = from_edges(rng.integers(0, V, 90), rng.integers(0, V, 90), V, edge_weight=weight)
     none = np.empty(0, np.int64)
     split = Split(np.arange(V), none, none)
-    return Placement(graph, MemoryFeatures(X), LABELS, torch.from_numpy(graph.degree).double(), split)
+    return Placement(graph, ArrayFeatures(X), LABELS, torch.from_numpy(graph.degree).double(), split)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import millrace as mr
 from millrace.stages.comm.solo import Solo
 from millrace.stages.feed.link_feed import SampledLinks
 from millrace.stages.fetch.links import LinkFetch
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels import sampling_backend
 from millrace.stages.links.decoders import make_decoder
 from millrace.stages.links.train_pairs import Negatives
 from millrace.stages.losses import NamedLoss
 from millrace.stages.messages import Placement, RankJob
-from millrace.stages.train import forward_backward
 from millrace.storage.errors import StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
 
 V, F, D = 24, 5, 6
@@ -34,7 +34,7 @@ def placement_of(weighted):
     pairs = np.unique(np.stack([src[:30], dst[:30]], 1), axis=0)
     labels = torch.from_numpy(np.insert(pairs, 2, 0, axis=1))
     none = np.empty(0, np.int64)
-    features = MemoryFeatures(rng.normal(size=(V, F)))
+    features = ArrayFeatures(rng.normal(size=(V, F)))
     degree = torch.from_numpy(graph.degree)
     split = mr.Split(np.arange(len(pairs)), none, none)
     return Placement(graph, features, labels, degree, split, edge_features=graph.edge_features)

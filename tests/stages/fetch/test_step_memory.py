@@ -12,13 +12,13 @@ from torch import nn
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, plan
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.memory.meter import TensorBytes
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.models import MODELS
 from millrace.stages.placement.sharded import Sharded, Share
-from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from millrace.stages.learned.beside import WithLearned
-from millrace.storage.features import FeatureStore, MemoryFeatures
+from millrace.storage.features import ArrayFeatures, FeatureStore
 
 GIVEN = np.arange(10, dtype=np.float32).reshape(5, 2)
 ROWS = np.arange(15, dtype=np.float64).reshape(5, 3) / 7
 IDS = np.array([3, 0, 3])
 
 
-@pytest.mark.parametrize("given", [None, MemoryFeatures(GIVEN)])
+@pytest.mark.parametrize("given", [None, ArrayFeatures(GIVEN)])
 @pytest.mark.parametrize("into", [False, True])
 def test_rows_come_after_the_features(given, into):
-    store = WithLearned(given, 5, 3, np.float64, MemoryFeatures(ROWS))
+    store = WithLearned(given, 5, 3, np.float64, ArrayFeatures(ROWS))
     assert isinstance(store, FeatureStore)
     wanted = ROWS[IDS] if given is None else np.concatenate([GIVEN[IDS], ROWS[IDS]], 1)
     assert (store.num_rows, store.num_features, store.dtype) == (5, wanted.shape[1], np.dtype(np.float64))
@@ -24,13 +24,13 @@ def test_rows_come_after_the_features(given, into):
 
 
 def test_widths_are_known_before_there_are_rows():
-    store = WithLearned(MemoryFeatures(GIVEN), 5, 3, np.float32, None)
+    store = WithLearned(ArrayFeatures(GIVEN), 5, 3, np.float32, None)
     assert store.num_features == 5
     with pytest.raises(AssertionError, match="no learnt rows yet"):
         store.gather(IDS)
 
 
 def test_ids_out_of_range_are_refused():
-    store = WithLearned(None, 5, 3, np.float64, MemoryFeatures(ROWS))
+    store = WithLearned(None, 5, 3, np.float64, ArrayFeatures(ROWS))
     with pytest.raises(IndexError):
         store.gather(np.array([5]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from millrace.stages.memory.lazy_rows import LazyRows, LazyTypedRows, base_and_ids, head
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.typed.features import TypedFeatures
 
 BASE = np.random.default_rng(0).standard_normal((50, 6))
@@ -118,7 +118,7 @@ def test_rows_of_several_types_are_those_that_the_store_gathers() -> None:
     parts = (BASE, BASE[:20, :2].copy(), np.empty((4, 0)))
     offsets = (0, 50, 70, 74)
     ids = np.array([3, 73, 69, 49, 50, 3], np.int64)
-    wanted = torch.from_numpy(TypedFeatures(tuple(map(MemoryFeatures, parts)), offsets).gather(ids))
+    wanted = torch.from_numpy(TypedFeatures(tuple(map(ArrayFeatures, parts)), offsets).gather(ids))
     x = LazyTypedRows(parts, offsets, ids)
     assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype)
     assert torch.equal(x.of_type(0, torch.tensor([0, 3])), wanted[[0, 3]])

@@ -21,7 +21,7 @@ from millrace.stages.models.gatv2 import GATv2
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
 from millrace.tests.contracts.full_batch import job as rank_job
@@ -93,7 +93,7 @@ def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], edge_
     graph, model = graph_of(loops=False), build(edge_width)
     none = np.empty(0, np.int64)
     placement = Placement(
-        graph, MemoryFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
+        graph, ArrayFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
         Split(none, none, none), edge_features=graph.edge_features,
     )  # fmt: skip
     request = BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),))
@@ -125,7 +125,7 @@ def test_ranks_compute_what_one_does(mode: Any) -> None:
     for seed, size in ((8, 2), (2, 2), (13, 3)):
         case = make_case(seed, size)
         rows = np.random.default_rng(seed).normal(size=(case.graph.num_edges, D))
-        case = replace(case, graph=replace(case.graph, edge_features=MemoryFeatures(rows)))
+        case = replace(case, graph=replace(case.graph, edge_features=ArrayFeatures(rows)))
         model = build(D, case.x.shape[1])
         train = torch.from_numpy(case.split.train)
         out = model([whole_graph(case.graph, F64)] * 2, torch.from_numpy(case.x))

@@ -16,7 +16,7 @@ from millrace.stages.models.gine import GINE
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
 
@@ -76,7 +76,7 @@ def fetched(graph: Graph, sampler: Any, x: np.ndarray) -> tuple[Any, Any]:
     degree = torch.from_numpy(graph.degree)
     none = np.empty(0, np.int64)
     placement = Placement(
-        graph, MemoryFeatures(x), torch.zeros(V, dtype=torch.int64), degree, Split(none, none, none),
+        graph, ArrayFeatures(x), torch.zeros(V, dtype=torch.int64), degree, Split(none, none, none),
         edge_features=graph.edge_features,
     )  # fmt: skip
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]

@@ -14,6 +14,7 @@ from torch import Tensor
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.systems.retexo import retexo
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
@@ -23,7 +24,6 @@ from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.partition.metis import MetisWork
 from millrace.stages.placement.boundary import ABSENT
-from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.graph import from_edges

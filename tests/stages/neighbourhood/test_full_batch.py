@@ -18,6 +18,7 @@ from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.measures import Scored
 from millrace.stages.feed.full_batch_feed import FullBatchWork
 from millrace.stages.fetch.visit import Mode, VisitFetch, Visits
+from millrace.stages.forward_backward import forward_backward
 from millrace.stages.messages import Fetched, Placement
 from millrace.stages.models.base import Model, ModelConfig
 from millrace.stages.models.gat import GAT
@@ -30,10 +31,9 @@ from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.nn.dropout import dropout
 from millrace.stages.placement.sharded import Sharded, Share
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
-from millrace.stages.train import forward_backward
 from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.process_ranks import run_ranks
@@ -169,9 +169,7 @@ def test_check_sees_bad_batches(change: Callable[[FullBatch], FullBatch]) -> Non
 
 def test_the_whole_data_are_one_part() -> None:
     case = make_case(9, 1)
-    data = Placement(
-        case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split
-    )
+    data = Placement(case.graph, ArrayFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split)
     share = Sharded().place(data, None, job(Solo(), 2))  # type: ignore[arg-type]
     own = case.share(Solo(), 2, True)
     assert np.array_equal(share.graph.names, own.graph.names)
@@ -393,7 +391,7 @@ def test_ranks_together_evaluate_as_one_process_does(size: int) -> None:
         data = Dataset(
             "d",
             case.graph,
-            MemoryFeatures(case.x),
+            ArrayFeatures(case.x),
             case.labels.numpy(),
             case.split,
             C,

@@ -21,7 +21,7 @@ from millrace.stages.partition.stage import open_neighbours, open_part, partitio
 from millrace.stages.partition.streaming import Fennel, Ldg
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError, StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition.partition import extract_partition
 from millrace.tests.contracts.graphs import graphs, sbm
@@ -235,7 +235,7 @@ def toy(seed: int = 0, multilabel: bool = False, nodes: int = 60) -> Dataset:
     labels = (rng.random((n, 3)) < 0.5).astype(np.float32) if multilabel else rng.integers(4, size=n)
     order = rng.permutation(n)
     split = Split(*(np.sort(part) for part in np.split(order, [n // 3, n // 2])))
-    features = MemoryFeatures(rng.random((n, 5), np.float32))
+    features = ArrayFeatures(rng.random((n, 5), np.float32))
     return Dataset(
         "toy", graph, features, labels, split, 3 if multilabel else 4, "multilabel" if multilabel else "multiclass"
     ).check()
@@ -374,7 +374,7 @@ def test_feature_rows_are_read_by_bounded_slices(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "CHUNKS_PER_WRITE", 2)
     dataset, largest = toy(), []
 
-    class Watched(MemoryFeatures):
+    class Watched(ArrayFeatures):
         def gather(self, ids, out=None):
             largest.append(len(ids))
             return super().gather(ids, out)

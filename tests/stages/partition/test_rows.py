@@ -10,7 +10,7 @@ from millrace.stages.partition.rows import Passes, in_degrees, stretches
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_stored, write_dataset
 from millrace.storage.errors import StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.stored.graph import StoredGraph
@@ -20,7 +20,7 @@ from millrace.tests.contracts.graphs import graphs, sbm
 def stored(graph: Graph, folder) -> StoredGraph:
     """The graph as a store on disk."""
     n, none = graph.num_nodes, np.empty(0, np.int64)
-    labels, features = np.zeros(n, np.int64), MemoryFeatures(np.zeros((n, 1), np.float32))
+    labels, features = np.zeros(n, np.int64), ArrayFeatures(np.zeros((n, 1), np.float32))
     write_dataset(folder, Dataset("toy", graph, features, labels, Split(np.arange(n), none, none), 1))
     return open_stored(folder).graph
 

@@ -13,7 +13,7 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.edge_shards import write_edge_shards
@@ -25,7 +25,7 @@ def dataset_of(graph, seed=0):
     """A dataset around any graph that has a node."""
     n, rng = graph.num_nodes, np.random.default_rng(seed)
     split = Split(*(np.sort(part) for part in np.split(rng.permutation(n), [n // 3, n // 2])))
-    return Dataset("toy", graph, MemoryFeatures(rng.random((n, 3), np.float32)), rng.integers(2, size=n), split, 2)
+    return Dataset("toy", graph, ArrayFeatures(rng.random((n, 3), np.float32)), rng.integers(2, size=n), split, 2)
 
 
 def toy(seed=0):

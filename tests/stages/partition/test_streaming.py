@@ -12,7 +12,7 @@ from millrace.stages.partition.streaming import Fennel, Ldg
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_stored, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.graphs import graphs, sbm
 
@@ -81,7 +81,7 @@ def test_fewer_edges_are_cut_than_by_hash(method: Ldg | Fennel) -> None:
 @pytest.mark.parametrize("method", [Ldg(), Fennel()], ids=["ldg", "fennel"])
 def test_a_stored_graph_is_read_a_stretch_of_rows_at_a_time(tmp_path, monkeypatch, method: Ldg | Fennel) -> None:
     graph, none = sbm(), np.empty(0, np.int64)
-    labels, features = np.zeros(600, np.int64), MemoryFeatures(np.zeros((600, 1), np.float32))
+    labels, features = np.zeros(600, np.int64), ArrayFeatures(np.zeros((600, 1), np.float32))
     write_dataset(tmp_path / "store", Dataset("sbm", graph, features, labels, Split(np.arange(9), none, none), 1))
     stored = open_stored(tmp_path / "store").graph
     taken = []

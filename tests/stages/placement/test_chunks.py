@@ -21,7 +21,7 @@ from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import MiniBatch
 from millrace.tests.contracts.full_batch import Case, F, job, make_case
@@ -114,7 +114,7 @@ def test_what_a_rank_sees_is_the_graph_restricted(
 def test_one_rank_sees_the_whole_graph() -> None:
     case = make_case(0, 1)
     whole = Placement(
-        case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split
+        case.graph, ArrayFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split
     )
     place = Chunks().place(whole, Phase(0, 0, 1), job(Seat(0, 1), 1))
     assert all(

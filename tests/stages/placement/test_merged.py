@@ -17,7 +17,7 @@ from millrace.stages.neighbourhood.full_batch import arrange
 from millrace.stages.placement.merged import edges_of, merged
 from millrace.stages.placement.sharded import share
 from millrace.storage.dataset import Dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.partition.edge_shards import EdgeShards
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -89,7 +89,7 @@ def test_ranks_evaluate_their_chunks(seed: int, ranks: int, m: int) -> None:
     case = cut(seed, ranks, m, ordered=False)
     torch.manual_seed(0)
     model: nn.Module = SAGE(hidden=4, layers=2, dropout=0.0).build(F, C).double()
-    whole = Dataset("case", case.graph, MemoryFeatures(case.x), case.labels.numpy(), case.split, C)
+    whole = Dataset("case", case.graph, ArrayFeatures(case.x), case.labels.numpy(), case.split, C)
 
     def rank(group: ThreadGroup) -> float | None:
         part = of_rank(case, group.rank, m)

@@ -22,7 +22,7 @@ from millrace.stages.partition.stage import open_shards, partition_dataset
 from millrace.stages.placement.row_blocks import BlockRows, Blocks, Grid, rows_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
@@ -129,7 +129,7 @@ def dataset(name: str, graph: Graph, *, multilabel: bool = False, train: int = 0
     order = rng.permutation(n)
     split = Split(*(np.sort(part) for part in np.split(order, [train or n // 3, n // 2 + 1])))
     labels = rng.integers(0, 2, (n, 3)).astype(np.float32) if multilabel else rng.integers(0, 5, n)
-    features = MemoryFeatures(rng.random((n, 4), np.float32))
+    features = ArrayFeatures(rng.random((n, 4), np.float32))
     return Dataset(
         name, graph, features, labels, split, 3 if multilabel else 5, "multilabel" if multilabel else "multiclass"
     ).check()

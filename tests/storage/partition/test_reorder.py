@@ -11,7 +11,7 @@ from millrace.stages.partition.hash import Hash
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.node_names import NodeNames
 from millrace.storage.partition.reorder import ascending, reorder
@@ -27,7 +27,7 @@ def made(n: int, src: list[int], dst: list[int], weighted: bool = False, names: 
     return Dataset(
         "d",
         graph,
-        MemoryFeatures(np.arange(n, dtype=np.float32)[:, None]),
+        ArrayFeatures(np.arange(n, dtype=np.float32)[:, None]),
         np.arange(n),
         Split(*thirds),
         n,

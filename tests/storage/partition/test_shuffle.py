@@ -14,7 +14,7 @@ from millrace.stages.partition.stage import own_rows
 from millrace.storage.dataset import SPLITS, Dataset, Split
 from millrace.storage.dataset_store import open_stored, write_dataset
 from millrace.storage.errors import StoreError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import TableBook
@@ -30,7 +30,7 @@ def dataset_of(graph, seed=0, classes=None):
         *(np.sort(part) for part in np.split(rng.permutation(n), [n // 3, n // 2])[:2]), np.empty(0, np.int64)
     )
     labels = rng.integers(2, size=n) if classes is None else rng.integers(2, size=(n, classes)).astype(np.float32)
-    features = MemoryFeatures(rng.random((n, 3), np.float32))
+    features = ArrayFeatures(rng.random((n, 3), np.float32))
     return Dataset(
         "toy", graph, features, labels, split, classes or 2, "multiclass" if classes is None else "multilabel"
     )

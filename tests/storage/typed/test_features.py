@@ -7,7 +7,7 @@ import pytest
 
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import features_fingerprint
 from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.typed.features import TypedFeatures
@@ -16,7 +16,7 @@ from millrace.tests.contracts.typed import typed_dataset
 
 def parts(*shapes):
     rng = np.random.default_rng(0)
-    return tuple(MemoryFeatures(rng.random(shape, np.float32) + 1) for shape in shapes)
+    return tuple(ArrayFeatures(rng.random(shape, np.float32) + 1) for shape in shapes)
 
 
 @pytest.mark.parametrize("ids", [np.arange(9), np.array([8, 0, 4, 4, 3, 8]), np.array([6, 5]), np.empty(0, np.int64)])
@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_refused():
         TypedFeatures(parts((3, 1)), (0, 3)).gather(np.array([3]))
     with pytest.raises(InputError, match=r"have \[3\] rows; the node types have \[2\] nodes"):
         TypedFeatures(parts((3, 1)), (0, 2))
-    mixed = (*parts((3, 1)), MemoryFeatures(np.zeros((1, 1))))
+    mixed = (*parts((3, 1)), ArrayFeatures(np.zeros((1, 1))))
     with pytest.raises(InputError, match="different dtypes"):
         TypedFeatures(mixed, (0, 3, 4))
 
@@ -58,7 +58,7 @@ def test_a_store_may_keep_them_narrow(tmp_path, kind):
     """Widths of 5, 3 and 0. A copy keeps the form, and float32 widens it."""
     data = typed_dataset()
     rows = [part.gather(np.arange(part.num_rows)) for part in data.features.parts]
-    wide = TypedFeatures(tuple(MemoryFeatures(widen(narrow(x, kind), kind)) for x in rows), data.features.offsets)
+    wide = TypedFeatures(tuple(ArrayFeatures(widen(narrow(x, kind), kind)) for x in rows), data.features.offsets)
     plain = write_dataset(tmp_path / "plain", replace(data, features=wide))
     for form, place in (("zarr", "zarr"), ("npy", "mapped")):
         store = write_dataset(tmp_path / form, data, features_format=form, feature_dtype=kind)

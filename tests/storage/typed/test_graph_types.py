@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import graph_fingerprint
 from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
@@ -77,7 +77,7 @@ def test_a_graph_checks_its_edges_against_their_relations():
         with pytest.raises(InputError, match=said):
             replace(graph, edge_type=bad).check()
     with pytest.raises(InputError, match="and 2 for the widest"):
-        replace(graph, edge_features=MemoryFeatures(np.ones((graph.num_edges, 2), np.float32))).check()
+        replace(graph, edge_features=ArrayFeatures(np.ones((graph.num_edges, 2), np.float32))).check()
 
 
 def test_the_digest_of_a_graph_covers_its_types_and_only_those_of_a_typed_one():

@@ -20,7 +20,7 @@ from millrace.stages.models.pyg.edges import reads_edge_attr
 from millrace.stages.models.pyg.model import PyGModel
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -84,7 +84,7 @@ def test_minibatches_are_pygs_on_the_sampled_edges(graph: Graph, name: str) -> N
     model = build(name).eval()
     none = np.empty(0, np.int64)
     placement = Placement(
-        graph, MemoryFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
+        graph, ArrayFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
         Split(none, none, none), edge_features=graph.edge_features,
     )  # fmt: skip
     sampler = mr.NeighborSampler((3, 2), edge_ids=True)

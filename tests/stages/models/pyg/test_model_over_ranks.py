@@ -20,7 +20,7 @@ from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 from millrace.stages.neighbourhood.pieces import pieces
 from millrace.storage.dataset import SPLITS, Dataset
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.neighbourhood import assert_close
@@ -52,7 +52,7 @@ def case_of(name: str, seed: int, size: int) -> Case:
     if "edges" not in name:
         return case
     rows = np.random.default_rng(seed).random((case.graph.num_edges, D))
-    return replace(case, graph=replace(case.graph, edge_features=MemoryFeatures(rows)))
+    return replace(case, graph=replace(case.graph, edge_features=ArrayFeatures(rows)))
 
 
 def build(name: str) -> PyGModel:
@@ -106,7 +106,7 @@ def accuracy_of(scored: Scored | None) -> float | None:
 def test_ranks_together_evaluate_as_one_process_does(name: str, cut: None) -> None:
     for seed, size in CASES:
         case, model = case_of(name, seed, size), build(name)
-        data = Dataset("d", case.graph, MemoryFeatures(case.x), case.labels.numpy(), case.split, C, "multiclass")
+        data = Dataset("d", case.graph, ArrayFeatures(case.x), case.labels.numpy(), case.split, C, "multiclass")
         want = evaluate(model, data, whole_graph(case.graph, F64).degree)
 
         def rank(group: ThreadGroup, case=case, model=model) -> dict[str, float | None]:

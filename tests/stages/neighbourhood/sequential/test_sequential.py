@@ -23,7 +23,7 @@ from millrace.stages.neighbourhood.sequential import messages
 from millrace.stages.neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.aggregations import CALLS
@@ -354,7 +354,7 @@ def test_values_of_edges_lie_with_their_shards(
     parts = 1 + seed % 4
     case = make_case(seed, parts)
     rng = np.random.default_rng(seed)
-    rows = MemoryFeatures(rng.normal(size=(case.graph.num_edges, 5)))
+    rows = ArrayFeatures(rng.normal(size=(case.graph.num_edges, 5)))
     case = replace(case, graph=replace(case.graph, edge_features=rows))
     reduce: Any = ("sum", "mean", "max", "plain")[seed % 4]
     w, v = (torch.from_numpy(rng.normal(size=(5, 5))) for _ in range(2))

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from distributed.client import FutureCancelledError
 
-from millrace.pipeline.supervision.losses import Loss, outcome_of
+from millrace.pipeline.supervision.rank_failures import Failure, outcome_of
 from millrace.pipeline.training.trainer import RankReport
 from millrace.storage.errors import InputError, Interrupted, PeerLostError, RunError, ShortHandedError
 
 
-def read(outcome: Any) -> RankReport | Loss:
+def read(outcome: Any) -> RankReport | Failure:
     """The end of rank 1, whose task returns or raises this."""
 
     def result(timeout: float) -> Any:
@@ -24,12 +24,12 @@ def read(outcome: Any) -> RankReport | Loss:
     return outcome_of(task, 1, " (process 7)")
 
 
-def failed(error: Exception, where: str = "") -> Loss:
+def failed(error: Exception, where: str = "") -> Failure:
     exit_code = getattr(error, "exit_code", 3)
     words = {"kind": type(error).__name__, "text": str(error), "where": where.split(), "exit_code": exit_code}
-    loss = read({"failed": words})
-    assert isinstance(loss, Loss)
-    return loss
+    failure = read({"failed": words})
+    assert isinstance(failure, Failure)
+    return failure
 
 
 @pytest.mark.parametrize(
@@ -46,26 +46,26 @@ def failed(error: Exception, where: str = "") -> Loss:
     ],
 )
 def test_a_rank_that_is_gone_can_be_gone_on_without(outcome: Any, text: str) -> None:
-    loss = read(outcome)
-    assert isinstance(loss, Loss)
-    assert (loss.text, loss.is_death, loss.final, loss.secondary) == (text, True, False, False)
+    failure = read(outcome)
+    assert isinstance(failure, Failure)
+    assert (failure.text, failure.is_death, failure.final, failure.secondary) == (text, True, False, False)
 
 
 def test_a_rank_that_raises_ends_the_run_with_its_exit_code() -> None:
-    loss = failed(InputError("no such file"), "in read")
-    assert (loss.text, loss.final, loss.is_death) == ("rank 1 failed: no such file (in read)", True, False)
-    error = loss.error()
+    failure = failed(InputError("no such file"), "in read")
+    assert (failure.text, failure.final, failure.is_death) == ("rank 1 failed: no such file (in read)", True, False)
+    error = failure.error()
     assert isinstance(error, RunError)
-    assert (str(error), error.exit_code) == (loss.text, InputError.exit_code)
+    assert (str(error), error.exit_code) == (failure.text, InputError.exit_code)
 
 
 def test_a_peer_that_was_seen_to_end_is_no_cause() -> None:
-    loss = failed(PeerLostError("rank 0 is gone"))
-    assert (loss.secondary, loss.final, loss.saved) == (True, False, False)
+    failure = failed(PeerLostError("rank 0 is gone"))
+    assert (failure.secondary, failure.final, failure.saved) == (True, False, False)
 
 
 @pytest.mark.parametrize(("error", "final"), [(Interrupted("stopped"), True), (ShortHandedError("one less"), False)])
 def test_ranks_that_wrote_a_checkpoint_say_it_themselves(error: Exception, final: bool) -> None:
-    loss = failed(error)
-    assert (loss.text, loss.saved, loss.final, loss.secondary) == (str(error), True, final, False)
-    assert isinstance(loss.error(), Interrupted) is final
+    failure = failed(error)
+    assert (failure.text, failure.saved, failure.final, failure.secondary) == (str(error), True, final, False)
+    assert isinstance(failure.error(), Interrupted) is final

@@ -15,7 +15,7 @@ RESULT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Loss:
+class Failure:
     """Reason for which a generation ends early."""
 
     text: str
@@ -38,12 +38,12 @@ class Loss:
         return error
 
 
-def death(text: str) -> Loss:
-    """The loss of a rank that is gone."""
-    return Loss(text, final=False, is_death=True)
+def lost_rank(text: str) -> Failure:
+    """The failure of a rank that is gone."""
+    return Failure(text, final=False, is_death=True)
 
 
-def outcome_of(task: Future, rank: int, process: str) -> RankReport | Loss:
+def outcome_of(task: Future, rank: int, process: str) -> RankReport | Failure:
     """The end of a rank, read from its task, which is done.
 
     Args:
@@ -57,9 +57,9 @@ def outcome_of(task: Future, rank: int, process: str) -> RankReport | Loss:
     except FutureCancelledError as e:
         # The scheduler is gone, or could not be reached for a moment and has forgotten the tasks.
         lost = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
-        return death(f"the task of rank {rank}{process} was lost: {lost}")
+        return lost_rank(f"the task of rank {rank}{process} was lost: {lost}")
     except Exception as e:
-        return death(f"the task of rank {rank}{process} was lost ({type(e).__name__}: {e})")
+        return lost_rank(f"the task of rank {rank}{process} was lost ({type(e).__name__}: {e})")
     if "report" in outcome:
         return RankReport(**outcome["report"])
     if "failed" in outcome:
@@ -67,16 +67,16 @@ def outcome_of(task: Future, rank: int, process: str) -> RankReport | Loss:
     tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""
     status = outcome["died"]
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return death(f"rank {rank}{process} {how}{tail if status >= 0 else ''}")
+    return lost_rank(f"rank {rank}{process} {how}{tail if status >= 0 else ''}")
 
 
-def _failure(rank: int, failed: Mapping[str, Any]) -> Loss:
-    """The loss of a rank that raised; `failed` as `rank_main` tells it."""
+def _failure(rank: int, failed: Mapping[str, Any]) -> Failure:
+    """The failure of a rank that raised; `failed` as `rank_main` tells it."""
     kind = failed["kind"]
     lost_peer, short = kind == PeerLostError.__name__, kind == ShortHandedError.__name__
     saved = short or kind == Interrupted.__name__
     where = f" ({' '.join(failed['where'])})" if failed["where"] else ""
-    return Loss(
+    return Failure(
         failed["text"] if saved else f"rank {rank} failed: {failed['text']}{where}",
         final=not (lost_peer or short),
         secondary=lost_peer,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.stages.forward_backward import begin, forward_backward
 from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Fetched
 from millrace.stages.models.base import ModelConfig
@@ -15,7 +16,6 @@ from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.train import begin, forward_backward
 from millrace.storage.minibatch import Block
 
 
