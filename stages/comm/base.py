@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 TAGS = 1 << 30
@@ -92,11 +93,18 @@ class Group(Protocol):
         """
         ...
 
+    def matches_by_order(self, device: torch.device) -> bool:
+        """True if `swap` matches messages of tensors on this device by the order in which both sides begin them, not
+        by their tags."""
+        ...
+
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
         """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
 
         Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: the tag
-        matches messages.
+        matches messages. Except where `matches_by_order`: there a swap begins when those before it have ended, and all
+        ranks begin the same rounds of swaps in the same order; in a round each sends at most one message and receives
+        at most one.
 
         Args:
             part: contiguous; not to be changed until it is sent.
@@ -110,7 +118,8 @@ class Group(Protocol):
 
 
 class Swap(Protocol):
-    """One outgoing and one incoming message under way. `what` describes the wait in error messages."""
+    """One outgoing and one incoming message under way. `what` describes the wait in error messages. Where the group
+    `matches_by_order`, the device's current stream waits, not the caller."""
 
     def received(self, what: str) -> None:
         """Wait for the incoming message. Raises PeerLostError if the peer is gone."""

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
-from .base import TAGS, Overlap, nothing
+from .base import TAGS, Overlap, Swap, nothing
 from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
@@ -179,7 +179,11 @@ class Gloo:
         self._count(kind, [p.nbytes for p in sent])
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
-    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
+    def matches_by_order(self, device: torch.device) -> bool:
+        """See `Group.matches_by_order`."""
+        return False
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
         """See `Group.swap`."""
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
         with self._speaking(f"sending to rank {to}"):
@@ -188,7 +192,7 @@ class Gloo:
             # swap would take turns.
             received = self._group.recv([theirs], source, tag) if into.numel() else None
             sent = self._group.send([mine], to, tag) if part.numel() else None
-        self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
+        self._count_swap(part, to, into, kind)
         return _Swap(self, sent, received, mine, theirs, into)
 
     def wait(self, work: Any, what: str) -> None:
@@ -266,6 +270,9 @@ class Gloo:
         for name, num_bytes in zip(self._names, sent):
             to[name] = num_bytes
         self._ledger.add(self._channel, kind, sum(sent), min(waits, self.size - 1), to)
+
+    def _count_swap(self, part: Tensor, to: int, into: Tensor, kind: str) -> None:
+        self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
 
     @contextmanager
     def _speaking(self, name: str) -> Iterator[None]:

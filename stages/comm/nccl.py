@@ -13,13 +13,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
+from .base import Swap
 from .gloo import Gloo
 
 
 class Nccl(Gloo):
-    """A `Gloo` group whose sums, broadcasts and all-to-alls of tensors on the rank's GPU go over NCCL.
+    """A `Gloo` group whose sums, broadcasts, all-to-alls and swaps of tensors on the rank's GPU go over NCCL.
 
-    Such a call returns when it is enqueued on the current stream; the host does not wait for the GPU. Lost ranks show
+    They run on the communicator's own stream, which waits for what the current stream has been given before; the
+    current stream waits for sums, broadcasts and all-to-alls at once, and for a swap where `Swap.received` or
+    `Swap.sent` is called. The host does not wait for the GPU. Lost ranks show
     in what goes over gloo: the sums at the end of every epoch fail at once when a peer is gone. Before that the driver
     sees that a process has ended, and ends the others. An operation that a GPU waits for in vain is ended by NCCL's
     watchdog, together with the process, after `timeout_s`.
@@ -27,15 +30,18 @@ class Nccl(Gloo):
     Over gloo go, as in a `Gloo` group:
 
     * tensors on the host, so that words about control wait for no GPU;
-    * `swap`: NCCL has no tags, and between two ranks messages come in the order in which both have begun them, which
-      rounds that run ahead of each other do not keep;
     * groups for other threads (`sub`): kernels of two communicators that wait for each other's peers, begun in one
       order here and in another one there, can stand still for ever. Where one thread uses both, in one order on all
       ranks, the other is such a group too.
 
+    Swaps are matched by order: NCCL has no tags, its stream does one thing after the other, and both sides must begin
+    the same messages in the same order. What a swap sends and receives goes together (``ncclGroupStart``), so that a
+    ring of ranks that all send first does not stand still. They share the communicator of the sums, since kernels of
+    two can stand still as said above.
+
     NCCL does not report its algorithm. The ledger counts a ring: 2 (P-1)/P n for a sum, n for a broadcast on every rank
     but the last one after the source, and the bytes of the parts for other ranks, with as many waits as there are hops:
-    2 (P-1), P-1, and 1.
+    2 (P-1), P-1, and 1; a swap counts as over gloo.
     """
 
     def __init__(
@@ -111,6 +117,28 @@ class Nccl(Gloo):
     def _is_there(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
 
+    def matches_by_order(self, device: torch.device) -> bool:
+        """See `Group.matches_by_order`: on the rank's GPU."""
+        return device.type == self._device.type
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        """See `Group.swap`."""
+        if not self._is_there(part):
+            return super().swap(part, to, into, source, tag, kind)
+        assert part.is_contiguous() and into.is_contiguous() and self._is_there(into)
+        work: Any = None
+        # NCCL takes no empty message.
+        if part.numel() or into.numel():
+            with self._speaking(f"sending to rank {to}"):
+                self._on_gpus._start_coalescing()
+                if part.numel():
+                    self._on_gpus.send([part], to, tag)
+                if into.numel():
+                    self._on_gpus.recv([into], source, tag)
+                work = self._on_gpus._end_coalescing()
+        self._count_swap(part, to, into, kind)
+        return _SwapThere(self, work, part, into)
+
     def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
         if not self._is_there(flat):
             return super()._begin_sum(flat, kind)
@@ -152,6 +180,26 @@ class Nccl(Gloo):
                     'ranks, or cluster.backend = "gloo"'
                 ) from e
             raise
+
+
+class _SwapThere:
+    """A `Swap` on the GPU. Holds the tensors until the current stream waits for it: then their memory may be given to
+    what that stream does next."""
+
+    def __init__(self, group: Nccl, work: Any, part: Tensor, into: Tensor) -> None:
+        self._group, self._work = group, work
+        self._held: tuple[Tensor, Tensor] | None = part, into
+
+    def received(self, what: str) -> None:
+        """See `Swap.received`. Both messages end together."""
+        if self._work is not None:
+            with self._group._speaking(what):
+                self._work.wait()
+        self._work = self._held = None
+
+    def sent(self, what: str) -> None:
+        """See `Swap.sent`."""
+        self.received(what)
 
 
 def check_nccl() -> None:

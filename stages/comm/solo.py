@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from .base import Overlap, Swap, nothing
@@ -36,6 +37,10 @@ class Solo:
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """The only rank's own part."""
         return [parts[0]]
+
+    def matches_by_order(self, device: torch.device) -> bool:
+        """False: there is nothing to match."""
+        return False
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
         """Only empty parts can be swapped: the only rank has no peers."""

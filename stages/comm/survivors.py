@@ -120,6 +120,10 @@ class Survivors:
         """See `Group.all_to_all`."""
         return self._whole().all_to_all(parts, kind, into)
 
+    def matches_by_order(self, device: torch.device) -> bool:
+        """See `Group.matches_by_order`."""
+        return self._group.matches_by_order(device)
+
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
         """See `Group.swap`."""
         return self._whole().swap(part, to, into, source, tag, kind)

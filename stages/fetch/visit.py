@@ -219,7 +219,7 @@ class Visits:
 
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        ring = Ring(self._group, self._ahead_bytes)
+        ring = Ring(self._group, self._ahead_bytes, self._device)
         # The last pass's statistics are complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
         neighbourhoods = tuple(
@@ -231,7 +231,7 @@ class Visits:
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
-        ring = Ring(self._group, self._ahead_bytes)
+        ring = Ring(self._group, self._ahead_bytes, self._device)
         mode = "halo" if reads_blocks(module) else "rematerialize"
         return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._x
 

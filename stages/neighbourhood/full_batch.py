@@ -21,9 +21,11 @@ from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
-from ..kernels.aggregation.lists import InLists
+from ..kernels.aggregation.lists import InLists, on_device
 
 IdArray = npt.NDArray[np.int64]
+RowIds = npt.NDArray[np.int32] | Tensor
+"""Numbers of rows, in the memory of the rows."""
 FAR = 255
 """Hops of a node that no layer needs."""
 
@@ -88,6 +90,19 @@ class View:
     """By source rank."""
     wanted: tuple[npt.NDArray[np.int32], ...]
     """By rank: rows of this rank that it reads, in the order in which it expects them. Empty for this rank."""
+
+    @cached_property
+    def _there(self) -> dict[tuple[int | None, torch.device], Tensor]:
+        return {}
+
+    def wanted_on(self, device: torch.device, rank: int | None = None) -> RowIds:
+        """`wanted` of a rank, or of all in turn, in the memory of `device`; copied there once."""
+        if device.type == "cpu":
+            return np.concatenate(self.wanted) if rank is None else self.wanted[rank]
+        if (rank, device) not in self._there:
+            ids = np.concatenate(self.wanted) if rank is None else self.wanted[rank]
+            self._there[rank, device] = on_device(ids, device)
+        return self._there[rank, device]
 
     @property
     def num_edges(self) -> int:

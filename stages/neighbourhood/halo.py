@@ -333,7 +333,7 @@ class _Exchange(torch.autograd.Function):
         both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype, x.device)
         both[: len(x)] = x
         lengths = [len(w) for w in halo.view.wanted]
-        parts = aggregation_on(x.device).take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
+        parts = aggregation_on(x.device).take_rows(x, halo.view.wanted_on(x.device)).split(lengths)
         ring.wait(
             lambda _: ring.group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts))),
             "rows of all ranks",
@@ -353,7 +353,7 @@ class _Exchange(torch.autograd.Function):
             "gradients of all ranks",
         )
         dx = grad[:n].clone()
-        for ids, rows in zip(wanted, back):
+        for q, rows in enumerate(back):
             # One rank after the other: several may have read the same row.
-            aggregation_on(dx.device).add_rows(dx, ids, rows)
+            aggregation_on(dx.device).add_rows(dx, halo.view.wanted_on(dx.device, q), rows)
         return dx, None, None

@@ -3,38 +3,45 @@
 In round r of P-1 every rank sends to the rank r places ahead and receives from the rank r places behind (SAR; Mostafa,
 MLSys 2022). Every message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart.
 Pairs without rows are skipped.
+
+Between GPUs messages are matched by their order instead. There ranks begin the same rounds in the same order: how far
+ahead one is begun depends on the rows of the rank that has most in it, which ranks tell each other once for a run. In
+each round every rank sends to one and receives from one, so the first round that has not ended can always end.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..comm.base import TAGS, Group, Swap
 from ..kernels import aggregation_on
 from ..memory.arena import empty
-from .full_batch import View
+from .full_batch import RowIds, View
 
 KIND = "activations"
 _FETCH, _FETCH_AGAIN, _PUSH = range(3)
 _NAMES = ("forward", "backward", "backward")
+_most: "WeakKeyDictionary[View, list[int]]" = WeakKeyDictionary()
+"""For rounds in a common order: the rows of each round, both ways, of the rank that has most."""
 
 
 class Ring:
     """Exchanges of one pass over a model's layers. All ranks make the same calls in the same order."""
 
-    def __init__(self, group: Group, prefetch_bytes: int) -> None:
+    def __init__(self, group: Group, prefetch_bytes: int, device: torch.device | None = None) -> None:
         """
         Args:
             group: the ranks.
             prefetch_bytes: rows of later rounds are exchanged ahead of time while at most this much is under way, both
                 ways.
+            device: of the rows; None: the host.
         """
         self.group = group
+        self._in_order = device is not None and group.matches_by_order(device)
         self.prefetch_bytes = prefetch_bytes
         self.waited_s = 0.0
         """Seconds in which this rank only waited for others."""
@@ -64,8 +71,8 @@ class Ring:
             factor: [num_src], rows travel multiplied by it.
             again: true for the backward pass.
 
-        Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: empty if this rank only
-        sends. The caller owns them.
+        Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: empty if this rank receives
+        none. The caller owns them.
         """
         kind = _FETCH_AGAIN if again else _FETCH
 
@@ -74,7 +81,8 @@ class Ring:
         def start(r: int) -> tuple[Swap, Tensor]:
             to, source = self._peers(r)
             into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype, x.device)
-            return self._start(kernels.take_rows(x, view.wanted[to], factor), to, into, source, call, kind, r), into
+            part = kernels.take_rows(x, view.wanted_on(x.device, to), factor)
+            return self._start(part, to, into, source, call, kind, r), into
 
         row_bytes = x.shape[1:].numel() * x.itemsize
         rounds = self.rounds(view)
@@ -107,7 +115,7 @@ class Ring:
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype, onto.device)
         swap = self._start(part, to, into, source, call, _PUSH, r)
         label, peers = self._label(layer, _PUSH, r), f"from rank {source}, to rank {to}"
-        return Push(self, swap, part, into, view.wanted[source], onto, factor, label, peers)
+        return Push(self, swap, part, into, view.wanted_on(onto.device, source), onto, factor, label, peers)
 
     def push_all(
         self,
@@ -134,7 +142,7 @@ class Ring:
             before.finish()
 
     def rounds(self, view: View) -> list[int]:
-        """Rounds in which something travels from or to this rank."""
+        """Rounds in which something travels from or to this rank; in a common order, from or to any rank."""
         return [r for r in range(1, self.group.size) if self._size(view, r)]
 
     def source(self, r: int) -> int:
@@ -147,9 +155,24 @@ class Ring:
         return (rank + r) % size, (rank - r) % size
 
     def _size(self, view: View, r: int) -> int:
-        """Rows that travel in round r, both ways (the same rows come back as gradients)."""
+        """Rows that travel in round r, both ways (the same rows come back as gradients); in a common order, those of
+        the rank that has most."""
+        if self._in_order:
+            if view not in _most:
+                _most[view] = self._agreed([0, *(self._own_size(view, k) for k in range(1, self.group.size))])
+            return _most[view][r]
+        return self._own_size(view, r)
+
+    def _own_size(self, view: View, r: int) -> int:
         to, source = self._peers(r)
         return len(view.wanted[to]) + view.shards[source].lists.num_src
+
+    def _agreed(self, sizes: list[int]) -> list[int]:
+        """The largest of each number over the ranks."""
+        table = torch.zeros((self.group.size, len(sizes)), dtype=torch.int64)
+        table[self.group.rank] = torch.tensor(sizes)
+        self.group.all_reduce(table.view(-1), "control")
+        return table.amax(0).tolist()
 
     def _start(self, part: Tensor, to: int, into: Tensor, source: int, call: int, kind: int, r: int) -> Swap:
         tag = ((call * 3 + kind) * self.group.size + r) % TAGS
@@ -168,7 +191,7 @@ class Push:
         swap: Swap,
         part: Tensor,
         into: Tensor,
-        ids: npt.NDArray[np.int32],
+        ids: RowIds,
         onto: Tensor,
         factor: Tensor | None,
         label: str,
@@ -183,7 +206,7 @@ class Push:
         """Wait for both, and add the gradients received."""
         self._ring.wait(self._swap.received, self._label)
         if self._factor is not None:
-            scale = self._factor[torch.from_numpy(self._ids).to(self._factor.device)]
+            scale = self._factor[torch.as_tensor(self._ids)]
             self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
         aggregation_on(self._onto.device).add_rows(self._onto, self._ids, self._into)
         self._ring.wait(self._swap.sent, self._label)

@@ -91,13 +91,14 @@ def compute(group: Gloo, device: str = "cpu") -> dict[str, Any]:
     return {"wrong": wrong, "reduced": reduced}
 
 
-def swap_in_rounds(group: Gloo, device: str = "cpu") -> list[tuple[object, ...]]:
-    """Swap from every rank to every other, each in its own order; all ranks know what the others send."""
+def swap_in_rounds(group: Gloo, device: str = "cpu", in_order: bool = False) -> list[tuple[object, ...]]:
+    """Swap from every rank to every other, each in its own order or all in the same one; all ranks know what the others
+    send."""
     rank, size = group.rank, group.size
     wrong: list[tuple[object, ...]] = []
     for seed in SEEDS:
         parts, before = [[p.to(device) for p in of_source] for of_source in parts_between(size, seed)], network(group)
-        order = np.random.default_rng(100 * seed + rank).permutation(np.arange(1, size))
+        order = np.random.default_rng(100 * seed + rank * (not in_order)).permutation(np.arange(1, size))
         under_way = []
         for r in order.tolist():
             to, source = (rank + r) % size, (rank - r) % size

@@ -95,6 +95,9 @@ class ThreadGroup:
                 mine.copy_(heard)
         return [parts[r] if r == self.rank else (got if into is None else into)[r] for r in range(self.size)]
 
+    def matches_by_order(self, device: torch.device) -> bool:
+        return False
+
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < 1 << 31
         self.ledger.add(self._channel, kind, part.nbytes)

@@ -20,65 +20,11 @@ from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
-from millrace.tests.contracts.pretended_device import DEVICE, OnDevice, install_for_good
+from millrace.tests.contracts.nccl import HERE, InPlaceOfNccl, stood_in
+from millrace.tests.contracts.pretended_device import DEVICE, install_for_good
 from millrace.tests.contracts.process_ranks import run_ranks
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
-
-
-def held(t: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor on the pretended device."""
-    assert isinstance(t, OnDevice), "NCCL is given a tensor of the host"
-    return t.held
-
-
-class InPlaceOfNccl:
-    """The part of torch's `ProcessGroupNCCL` that `Nccl` uses, over gloo, for tensors on the pretended device; counts
-    its calls."""
-
-    class Options:
-        pass
-
-    says = ""
-    """Raised by the first sum, as NCCL raises what is wrong with its setting."""
-
-    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        backend: Any = dist.ProcessGroupGloo
-        theirs = backend._Options()
-        theirs._timeout, theirs._devices = options._timeout, [backend.create_device(hostname="127.0.0.1")]
-        self.inner, self.asked, self.ended = backend(store, rank, size, theirs), [], ""
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
-        if self.says:
-            raise RuntimeError(self.says)
-        self.asked.append("allreduce")
-        return self.inner.allreduce([held(t) for t in tensors])
-
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        self.asked.append("broadcast")
-        return self.inner.broadcast([held(t) for t in tensors], options)
-
-    def alltoall_base(
-        self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]
-    ) -> Any:
-        assert len(heard_rows) == len(sent_rows) > 0
-        self.asked.append("alltoall_base")
-        return self.inner.alltoall_base(held(heard), held(sent), heard_rows, sent_rows)
-
-    def shutdown(self) -> None:
-        self.ended = "shutdown"
-
-    def abort(self) -> None:
-        self.ended = "abort"
-
-
-def stood_in(group: Gloo) -> Nccl:
-    """Such a group on the ranks of `group`, each with the pretended device."""
-    to = install_for_good()
-    dist.ProcessGroupNCCL = InPlaceOfNccl
-    store = dist.PrefixStore("gpus", group._store)
-    return Nccl(store, group.rank, group.size, Ledger(), device=to, **HERE)
 
 
 def compute_stood_in(group: Gloo) -> Any:
@@ -100,10 +46,14 @@ def test_collectives_compute_what_they_say(size: int) -> None:
 
 def swap_stood_in(group: Gloo) -> Any:
     made = stood_in(group)
-    wrong = swap_in_rounds(made, "cuda")
+    wrong = swap_in_rounds(made)
+    on_host, there = list(made._on_gpus.asked), swap_in_rounds(made, "cuda", in_order=True)
+    swaps = made._on_gpus.asked.count("swap")
     sub = made.sub("circle", range(made.size))
     sub.all_reduce(torch.ones(3, device="cuda"), "control")
-    return wrong, made._on_gpus.asked, type(sub).__name__
+    last = made.swap(*[torch.empty(0, 3, device="cuda"), 1 - made.rank] * 2, 0, "activations")
+    last.received("nothing")
+    return wrong, there, on_host, swaps, made._on_gpus.asked.count("swap"), type(sub).__name__
 
 
 def fetch_stood_in(group: Gloo) -> Any:
@@ -134,11 +84,13 @@ def test_a_group_of_the_same_thread_goes_over_nccl_too() -> None:
         assert (sent["features"], sent["graph"], sent["control"]) == (2 * 2 * 4, 2 * 4, 2 * 4 + 8)
 
 
-def test_swaps_and_smaller_groups_go_over_gloo() -> None:
-    for wrong, asked, sub in run_ranks(swap_stood_in, 2):
-        assert wrong == []
-        assert asked == ["allreduce"], "the first meeting"
-        assert sub == "Gloo"
+def test_swaps_between_gpus_go_over_nccl_in_their_order_and_the_rest_over_gloo() -> None:
+    for size in (2, 4):
+        for wrong, there, on_host, swaps, last, sub in run_ranks(swap_stood_in, size):
+            assert wrong == there == []
+            assert on_host == ["allreduce"], "the first meeting"
+            assert 5 < swaps == last, "what is empty does not travel"
+            assert sub == "Gloo"
 
 
 def count_stood_in(group: Gloo) -> Any:

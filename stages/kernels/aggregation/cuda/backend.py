@@ -304,16 +304,20 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
     return out
 
 
-def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
-    """See `cpu.shards.add_rows`."""
+def add_rows(out: Tensor, ids: IntArray | Tensor, x: Tensor) -> None:
+    """See `cpu.shards.add_rows`; `ids` may lie on the device."""
     assert out.is_contiguous() and x.is_contiguous() and out.shape[1:] == x.shape[1:] and len(ids) == len(x)
     # The ids are distinct, so the order of additions does not matter.
-    out.index_add_(0, on_device(ids, x.device), x)
+    out.index_add_(0, _there(ids, x.device), x)
 
 
-def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
-    """See `cpu.shards.take_rows`."""
+def take_rows(x: Tensor, ids: IntArray | Tensor, factor: Tensor | None = None) -> Tensor:
+    """See `cpu.shards.take_rows`; `ids` may lie on the device."""
     assert x.is_contiguous()
-    at = on_device(ids, x.device)
+    at = _there(ids, x.device)
     taken = x.index_select(0, at)
     return taken if factor is None else taken.mul_(factor.index_select(0, at).reshape(-1, *[1] * (x.ndim - 1)))
+
+
+def _there(ids: IntArray | Tensor, device: torch.device) -> Tensor:
+    return ids if isinstance(ids, Tensor) else on_device(ids, device)

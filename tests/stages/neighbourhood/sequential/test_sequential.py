@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.stages.neighbourhood.block import whole_graph
@@ -28,6 +27,7 @@ from millrace.storage.graph import Graph
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.aggregations import CALLS
 from millrace.tests.contracts.full_batch import Case, make_case
+from millrace.tests.contracts.nccl import stood_in
 from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors, assert_close
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -106,9 +106,11 @@ DEVICE_SEEDS = {2: (7,), 4: (3,)}
 """The same on a device, where kernels are slow in the interpreter: with more ranks fewer calls."""
 
 
-def aggregate(group: Group, size: int, on_device: bool = False) -> dict[tuple[Any, ...], dict[str, Any]]:
+def aggregate(group: Any, size: int, on_device: bool = False) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Results of every call on this rank, in every mode."""
-    device = pretended_device.install_for_good() if on_device else torch.device("cpu")
+    device = torch.device("cpu")
+    if on_device:
+        group, device = stood_in(group), pretended_device.DEVICE
     ledger = getattr(group, "_ledger", None)
     found, piece = {}, messages.MESSAGE_BYTES
 
@@ -128,7 +130,9 @@ def aggregate(group: Group, size: int, on_device: bool = False) -> dict[tuple[An
             for mode in MODES:
                 leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
                 leaves = {k: x.detach().to(device).requires_grad_(x.requires_grad) for k, x in leaves.items()}
-                neighbourhood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]), device)
+                neighbourhood = make_hood(
+                    batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3], device), device
+                )
                 torch.manual_seed(seed)
                 before = sent()
                 out = aggregation.call(neighbourhood, leaves)
@@ -165,7 +169,7 @@ def test_every_call_equals_dense_autograd_and_sends_what_it_must(size: int) -> N
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
 @pytest.mark.parametrize("size", DEVICE_SEEDS)
 def test_the_same_on_a_device(size: int) -> None:
-    """By the kernels for GPUs, in Triton's interpreter where there is none; rows travel over gloo."""
+    """By the kernels for GPUs, in Triton's interpreter where there is none; rows travel by the rules of NCCL."""
     check(size, run_ranks(aggregate, size, size, True, timeout_s=400), DEVICE_SEEDS[size], 2 * size - 1)
 
 
@@ -220,7 +224,7 @@ def check_values(
         close(total, x.grad, f"gradient of {name}")
 
 
-def draw(group: Group, mode: str) -> dict[str, Any]:
+def draw(group: Any, mode: str) -> dict[str, Any]:
     """A message that multiplies its source by a random number, twice in one pass; column 0 names the node."""
     messages.MESSAGE_BYTES = 200
     case = make_case(7, group.size)
@@ -331,6 +335,44 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
                 for x, y in zip(a, b, strict=True):
                     # What a message does to its destination is added up between gradients from elsewhere.
                     assert_close(x, y, 1e-14 if name.startswith("apply") else 0.0)
+
+
+class InOrder(ThreadGroup):
+    """Matches messages by their order, and notes the rounds in which they are begun."""
+
+    begun: tuple[int, ...] = ()
+    agrees = True
+
+    def matches_by_order(self, device: torch.device) -> bool:
+        return self.agrees
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Any:
+        self.begun = (*self.begun, tag)
+        return super().swap(part, to, into, source, tag, kind)
+
+
+@pytest.mark.parametrize("name", ["sum", "attend"])
+def test_ranks_that_match_by_order_begin_the_same_rounds_in_the_same_order(name: str) -> None:
+    """Whatever rows each of them has, and however many may be under way: so no two ranks wait for each other."""
+    aggregation, apart = CALLS[name], 0
+
+    def rank(group: ThreadGroup, case: Case, agrees: bool, ahead: int) -> tuple[int, ...]:
+        group.__class__ = InOrder
+        assert isinstance(group, InOrder)
+        group.agrees = agrees
+        batch, names = (b := case.share(group, 1, False).graph), torch.from_numpy(b.names)
+        inputs = aggregation.inputs(case.graph.num_nodes, 0)
+        leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
+        ring = Ring(group, ahead, torch.device("cpu"))
+        aggregation.call(make_hood(batch, batch.whole, "rematerialize", ring), leaves).sin().sum().backward()
+        return group.begun
+
+    for seed, rows in ((3, 0), (3, 15), (7, 4), (11, 5), (13, 9), (19, 1 << 20)):
+        case, ahead = make_case(seed, 4), rows * aggregation.width * 8
+        begun = run_threads(partial(rank, case=case, agrees=True, ahead=ahead), 4)
+        assert len(begun[0]) >= 3 and len({*begun}) == 1
+        apart += len({*run_threads(partial(rank, case=case, agrees=False, ahead=ahead), 4)}) > 1
+    assert apart, "without a word to each other they would not"
 
 
 def neighbourhood() -> SequentialNeighbourhood:
