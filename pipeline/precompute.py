@@ -12,6 +12,7 @@ from ..stages.kernels import OTHER_BITS, sampling_backend
 from ..stages.models import RGCN
 from ..stages.partition.contiguous import Contiguous
 from ..stages.placement.row_blocks import Blocks
+from ..stages.rapids import TO_SAMPLE, gpus_named
 from ..stages.sample.base import check_kernel
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, Interrupted
@@ -24,9 +25,9 @@ from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
 from .config.records import make_system, with_links, without_partitioner
 from .dashboard.command import recorded_stages
+from .opening import open_with_cluster
 from .setup.checks import check_links, check_times, check_types
 from .setup.fingerprint import sample_fingerprint
-from .setup.open_data import open_data
 from .setup.open_queue import count_minibatches, seed_plan
 from .setup.prepare import Prepared, keeping_edges, prepare_samples
 from .setup.run_folder import locked
@@ -58,7 +59,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 
 def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
-    dataset = open_data(job, None, emit, lazy=True)
+    dataset = open_with_cluster(job, None, emit, lazy=True)
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     check_links(job, dataset.task)
@@ -104,14 +105,13 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         if by_owners is not None:
             fill = partial(_sample_by_owners, by_owners, queue, Path(out), store, emit)
+        elif job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
+            fill = partial(_by_named_gpus, job, dataset, system.sample.sampler, queue, out, store, emit)
         elif by_tasks:
             assert isinstance(dataset, LazyDataset)
-            from .cluster.sample_on_cluster import sample_on_cluster
-
-            bulks = -(-minibatches // job.queue.bulk_size)
-            fill = partial(sample_on_cluster, job, dataset, queue, out, bulks, emit)
+            fill = _by_tasks(job, dataset, queue, out, store, emit)
         else:
-            fill = _producer(job, dataset, system.sample.sampler, queue, str(out), store)
+            fill = _producer(job, dataset, system.sample.sampler, queue, out, store)
         edges = _fill(job, minibatches, queue, fill, emit, stop, sweep=not is_url(out))
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
@@ -160,8 +160,44 @@ def _sample_by_owners(
     return edges
 
 
+def _by_tasks(
+    job: Job, dataset: LazyDataset, queue: ZarrQueue, out: str | Path, store: dict[str, Any], emit: Emit
+) -> Callable[..., None]:
+    from .cluster.sample_on_cluster import sample_on_cluster
+
+    bulks = -(-store["meta"]["minibatches_per_epoch"] // job.queue.bulk_size)
+    return partial(sample_on_cluster, job, dataset, queue, out, bulks, emit)
+
+
+def _by_named_gpus(
+    job: Job,
+    dataset: Dataset,
+    sampler: Any,
+    queue: ZarrQueue,
+    out: str | Path,
+    store: dict[str, Any],
+    emit: Emit,
+    *,
+    stop: Callable[[], bool],
+    on_receipt: Callable[[Receipt], None],
+) -> None:
+    """Sample by the GPUs of the cluster that the job names, which share the graph; if dask-cuda did not make it, as
+    without GPUs: by tasks from a store, else on this machine."""
+    from .cluster.dask_cluster import on_named
+
+    with on_named(job):
+        if gpus := gpus_named(TO_SAMPLE):
+            sample_across(job, dataset, sampler, queue, out, store, gpus, stop=stop, on_receipt=on_receipt)
+            return
+    if isinstance(dataset, LazyDataset):
+        fill = _by_tasks(job, dataset, queue, out, store, emit)
+    else:
+        fill = _producer(job, dataset, sampler, queue, out, store)
+    fill(stop=stop, on_receipt=on_receipt)
+
+
 def _producer(
-    job: Job, dataset: Dataset, sampler: Any, queue: ZarrQueue, out: str, store: dict[str, Any]
+    job: Job, dataset: Dataset, sampler: Any, queue: ZarrQueue, out: str | Path, store: dict[str, Any]
 ) -> Callable[..., None]:
     """The function that samples missing bulks, on this machine."""
     kernel = sampling_backend(job.kernel)

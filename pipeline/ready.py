@@ -18,9 +18,10 @@ from .config.systems import System
 from .custom.own_code import OwnCode
 from .interop.model_argument import as_record_or_module
 from .machine.compilers import check_compiler
+from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
-from .setup.open_data import absolute_source, open_data, opened_from_python
+from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import check_samples, open_samples, own_queue
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import (
@@ -150,7 +151,7 @@ def _opened(
     if not isinstance(dataset, Dataset):
         try:
             # Ranks on a cluster open their own data, and check them: the driver needs the manifest only.
-            dataset = open_data(job, dataset, emit, lazy=job.executor == "dask")
+            dataset = open_with_cluster(job, dataset, emit, lazy=job.executor == "dask")
         except InputError:
             if resume:
                 check_same_data(folder, job.dataset, None)

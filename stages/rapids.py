@@ -31,8 +31,14 @@ def named_cluster(client: Any) -> Iterator[None]:
         _named.reset(before)
 
 
-def _gpus_there(needed: tuple[str, ...]) -> int:
-    """GPUs of the named cluster; 0 if there is none, or it has others than workers with a GPU each."""
+def is_named(client: Any) -> bool:
+    """True if the client is of the user's own cluster, whose processes go on when the work is done."""
+    return client is _named.get()
+
+
+def gpus_named(needed: tuple[str, ...]) -> int:
+    """GPUs of the named cluster; 0 if there is none, or it has others than workers with these modules and a GPU
+    each."""
     if (client := _named.get()) is None:
         return 0
     found = [*client.run(_own_gpu, needed).values()]
@@ -65,7 +71,7 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         MissingExtraError: a module is not installed.
         InputError: there is no GPU, or no driver.
     """
-    if gpus := _gpus_there(needed):
+    if gpus := gpus_named(needed):
         if gpus > 1:
             _check_has((*needed, *NEEDED_BY_SEVERAL), what, instead)
         return gpus
@@ -105,7 +111,7 @@ def gpu_cluster(gpus: int) -> Iterator[Any]:
     Args:
         gpus: from `count_gpus`.
     """
-    if _gpus_there(()) == gpus:
+    if gpus_named(()) == gpus:
         yield _named.get()
         return
     from dask_cuda import LocalCUDACluster

@@ -115,6 +115,21 @@ def check_gpus_of_cut(job: Job, cut: Clustered) -> None:
 
 
 @contextmanager
+def on_named(job: Job) -> Iterator[None]:
+    """Context in which RAPIDS takes the GPUs of the cluster that the job names, if it names one and dask-cuda made it.
+
+    Raises:
+        InputError: see `check_reachable` and `opened`.
+    """
+    if job.cluster.scheduler is None:
+        yield
+        return
+    check_reachable(job.cluster)
+    with opened(job, silent, 0):
+        yield
+
+
+@contextmanager
 def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     """Context with a client of the configured cluster. A cluster that is started here is stopped at the end.
 

@@ -1,4 +1,5 @@
-"""Sampling on all GPUs of this machine, from a graph spread over them: `millrace sample` with ``kernel = "cugraph"``.
+"""Sampling on all GPUs of this machine, or of the named cluster, from a graph spread over them: `millrace sample` with
+``kernel = "cugraph"``.
 
 Every call of cuGraph is collective: if one process leaves it out, the others wait forever. Here the driver hands out
 work in rounds, so that all processes take part in each. Training ranks cannot do this, since each samples at its own
@@ -8,6 +9,7 @@ pace: they sample from whole graphs, or, where a graph is too large for one GPU,
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +19,14 @@ from typing import Any
 from ...stages.assignment import BulkRequest, SeedPlan
 from ...stages.feed.queue_feed import Receipt
 from ...stages.kernels import multi_gpu_sampling
-from ...stages.rapids import gpu_cluster
+from ...stages.rapids import gpu_cluster, is_named
 from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import features_place, open_dataset_store
-from ...storage.errors import RunError
+from ...storage.errors import InputError, RunError
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import ZarrQueue
+from ...storage.urls import is_url
 from ..config.load import Job
 from ..setup.open_queue import seed_plan
 from ..setup.shared_dataset import share
@@ -31,6 +34,8 @@ from ..setup.shared_dataset import share
 LOOK_S = 5.0
 """Seconds between checks of the driver that all processes are alive."""
 PUT_S = 60.0
+LEAVE_S = 60.0
+"""Time for the processes of the user's own cluster to end what they do once one of them has failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +56,7 @@ def sample_across(
     dataset: Dataset,
     sampler: Sampler,
     queue: ZarrQueue,
-    out: str,
+    out: str | Path,
     store: Mapping[str, Any],
     gpus: int,
     *,
@@ -62,16 +67,18 @@ def sample_across(
 
     Args:
         job: what to sample.
-        dataset: V nodes. Each process reads it from a store; a graph's edges are on one GPU each.
+        dataset: V nodes. Each process reads it from a store, its own or a copy beside `out`; a graph's edges are on one
+            GPU each.
         sampler: of `job`.
         queue: the driver's own end of the store.
         out: where the store is.
         store: what it was created with, for the processes.
-        gpus: P, more than one.
+        gpus: P.
         stop: asked between rounds.
         on_receipt: called with what has been stored.
 
     Raises:
+        InputError: a process of the named cluster has several threads.
         RunError: a process failed or was lost.
     """
     plan = seed_plan(job, dataset)
@@ -82,14 +89,25 @@ def sample_across(
     if not lacking:
         return
     lacking += [None] * (-len(lacking) % gpus)
-    with TemporaryDirectory(prefix="millrace-") as aside:
+    place = str(out) if is_url(out) else str(Path(out).resolve())
+    # Processes of the user's own cluster may be on other machines: they see the store that they write to.
+    with (
+        gpu_cluster(gpus) as client,
+        TemporaryDirectory(prefix=".sampling-", dir=None if is_url(out) else Path(place).parent) as aside,
+    ):
         path, _ = share(job, dataset, Path(aside))
         order = _Order(
-            str(path), sampler, job.train.batch_size, job.seed_of("minibatches"), out, {**store, "sweep": False}
+            str(path), sampler, job.train.batch_size, job.seed_of("minibatches"), place, {**store, "sweep": False}
         )
-        with gpu_cluster(gpus) as client:
-            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-            on = [partial(client.submit, workers=[w], allow_other_workers=False, pure=False) for w in workers]
+        found = client.scheduler_info(n_workers=-1)["workers"]
+        if wide := [w for w, record in found.items() if record["nthreads"] > 1]:
+            raise InputError(
+                f"the worker {wide[0]} has {found[wide[0]]['nthreads']} threads, but cuGraph samples in one thread of "
+                "each; start `dask cuda worker` with --nthreads 1"
+            )
+        workers = sorted(found)
+        on = [partial(client.submit, workers=[w], allow_other_workers=False, pure=False) for w in workers]
+        try:
             unique = _together(client, workers[:1], [on[0](multi_gpu_sampling().new_unique_id)])[0]
             _together(client, workers, [submit(_join, order, rank, gpus, unique) for rank, submit in enumerate(on)])
             for first in range(0, len(lacking), gpus):
@@ -98,7 +116,21 @@ def sample_across(
                 for receipt in _together(client, workers, [s(_draw, which) for s, which in zip(on, lacking[first:])]):
                     if receipt is not None:
                         on_receipt(receipt)
-            _together(client, workers, [submit(_leave) for submit in on])
+        except RunError as e:
+            if is_named(client) and not _all_left(on):
+                raise RunError(f"{e}; first restart the workers of that cluster, which still wait in cuGraph") from e
+            raise
+        _together(client, workers, [submit(_leave) for submit in on])
+
+
+def _all_left(on: list[Any]) -> bool:
+    """Ask processes that go on to leave, after one has failed; True if all of them have."""
+    from distributed import wait
+
+    with suppress(TimeoutError):
+        wait([submit(_leave) for submit in on], timeout=LEAVE_S)
+        return True
+    return False
 
 
 def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
@@ -158,6 +190,7 @@ def _draw(which: tuple[int, int] | None) -> Receipt | None:
 
 
 def _leave() -> None:
-    _here.opened[-1].close()
-    _here.kernel.close()
-    del _here.opened, _here.kernel
+    for name in ("opened", "kernel"):
+        if name in vars(_here):
+            own = vars(_here).pop(name)
+            (own[-1] if name == "opened" else own).close()

@@ -63,7 +63,7 @@ def partition(
     from ..config.records import cut_of
     from ..dashboard.command import recorded_stages
     from ..ingest.scratch import scratch_of, sweep_committed
-    from ..setup.open_data import open_data
+    from ..opening import open_with_cluster
     from ..telemetry.console import Terminal
 
     if (out is None) == (into is None):
@@ -91,7 +91,7 @@ def partition(
         check_reachable(job.cluster)
     goes_on = folder.exists() if into is None else scratch_of(folder).exists()
     with Terminal() as terminal, recorded_stages("partition", dataset, folder, terminal, goes_on=goes_on) as told:
-        data = open_data(job, None, told, lazy=True)
+        data = open_with_cluster(job, None, told, lazy=True)
         if into is not None:
             check_one_type(data, "renumbering")
         told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))

@@ -22,7 +22,8 @@ from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.registry import reader_of
-from ..setup.open_data import open_data, with_keys
+from ..opening import open_with_cluster
+from ..setup.open_data import with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest, Settings
@@ -93,7 +94,7 @@ def _convert(
     if why and isinstance(spec, str) and is_url(spec):
         raise InputError(f"{spec} is read in pieces only, but {why}; copy its files here first")
     if why is not None:
-        data = open_data(_left_on_disk(job, spec), source, emit, lazy=True)
+        data = open_with_cluster(_left_on_disk(job, spec), source, emit, lazy=True)
         if why:
             emit(Note(f"the dataset was read into memory, since {why}"))
         emit(StageStarted("store", f"writing {out}"))

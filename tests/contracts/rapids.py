@@ -11,6 +11,9 @@ import os
 import sys
 import threading
 import types
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -19,8 +22,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from dask.delayed import delayed
-from distributed import LocalCluster, default_client
+from distributed import Client, LocalCluster, default_client
 
+from millrace.stages import rapids
 from millrace.tests.contracts import dask_cuda
 
 
@@ -388,6 +392,24 @@ class LocalCUDACluster(LocalCluster):
         super().__init__(
             n_workers=a["n_workers"], threads_per_worker=a["threads_per_worker"], processes=False, **a["kwargs"]
         )
+
+
+@contextmanager
+def named_cluster(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int = 1
+) -> Iterator[tuple[LocalCluster, Client]]:
+    """A cluster that a user has started by dask-cuda, with threads for workers; none can be started beside it."""
+    install(monkeypatch, gpus)
+    monkeypatch.setattr(rapids, "_own_gpu", lambda needed: uuid.uuid4().hex)
+    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": ":0"}
+    with (
+        LocalCluster(n_workers=gpus, threads_per_worker=threads, **options) as own,
+        Client(own) as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.delattr("dask_cuda.LocalCUDACluster")
+        yield own, client
+        assert len(client.run(os.getpid)) == gpus, "it goes on"
 
 
 PATIENCE_S = 120.0

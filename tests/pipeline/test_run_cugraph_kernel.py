@@ -1,6 +1,8 @@
 """``kernel = "cugraph"``, with RAPIDS stood in for: a whole run, what its samples obey, what is refused, and what may
 not pass for what."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from distributed import Client, Event, LocalCluster
@@ -10,7 +12,9 @@ from millrace.pipeline.cluster import sample_multi_gpu
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.stages import kernels
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
+from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError
+from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.contracts import rapids
 from millrace.tests.contracts.command import command
 
@@ -168,6 +172,51 @@ def test_an_interrupted_round_leaves_bulks_that_are_kept(tmp_path, monkeypatch):
     assert 0 < there < 4
     assert sample(tmp_path / "store", *CUGRAPH)[0] == 0
     check_laws(tmp_path / "store", mr.open_dataset(DATASET).graph)
+
+
+@pytest.mark.parametrize(("gpus", "stored"), [(1, True), (2, False)])
+def test_a_cluster_of_dask_cuda_that_is_named_samples(tmp_path, monkeypatch, gpus, stored):
+    """No other is started; after a failure its workers are free again."""
+    dataset, made, real = DATASET, [], rapids.MGGraph.__init__
+    monkeypatch.setattr(rapids.MGGraph, "__init__", lambda self, *a, **k: (real(self, *a, **k), made.append(self))[0])
+    if stored:
+        dataset = tmp_path / "data"
+        write_dataset(dataset, mr.open_dataset(DATASET))
+    monkeypatch.chdir(tmp_path)
+    with rapids.named_cluster(monkeypatch, gpus) as (own, _):
+        words = ("sample", "--dataset", dataset, "--epochs", 2, *SMALL[2:4], *SMALL[6:], *CUGRAPH, "--out", "store")
+        words += ("--set", f"cluster.scheduler={own.scheduler_address}")
+        with monkeypatch.context() as patch:
+            patch.setattr(ZarrQueue, "put", lambda *_: 1 / 0)
+            code, _, err = command(*words)
+            assert code == 3 and "division by zero; fix that and give the command again" in " ".join(err.split())
+            assert "restart" not in err
+        code, _, err = command(*words)
+        assert code == 0, err
+    assert [g.own_edges for g in made[gpus:]] == [mr.open_dataset(DATASET).graph.num_edges // gpus] * gpus
+    check_laws(tmp_path / "store", mr.open_dataset(DATASET).graph)
+    assert not [*tmp_path.glob(".sampling*")], "the copy of the data is gone"
+
+
+def test_a_named_cluster_that_cannot_sample_is_told_so(tmp_path, monkeypatch):
+    with rapids.named_cluster(monkeypatch, 2, threads=2) as (own, client):
+        more = ("--set", f"cluster.scheduler={own.scheduler_address}")
+        code, _, err = sample(tmp_path / "store", *CUGRAPH, *more)
+        assert code == 2 and "has 2 threads" in " ".join(err.split()) and "--nthreads 1" in err
+        hangs, never = Event("hangs", client=client), Event("let go", client=client)
+        monkeypatch.setattr(sample_multi_gpu, "LEAVE_S", 0.5)
+        on = [partial(client.submit, workers=[w], pure=False) for w in client.scheduler_info()["workers"]]
+        stuck = [submit(_hang) for submit in (*on, *on)]
+        hangs.wait()
+        assert not sample_multi_gpu._all_left(on), "all threads wait in a call that another one has left"
+        never.set()
+        client.gather(stuck)
+        assert sample_multi_gpu._all_left(on)
+
+
+def _hang() -> None:
+    Event("hangs").set()
+    Event("let go").wait()
 
 
 def test_a_lost_process_ends_the_wait_for_the_others(monkeypatch):

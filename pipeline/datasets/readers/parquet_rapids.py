@@ -1,5 +1,5 @@
-"""Edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on this
-machine's GPUs.
+"""Edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the GPUs of
+the named cluster, or of this machine.
 
 Calls follow the signatures of the 26.10 wheels, which `tests/contracts/rapids.py` checks. This module has not run on a
 GPU yet.
@@ -35,11 +35,11 @@ class _Piece:
 
 
 def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
-    """Edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own that ends with the
-    call.
+    """Edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own
+    (`rapids.gpu_cluster`).
 
     Args:
-        files: files with columns ``src``, ``dst`` and optionally ``weight``, in order.
+        files: files with columns ``src``, ``dst`` and optionally ``weight``, in order, which these processes see.
         num_nodes: V.
         ids: [V] ascending, the ids by which edges name their ends; None if these are 0 to V - 1.
         options: treatment of direction, loops and weights.

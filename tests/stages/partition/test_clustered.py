@@ -2,12 +2,10 @@
 
 import os
 import sys
-import uuid
 
 import numpy as np
 import pytest
 import scipy.sparse
-from distributed import Client, LocalCluster
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -167,23 +165,17 @@ def test_senseless_options_are_refused(option, told):
 def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, monkeypatch, gpus):
     """No other is started, and it goes on. One whose workers have no GPU of their own is not taken."""
     write_dataset(tmp_path / "store", open_dataset(CUT))
-    rapids.install(monkeypatch, gpus)
-    monkeypatch.setattr(machine, "_own_gpu", lambda needed: uuid.uuid4().hex)
-    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": ":0"}
-    with LocalCluster(n_workers=gpus, threads_per_worker=1, **options) as own, Client(own) as client:
+    with rapids.named_cluster(monkeypatch, gpus) as (own, client):
         words = ("partition", tmp_path / "store", "--parts", 2, "--method", "leiden", "--set", "executor=dask")
         sets = ("--set", f"cluster.scheduler={own.scheduler_address}")
-        with monkeypatch.context() as patch:
-            patch.delattr("dask_cuda.LocalCUDACluster")
-            code, _, err = command(*words, *sets, "--out", tmp_path / "parts")
+        code, _, err = command(*words, *sets, "--out", tmp_path / "parts")
         assert code == 0, err
-        book = open_book(tmp_path / "parts" / "book")
-        alone = Leiden().assign(open_dataset(CUT).graph, 2, 0)
-        assert np.array_equal(book.part(np.arange(300)), alone.part(np.arange(300)))
-        monkeypatch.undo()
-        with machine.named_cluster(client):
-            assert machine._gpus_there(()) == 0
-        assert len(client.run(os.getpid)) == gpus
+        with monkeypatch.context() as patch, machine.named_cluster(client):
+            patch.setattr(machine, "_own_gpu", lambda needed: None)
+            assert machine.gpus_named(()) == 0
+    book = open_book(tmp_path / "parts" / "book")
+    alone = Leiden().assign(open_dataset(CUT).graph, 2, 0)
+    assert np.array_equal(book.part(np.arange(300)), alone.part(np.arange(300)))
 
 
 @pytest.mark.parametrize("parts", [0, True, "2"])

@@ -101,6 +101,20 @@ def test_edges_that_are_clean_need_no_more_than_their_counts(tmp_path, on_gpus, 
     assert not used[0].repeated and not used[0].loops
 
 
+def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, on_gpus, monkeypatch):
+    folder, used = write(tmp_path / "g", gaps=True), on_gpus(2)
+    with rapids.named_cluster(monkeypatch, 2) as (own, _):
+        given = ("edges_on=gpu", "missing_ids=compact", "direction=directed")
+        sets = [word for key in given for word in ("--set", f"read.{key}")]
+        code, _, err = command(
+            "convert", folder, *sets, "--scheduler", own.scheduler_address, "--out", tmp_path / "new"
+        )
+        assert code == 0, err
+    assert len(used) == 1 and used[0] is not None
+    alone = open_dataset(folder, options=ReadOptions(missing_ids="compact", direction="directed"))
+    assert_same(open_dataset_store(tmp_path / "new"), alone)
+
+
 def test_symmetric_edges_are_seen_to_be(tmp_path, on_gpus):
     on_gpus(2)
     folder = write(tmp_path / "g", weighted=False)
