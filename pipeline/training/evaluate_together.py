@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.comm.base import Group
+from ...stages.evaluate.cuda import Room
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs, link_metrics, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
@@ -51,17 +52,16 @@ def evaluate_together(
 
     Args:
         module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back. A
-            copy on the host runs in place of one whose parameters lie on a device, as rows are held and exchanged on
-            the host.
+            copy on the host runs in place of one whose parameters lie on a device, if `visits` computes on the host.
         share: of this rank.
-        visits: of the same.
+        visits: of the same, on the host or on the module's device.
         split: train, val or test.
         num_layers: L.
         group: the ranks. What they exchange is counted under ``evaluation``.
         measures: what is measured; by default accuracy.
         by_class: count by class too.
     """
-    measures, module = measures or Measures(), _on_host(module)
+    measures, module = measures or Measures(), _where_visited(module, visits)
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
         h = _rows_of(module, share, visits, num_layers)
@@ -95,9 +95,9 @@ def evaluate_links_together(
         group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
         names: metrics.
     """
-    module = _on_host(module)
-    with group.counting("evaluation"), evaluating(module):
-        h, own = _rows_of(module, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
+    visitor, module = _where_visited(module, visits), _on_host(module)
+    with group.counting("evaluation"), evaluating(module), evaluating(visitor):
+        h, own = _rows_of(visitor, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
         rows = torch.cat(_at_first(h[own], group, "activations"))
         numbers = torch.zeros(len(names), dtype=torch.float64)
         if group.rank == 0:
@@ -177,7 +177,7 @@ def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:
 
 
 def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -> Tensor:
-    """[N, C], outputs of this rank's nodes."""
+    """[N, C] on the host, outputs of this rank's nodes."""
     neighbourhoods, h = visits.everything(share.graph, module, num_layers)
     for i, neighbourhood in enumerate(neighbourhoods):
         # Layers differ in width: what one has used would lie idle beside what the next one takes.
@@ -185,7 +185,22 @@ def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -
             # pyrefly: ignore[not-callable]
             h = module.layer(i, neighbourhood, h)
         give_back()
-    return h
+    return h.cpu()
+
+
+def fits_there(share: Share, module: nn.Module, device: torch.device) -> bool:
+    """True if a rank's rows, its edges and two layers take at most half of what is free on the device, and what stays
+    there between evaluations at most half of what training has left over."""
+    whole = share.graph.whole
+    widest = max((max(p.shape) for p in module.parameters() if p.ndim > 1), default=1)
+    layers = 3 * (whole.num_src + whole.remote_rows) * max(widest, share.x.shape[1]) * share.x.itemsize
+    stays, half = share.new_bytes_on(device), Room.on(device).num_bytes
+    used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return stays + layers <= half and stays <= half - used // 2
+
+
+def _where_visited(module: nn.Module, visits: Visits) -> nn.Module:
+    return _on_host(module) if visits.device.type == "cpu" else module
 
 
 def _on_host(module: nn.Module) -> nn.Module:

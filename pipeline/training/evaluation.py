@@ -32,7 +32,7 @@ from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
-from .evaluate_together import KnownOfBlocks, evaluate_links_together, evaluate_together
+from .evaluate_together import KnownOfBlocks, evaluate_links_together, evaluate_together, fits_there
 from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
@@ -73,6 +73,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(part(), job),
             placed,
             job,
+            model,
         )
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
@@ -162,13 +163,21 @@ def _by_leaders(
     return score
 
 
-def _together(prepared: Prepared, shared: Callable[[], Share], placed: Callable[[], object], job: RankJob) -> Score:
-    """Each rank evaluates its own rows; of pairs, the first one all."""
+def _together(
+    prepared: Prepared, shared: Callable[[], Share], placed: Callable[[], object], job: RankJob, model: nn.Module
+) -> Score:
+    """Each rank evaluates its own rows, on its device if the model is there and all ranks have room; of pairs, the
+    first one scores all."""
 
     @cache
     def visits() -> tuple[Share, Visits]:
-        held = shared()
-        return held, Visits(held, (), PREFETCH_BYTES, job.group)
+        held, device = shared(), job.device
+        if device is not None:
+            there = all(p.device.type == device.type for p in model.parameters())
+            with job.group.counting("evaluation"):
+                if job.group.any(not (there and fits_there(held, model, device))):
+                    device = None
+        return held, Visits(held, (), PREFETCH_BYTES, job.group, device)
 
     @cache
     def pairs(split: str) -> tuple[Pairs, KnownOfBlocks]:

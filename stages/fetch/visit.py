@@ -212,10 +212,15 @@ class Visits:
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
         self._device = device
-        self._x, self._labels = (t if device is None else t.to(device) for t in (share.x, share.labels))
+        self._x, self._labels = (share.x, share.labels) if device is None else share.on(device)
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring: Ring | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where layers are computed."""
+        return self._x.device
 
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""

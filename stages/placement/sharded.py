@@ -1,6 +1,7 @@
 """Each rank holds the nodes of one part, and their in-edges."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -38,6 +39,20 @@ class Share:
     """[e, D], features of the rank's edges in the order of its part; None: they have none, or the model reads none."""
     types: PartTypes | None = field(default=None, kw_only=True)
     """Types of its rows and edges; None: there is one of each."""
+
+    @cached_property
+    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`x` and `labels` in the memory of `device`; copied once."""
+        if device not in self._there:
+            self._there[device] = self.x.to(device), self.labels.to(device)
+        return self._there[device]
+
+    def new_bytes_on(self, device: torch.device) -> int:
+        """Bytes that the features and the edges of all rows would add on `device` to what `on` has copied there."""
+        return self.graph.nbytes + (0 if device in self._there else self.x.nbytes)
 
     @property
     def x(self) -> Tensor:

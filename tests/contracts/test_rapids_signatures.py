@@ -1,15 +1,18 @@
 """The stand-ins for RAPIDS take what the real functions take, as read from the wheels of 26.10."""
 
+import ast
 import inspect
 import json
 from pathlib import Path
 
 import pytest
 
+import millrace
 from millrace.tests.contracts import dask_cuda
 from millrace.tests.contracts.rapids import FAKES
 from millrace.tests.contracts.rapids_signatures import WHERE, plain, read
 
+MODULES = {"cudf", "cugraph", "cupy", "dask_cuda", "dask_cudf", "pylibcugraph", "pylibraft"}
 READ = json.loads(Path(__file__).with_name("rapids_signatures.json").read_text())
 
 
@@ -30,6 +33,40 @@ def test_every_stand_in_was_read_from_a_wheel():
 @pytest.mark.parametrize("name", FAKES)
 def test_a_stand_in_takes_what_the_real_one_takes(name):
     assert taken(FAKES[name]) == READ["signatures"][name]
+
+
+def calls_in(path: Path):
+    """(line, name as in the file of signatures, positional arguments, keywords) of each call of a module's function."""
+    text, known = path.read_text(), {}
+    if not any(f"import {module}" in text for module in MODULES):
+        return
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            if f"{home}{alias.name}".split(".")[0] in MODULES:
+                known[alias.asname or alias.name] = f"{home}{alias.name}"
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+        name = ast.unparse(node.func)
+        first, dot, rest = name.partition(".")
+        if first in known and "(" not in rest:
+            spread = any(isinstance(a, ast.Starred) for a in node.args)
+            keywords = None if spread or any(k.arg is None for k in node.keywords) else [k.arg for k in node.keywords]
+            yield node.lineno, known[first] + dot + rest, len(node.args), keywords
+
+
+def test_every_call_of_a_module_is_of_a_known_function_with_arguments_that_it_takes():
+    root, found = Path(millrace.__path__[0]), []
+    for path in sorted(p for folder in ("pipeline", "stages") for p in (root / folder).rglob("*.py")):
+        for line, name, count, keywords in calls_in(path):
+            found.append(name)
+            where = f"{path.name}:{line}: {name}"
+            assert name in READ["signatures"], f"{where} was not read from a wheel"
+            space = {}
+            exec(f"def real{READ['signatures'][name]}: ...".replace("no_default", "None"), space)
+            if keywords is not None:
+                inspect.signature(space["real"]).bind(*range(count), **dict.fromkeys(keywords))
+    assert len(found) >= 20 and {"cudf.read_parquet", "pylibcugraph.MGGraph"} <= {*found}
 
 
 def test_so_does_the_cluster_of_processes():

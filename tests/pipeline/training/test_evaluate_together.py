@@ -1,20 +1,26 @@
-"""Ranks evaluate together on the host, wherever the model is trained."""
+"""Ranks evaluate together, on the host or on their devices, wherever the model is trained."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
-from millrace.pipeline.training.evaluate_together import evaluate_together
+from millrace.pipeline.training import evaluate_together as together
+from millrace.pipeline.training.evaluate_together import evaluate_together, fits_there
+from millrace.stages.comm.gloo import Gloo
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.models import MODELS
 from millrace.tests.contracts.full_batch import C, F, make_case
+from millrace.tests.contracts.nccl import stood_in
+from millrace.tests.contracts.pretended_device import DEVICE
+from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 
 @pytest.mark.parametrize("name", [n for n, kind in MODELS.items() if not (kind.reads_edges or kind.reads_relations)])
 def test_a_model_on_a_device_is_evaluated_as_on_the_host(name: str, on_device: torch.device) -> None:
-    """Rows that ranks hold lie on the host: they must not meet parameters that are trained on a device."""
+    """Where rows that ranks hold lie on the host, they must not meet parameters that are trained on a device."""
     torch.manual_seed(0)
     case, model = make_case(9, 2), MODELS[name](hidden=8, layers=2).build(F, C).double()
     there = copy.deepcopy(model).to(on_device)
@@ -27,3 +33,44 @@ def test_a_model_on_a_device_is_evaluated_as_on_the_host(name: str, on_device: t
     for host, device in run_threads(rank, 2):
         assert host == device
     assert all(p.is_cuda for p in there.parameters())
+
+
+def there_and_here(group: Gloo) -> tuple[float, Any, Any, int]:
+    """The largest difference of outputs on the pretended device and on the host, accuracies, and messages between the
+    devices."""
+    made, case = stood_in(group), make_case(7, group.size)
+    torch.manual_seed(0)
+    model = MODELS["gat"](hidden=4, layers=2).build(F, C).double().train()
+    share = case.share(made, 2, False)
+    here, there = Visits(share, (), 0, made), Visits(share, (), 100, made, DEVICE)
+    on_host = together._rows_of(model.eval(), share, here, 2)
+    model = model.train().to(DEVICE)
+    scores = [evaluate_together(model, share, visits, "val", 2, made) for visits in (here, there)]
+    assert model.training
+    swaps = made._on_gpus.asked.count("swap")
+    with torch.no_grad():
+        difference = (together._rows_of(model.eval(), share, there, 2) - on_host).abs().max()
+    return float(difference), *(s and s.accuracy for s in scores), swaps
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
+def test_ranks_evaluate_on_their_devices_as_on_the_host() -> None:
+    for difference, here, there, swaps in run_ranks(there_and_here, 2):
+        assert difference < 1e-10 and here == there is not None and swaps
+
+
+def test_what_does_not_fit_on_a_device_is_said_not_to(monkeypatch: pytest.MonkeyPatch, on_device: torch.device) -> None:
+    def rank(group: ThreadGroup) -> list[bool]:
+        share, model = make_case(7, 1).share(group, 2, False), MODELS["gcn"](hidden=4, layers=2).build(F, C)
+        found = [fits_there(share, model, on_device)]
+        stays = share.new_bytes_on(on_device)
+        for free, used in ((stays, 0), (2 * stays + (1 << 16), 0), (2 * stays + (1 << 16), 1 << 20)):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, n=free: (n, n))
+            monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, n=used: n)
+            found.append(fits_there(share, model, on_device))
+        share.on(on_device)
+        assert share.new_bytes_on(on_device) == stays - share.x.nbytes
+        return found
+
+    assert run_threads(rank, 1) == [[True, False, True, False]]
