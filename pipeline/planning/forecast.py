@@ -42,17 +42,16 @@ class Forecast:
     """True if a generated graph stood in for the real one, or fewer ranks for all."""
 
 
-def foresee(s: Candidate, base: int, room: int, seen: TrialResult | None = None) -> Forecast:
+def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
     """Forecast of the candidate's run from its trial; without one, its least memory.
 
     Args:
         s: the run.
-        base: bytes of a rank without data.
         room: bytes of a rank's memory.
         seen: the trial.
     """
     moved = Moved() if seen is None else moves(s, seen)
-    memory = least_bytes(s, base) if seen is None else memory_of(s, seen, base, moved.most_seen)
+    memory = least_bytes(s) if seen is None else memory_of(s, seen, moved.most_seen)
     total = sum(memory.values())
     terms = " + ".join(f"{name} {size / 2**20:,.0f}" for name, size in memory.items())
     words = f"{terms} = {total / 2**20:,.0f} MiB, of {room / 2**20:,.0f} MiB for a rank"
@@ -76,8 +75,8 @@ def foresee(s: Candidate, base: int, room: int, seen: TrialResult | None = None)
     )
 
 
-def least_bytes(s: Candidate, base: int) -> Parts:
-    """Memory that a rank needs in any case, known without a trial."""
+def least_bytes(s: Candidate) -> Parts:
+    """Memory of data that a rank needs in any case, known without a trial."""
     chunks = 2 if isinstance(s.system.partition, Chunks) else 1
     share = 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
     nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
@@ -93,25 +92,26 @@ def least_bytes(s: Candidate, base: int) -> Parts:
         rows = s.at.dataset.features
         used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))
         features -= nodes * s.row_bytes[0] * (1 - used / (rows.num_rows * rows.num_features))
-    return {"process": base, "graph": round(graph * share), "features": round(features)}
+    return {"graph": round(graph * share), "features": round(features)}
 
 
-def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Parts:
+def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     """Memory of the largest rank, from that of the trial's largest one.
 
     Args:
         s: the run.
         seen: its trial.
-        base: bytes of a rank without data.
         most_seen: most nodes seen by a rank of isolated training; else 0.
     """
     worst, grows = int(np.argmax(seen.peak_rss_bytes)), s.at.growth
     features, step = (seen.memory_bytes[worst][use] for use in ("features", "step"))
+    used = seen.peak_rss_bytes[worst] - step
+    base = min(seen.base_bytes, used)
     if s.cut is not None and s.trial_cut is not None and s.ranks > 1:
         # Isolated ranks see more than their parts, and hold the features of all they see.
         isolated = most_seen and features
         grows *= most_seen * s.row_bytes[0] / features if isolated else s.cut.most_held / s.trial_cut.most_held
-    data = round(max(0, seen.peak_rss_bytes[worst] - base - step) * grows)
+    data = round((used - base) * grows)
     if s.exchanges:
         data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
     parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}

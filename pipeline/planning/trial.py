@@ -1,73 +1,45 @@
-"""Trials: a run's own code on its own data, by few ranks and for a few steps, to measure what a step costs here.
+"""Trials: short runs on this machine, whose reports tell what a step costs here."""
 
-A process of their own runs them. It imports what a rank needs once, and forks the ranks of each trial, so that they
-start at once. A rank works as in a run, on the same data and with the same code (`trainer.train_and_evaluate`), but
-only for a few steps.
-"""
-
-import os
-import signal
+import json
+import pickle
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from torch.distributed import FileStore
 
-from ...stages.comm.gloo import Gloo
-from ...stages.comm.solo import Solo
-from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.assignment import SeedPlan
+from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
-from ...stages.messages import Part
-from ...stages.sample.base import Sampler
 from ...storage.dataset import Split
-from ...storage.errors import PeerLostError, RunError
-from ...storage.ledger import Ledger
-from ...storage.minibatch import Bulk
+from ...storage.errors import RunError
 from ..config.load import Job
-from ..setup.model import Outline
+from ..run import run
 from ..setup.open_data import open_data
-from ..setup.open_queue import own_queue
-from ..setup.parts import Parts
-from ..setup.prepare import prepare, prepare_part
-from ..setup.result import peak_rss_bytes
-from ..telemetry.events import Event, StepDone, silent
-from ..telemetry.timers import Clock
-from ..training.dynamo import leave_compiler_out
-from ..training.trainer import RankReport, train_and_evaluate
-from .own_memory import OwnMemory
-
-TIMEOUT_S = 120.0
-"""Longest wait of a rank for another, after which that one counts as lost."""
+from ..setup.result import peak_rss_bytes, read_result
+from ..setup.run_folder import METRICS
+from ..telemetry.events import silent
+from ..telemetry.usage import own_bytes
+from .candidate import Candidate
 
 
 @dataclass(frozen=True)
-class TrialSpec:
-    """A trial."""
+class Drawn:
+    """Minibatches that were drawn for a plan."""
 
-    job: Job
-    """Configuration with the data, ranks and epochs of the trial."""
-    outline: Outline
-    """Outline of the dataset."""
-    parts: Path | None
-    """Folder of the parts, of which each rank opens its own instead of the dataset."""
-    out: Path
-    """Folder of the trial's run."""
-    seeds: int | None
-    """Train nodes to train on: of each part in isolated training, else of all ranks. None: all."""
-    row_bytes: tuple[int, int]
-    """Bytes of the features of a node, and of an edge if the model reads them."""
+    edge_bytes: float = 0.0
+    """Bytes of their structure for each sampled edge."""
+    sample_s: float = 0.0
+    """Seconds of drawing one, on threads that nothing else uses."""
+    distinct: Sequence[float] = ()
+    """Bytes of the distinct rows of one whole minibatch of a rank, of two, and so on, means over ranks: of nodes, and
+    of edges if the model reads them. Empty if there was no whole one."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +56,16 @@ class TrialResult:
     """Minibatches of an epoch over all ranks; an incomplete last one counts fractionally."""
     minibatch_bytes: float
     """Bytes of a minibatch's structure in memory; 0 without minibatches."""
-    distinct: list[float]
-    """Bytes of the distinct rows of one minibatch, of two, and so on, means over ranks; empty if there was no whole
-    one."""
+    distinct: Sequence[float]
+    """See `Drawn.distinct`."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
     """Seconds of fetching a minibatch's rows from other ranks, beside training."""
     evaluate_s: float
     """Seconds of evaluating a split."""
+    base_bytes: int
+    """Resident size of a rank without data."""
     peak_rss_bytes: list[int]
     """Peak of each rank's memory; of a job that maps its graph, without the pages of files."""
     memory_bytes: list[dict[str, int]]
@@ -103,233 +76,127 @@ class TrialResult:
     """Network messages that the first rank waited for, by kind."""
 
 
-class TrialProcess:
-    """The process that runs trials (`main`). Use as a context manager."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """
-        Args:
-            environment: variables that a rank's process starts with, such as the allocator's.
-        """
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        self._answers, theirs = Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys, {__name__} as t; t.main(int(sys.argv[1]))", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._errors,
-            stderr=self._errors,
-            env={**os.environ, **environment},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
-        self.base_bytes: int = self._answer()
-        """Resident size of a rank without data."""
-
-    def __enter__(self) -> "TrialProcess":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        # Its ranks are its children, in a process group of their own.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._answers.close()
-        self._errors.close()
-
-    def run_trial(self, spec: TrialSpec) -> TrialResult:
-        """Run a trial. Raises RunError if a rank failed."""
-        self._answers.send(spec)
-        if isinstance(answer := self._answer(), str):
-            raise RunError(f"the trial of system '{spec.job.system}' failed: {answer}")
-        return answer
-
-    def _answer(self) -> Any:
-        try:
-            return self._answers.recv()
-        except EOFError:
-            self._errors.seek(0)
-            last = self._errors.read().strip().splitlines()[-1:] or ["it printed nothing"]
-            status = self._process.wait()
-            raise RunError(f"the process that runs trials ended with status {status}: {last[0]}") from None
-
-
-# In the process
-
-
-@dataclass
-class Meter:
-    """Measurements of a rank beside its report."""
-
-    steps: int = 0
-    bulks: list[tuple[int, int, float]] = field(default_factory=list)
-    """Minibatches, bytes and seconds of drawing of each bulk."""
-    distinct: list[int] = field(default_factory=list)
-    """Bytes of the rows of the first minibatch, of the first two, and so on: of distinct nodes, and of edges."""
-
-
-class MeteredSampler:
-    """A sampler with a meter. Rows of the first `most` minibatches with `counts` seeds are counted together."""
-
-    def __init__(self, sampler: Sampler, meter: Meter, counts: int, most: int, row_bytes: tuple[int, int]) -> None:
-        self._sampler, self._meter, self._counts, self._most, self._row_bytes = sampler, meter, counts, most, row_bytes
-        self._nodes, self._edges = np.empty(0, np.int64), 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-    def sample(self, *request: Any) -> Bulk:
-        """See `Sampler.sample`."""
-        start = time.perf_counter()
-        bulk = self._sampler.sample(*request)
-        seconds, drawn = time.perf_counter() - start, bulk.minibatches
-        self._meter.bulks.append((len(drawn), sum(m.nbytes for m in drawn), seconds))
-        for minibatch in drawn if len(self._meter.distinct) < self._most else ():
-            if len(minibatch.seeds) == self._counts:
-                self._nodes = np.union1d(self._nodes, minibatch.nodes)
-                self._edges += sum(b.num_edges for b in minibatch.blocks[: 1 if minibatch.nested else None])
-                node, edge = self._row_bytes
-                self._meter.distinct.append(node * len(self._nodes) + edge * self._edges)
-        return bulk
-
-
 @dataclass(frozen=True)
-class ShortParts(Parts):
-    """`Parts` with at most `seeds` train nodes each."""
+class Report:
+    """The report of a short run."""
 
-    seeds: int | None = field(kw_only=True)
+    result: dict[str, Any]
+    events: list[dict[str, Any]]
+    peaks: list[int]
+    """Memory of each rank."""
+    base_bytes: int
+    """Memory of its process, if it had one of its own, before it opened data."""
 
-    def part(self, number: int) -> Part:
-        """See `Peers.part`."""
-        part = super().part(number)
-        return replace(part, split=shortened(part.split, self.seeds))
+
+def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = False) -> Report:
+    """Run a job into a new folder. One rank without a cluster runs in a process of its own, as if from the command
+    line.
+
+    Args:
+        job: the job.
+        out: the folder.
+        seeds: train nodes of the dataset to train on, in that process; None: all.
+        own: peaks are without the pages of files.
+
+    Raises:
+        RunError: the run failed.
+    """
+    base = 0
+    if job.executor == "inline":
+        command = [sys.executable, "-c", f"import {__name__} as t; t.main()"]
+        done = subprocess.run(command, input=pickle.dumps((job, out, seeds, own)), capture_output=True)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {done.returncode}"]
+            raise RunError(f"the trial of system '{job.system}' failed: {said[0]}")
+        base = int(done.stdout.split()[0])
+    else:
+        run(config=job, out=out, emit=silent)
+    result = read_result(out)
+    assert result is not None
+    events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    pulses = [[e["own_bytes"] for e in events if e["event"] == "Pulse" and e["rank"] == r] for r in range(job.ranks)]
+    return Report(result, events, [*map(max, pulses)] if own else result["peak_rss_bytes"], base)
 
 
-def shortened(split: Split, seeds: int | None) -> Split:
-    """The split with `seeds` train nodes, evenly spaced since neighbouring ids may be alike. None: all of them."""
-    if seeds is None or seeds >= len(split.train):
+def main() -> None:
+    """Run the job that standard input describes, and print the memory of this process before."""
+    job, out, seeds, own = pickle.load(sys.stdin.buffer)
+    print(own_bytes(psutil.Process()) if own else peak_rss_bytes(), flush=True)
+    data = None
+    if seeds is not None:
+        data = open_data(job, None, silent)
+        data = replace(data, split=shortened(data.split, seeds))
+    run(data, config=job, out=out, emit=silent)
+
+
+def shortened(split: Split, seeds: int) -> Split:
+    """The split with at most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
+    if seeds >= len(split.train):
         return split
     return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
 
 
-def peak_bytes() -> int:
-    """Peak of this process's memory, without shared libraries: a fork begins without most of its parent's pages."""
-    maps = psutil.Process().memory_maps() if sys.platform == "linux" else []
-    return peak_rss_bytes() - sum(m.rss for m in maps if ".so" in m.path)
+def draw(s: Candidate, seeds: Any, ranks: int) -> Drawn:
+    """Draw the minibatches of an epoch of so many ranks over `seeds`, as a trial trains on them."""
+    job, sizes = s.job, list[list[int]]()
+    sampler: Any = s.system.sample.sampler
+    batch, per_step, (row, edge_row) = job.train.batch_size, job.train.per_step(ranks), s.row_bytes
+    plan = SeedPlan(seeds, batch, -(-len(seeds) // batch), job.seed_of("minibatches"))
+    set_num_threads(s.at.threads)
+    for epoch in range(2):  # the first time includes loading kernels
+        start = time.perf_counter()
+        drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), sampling_backend(job.kernel)).minibatches
+        seconds = time.perf_counter() - start
+    set_num_threads(None)
+    for rank in range(ranks):
+        nodes, edges, of_rank = np.empty(0, np.int64), 0, []
+        for m in (m for i, m in enumerate(drawn) if i % per_step % ranks == rank and len(m.seeds) == batch):
+            nodes = np.union1d(nodes, m.nodes)
+            edges += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
+            of_rank.append(row * len(nodes) + edge_row * edges)
+        sizes.append(of_rank)
+    total = sum(m.num_edges for m in drawn)
+    return Drawn(
+        sum(m.nbytes for m in drawn) / max(1, total),
+        seconds / len(drawn),
+        [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)],
+    )
 
 
-def main(pipe: int) -> NoReturn:
-    """Run trials for the process at the other end of a pipe, through which `TrialSpec`s come, and go `TrialResult`s or
-    messages of ranks that failed, until it closes."""
-    leave_compiler_out()
-    driver, base = Connection(pipe), peak_rss_bytes()
-    driver.send(base)
-    with suppress(EOFError):
-        while True:
-            driver.send(perform(driver.recv(), base))
-    os._exit(0)
-
-
-def perform(spec: TrialSpec, base: int) -> TrialResult | str:
-    """Run a trial. Returns its measurements, or the message of the first rank that failed.
+def measured(s: Candidate, job: Job, report: Report, base: int, minibatches: float, drawn: Drawn) -> TrialResult:
+    """Measurements of a trial.
 
     Args:
-        spec: the trial.
-        base: see `TrialProcess.base_bytes`.
+        s: the run that is planned.
+        job: the trial's.
+        report: of the trial's run.
+        base: see `TrialResult.base_bytes`.
+        minibatches: see `TrialResult.minibatches`.
+        drawn: minibatches like those of the trial.
     """
-    spec.out.mkdir(parents=True)
-    with ProcessPoolExecutor(spec.job.ranks, get_context("fork")) as pool:
-        ranks = [pool.submit(run_trial, spec, rank, base) for rank in range(spec.job.ranks)]
-    if failed := [e for rank in ranks if (e := rank.exception()) is not None]:
-        # A lost peer is a consequence; the cause is another rank's message.
-        cause = min(failed, key=lambda e: isinstance(e, PeerLostError))
-        return f"{type(cause).__name__}: {cause}"
-    return measured(spec, *zip(*(rank.result() for rank in ranks)))
-
-
-def run_trial(spec: TrialSpec, rank: int, base: int) -> tuple[RankReport, Meter]:
-    """One rank's part in a trial, in a process of its own."""
-    job, ledger, meter, events = spec.job, Ledger(), Meter(), list[Event]()
-    start, mapped, watched = peak_bytes(), job.graph == "mapped", OwnMemory()
-    torch.set_num_threads(job.threads or 1)
-    set_num_threads(job.threads or 1)
-    if spec.parts is None:
-        data = open_data(job, None, silent)
-        prepared = prepare(job, replace(data, split=shortened(data.split, spec.seeds)))
-    else:
-        prepared = prepare_part(job, spec.outline, spec.parts, rank, {})
-        own: Any = prepared.data
-        parts = ShortParts(**vars(own.peers), seeds=spec.seeds)
-        part = parts.part(prepared.system.parts_before(rank))
-        prepared = replace(prepared, place_data=lambda: part)
-    sample: Any = prepared.system.sample
-    if sample.sampler is not None:
-        # Isolated ranks have queues of their own.
-        bound, most = {"max_bytes": 1} if sample.is_isolated else {}, MOST_STEPS * job.train.per_step(job.ranks)
-        metered = MeteredSampler(
-            sample.sampler, meter, job.train.batch_size, max(MOST_STEPS, most // job.ranks), spec.row_bytes
-        )
-        sample = replace(sample, sampler=metered, **bound)
-        prepared = replace(prepared, system=replace(prepared.system, sample=sample))
-    group: Any = Solo()
-    if job.ranks > 1:
-        # A file, since a store's server would be a thread of the process that forks.
-        meeting = FileStore(str(spec.out / "meeting"), job.ranks)
-        group = Gloo(meeting, rank, job.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)
-    with watched if mapped else nullcontext():
-        report = train_and_evaluate(
-            prepared,
-            spec.out,
-            own_queue(prepared, spec.out) if prepared.has_minibatches else None,
-            group=group,
-            ledger=ledger,
-            produce=True,
-            producer_alive=lambda: True,
-            emit=events.append,
-            stop=lambda: False,
-            clock=Clock(),
-        )
-    meter.steps = sum(isinstance(event, StepDone) for event in events)
-    grown = watched.peak_bytes - watched.start_bytes if mapped else peak_bytes() - start
-    return replace(report, peak_rss_bytes=base + grown), meter
-
-
-def measured(spec: TrialSpec, reports: Sequence[RankReport], meters: Sequence[Meter]) -> TrialResult:
-    """The measurements of all ranks."""
-    job, history, ranks, total = spec.job, reports[0].history, spec.job.ranks, meters[0].steps
+    result, seconds = report.result, report.result["seconds"]
+    epochs, total = seconds["per_epoch"], max(1, result["minibatches"])
     # The first epoch of each phase has one-time work. When the last one begins, sampling may be over.
-    sampled = bool(job.sampler)
-    last, starts = job.epochs - sampled, range(0, len(history), job.epochs)
-    phases = [[e["seconds"] for e in history[i : i + job.epochs]] for i in starts]
-    epoch_s = float(np.mean([np.median(phase[1:last] or phase) for phase in phases]))
-    steps, minibatches = total / len(history), spec.outline.splits["train"] / job.train.batch_size
-    if sampled and spec.parts is None:
-        minibatches = min(minibatches, (spec.seeds or 0) / job.train.batch_size)
-        steps = minibatches / job.train.per_step(ranks)
-    drawn, num_bytes, _ = np.sum([bulk for m in meters for bulk in m.bulks] or [(0, 0, 0)], axis=0)
-    # The first bulk's time includes loading kernels.
-    later = [np.sum(m.bulks[1:] or [(0, 0, 0)], axis=0) for m in meters]
-    evaluations = 1 + sum(any(key.startswith("val_") for key in epoch) for epoch in history)
-
-    def slowest(stage: str, count: float) -> float:
-        return max(r.seconds.get(stage, 0.0) for r in reports) / max(1, count)
-
+    phases = [epochs[i : i + job.epochs] for i in range(0, len(epochs), job.epochs)]
+    epoch_s = float(np.mean([np.median(phase[1 : job.epochs - s.is_sampled] or phase) for phase in phases]))
+    steps = next(e["steps_per_epoch"] for e in report.events if e["event"] == "StepDone")
+    shared = s.is_sampled and not s.system.sample.is_isolated
+    validated = [e["val_accuracy"] is not None or e["metrics"] for e in report.events if e["event"] == "EpochDone"]
     return TrialResult(
-        ranks=ranks,
+        ranks=job.ranks,
         epochs=job.epochs,
-        steps=total,
-        step_s=epoch_s / steps,
+        steps=steps * len(epochs),
+        step_s=epoch_s / (minibatches / job.train.per_step(job.ranks) if shared else steps),
         minibatches=minibatches,
-        minibatch_bytes=float(num_bytes / max(1, drawn)),
-        distinct=[float(np.mean(sizes)) for sizes in zip(*(m.distinct for m in meters))],
-        sample_s=max(float(seconds / max(1, count)) for count, _, seconds in later),
-        fetch_s=slowest("exchange", sum(r.minibatches for r in reports)) * ranks,
-        evaluate_s=slowest("evaluate", evaluations),
-        peak_rss_bytes=[r.peak_rss_bytes for r in reports],
-        memory_bytes=[r.memory_bytes for r in reports],
-        bytes={
-            channel: {kind: sum(r.bytes[channel][kind] for r in reports) for kind in kinds}
-            for channel, kinds in reports[0].bytes.items()
-        },
-        waits=reports[0].waits["network"],
+        minibatch_bytes=drawn.edge_bytes * result["sampled_edges"] / total,
+        distinct=drawn.distinct,
+        # Threads that sample share cores with those that train.
+        sample_s=drawn.sample_s * s.at.load(2 * job.ranks),
+        fetch_s=seconds["exchange"] / total * job.ranks,
+        evaluate_s=seconds["evaluate"] / (1 + sum(map(bool, validated))),
+        base_bytes=base,
+        peak_rss_bytes=report.peaks,
+        memory_bytes=result["memory_bytes"],
+        bytes={channel: result["bytes"][channel] for channel in ("network", "store")},
+        waits=result["waits"]["network"],
     )

@@ -1,4 +1,4 @@
-"""Set-up of a plan's trials: the data, cut for the ranks, and the process that runs trials."""
+"""A plan's trials: the data, cut for the ranks, and the jobs of the short runs."""
 
 import os
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
-from ...stages.partition.given import Given
-from ...stages.partition.stage import partition_dataset
 from ...storage.dataset import Dataset
+from ...storage.dataset_store import FeaturesFormat, write_dataset
 from ...storage.errors import InputError
+from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
-from ..config.load import Job, build
+from ..config.load import Job, build, resolve
 from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import System
@@ -30,17 +30,20 @@ from ..setup.checks import check_edges, check_types
 from ..setup.model import Outline, with_edges
 from ..setup.open_data import open_data
 from ..setup.shared_dataset import share
+from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .stand_in import detailed
-from .trial import TrialProcess, TrialResult, TrialSpec
+from .trial import Drawn, TrialResult, draw, measured, run_short, shortened
 
 EPOCHS = 5
 """Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
+TINY = "sbm:nodes=60,classes=2"
+"""A dataset that takes next to no memory."""
 CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
 """Keys of a job whose dataset is a store or a generated one in place of its own."""
 
@@ -83,9 +86,17 @@ class Trials:
         self._spec, self._scratch, self._emit = spec, scratch, emit
         self._ranks, self._seed = min(job.ranks, MOST_RANKS, max(2, per_host)), job.seed_of("minibatches")
         self._cuts = dict[tuple[str, int], CutCounts]()
-        self._process = cache(lambda keeps: exits.enter_context(TrialProcess(allocator(keeps))))
         shared_job = job.model_copy(update={"dataset": spec or data.name})
-        self._shared = cache(lambda: share(shared_job, data, scratch))
+        self._whole = cache(lambda: share(shared_job, data, scratch))
+        self._short = cache(self._write_short)
+        self._base = cache(self._measure_base)
+
+        @cache
+        def cluster(keeps: int) -> None:
+            """Start the cluster that trials share."""
+            exits.enter_context(sharing_cluster(self._alike(), 1, *({**allocator(n)} for n in {0, keeps})))
+
+        self._cluster = cluster
 
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
@@ -101,14 +112,25 @@ class Trials:
         """Forecast of a candidate that was `fitted`, and the measurements of its trial; None if it cannot fit."""
         cuts = (self._cut(job, system, ranks) for ranks in (job.ranks, self._ranks))
         candidate = Candidate(label, job, system, self.at, *cuts)
-        frees = system.sample.uses_queue and job.executor == "dask"
-        process = self._process(job.cluster.keep_freed_bytes if frees else 0)
-        least = foresee(candidate, process.base_bytes, self.room)
+        least = foresee(candidate, self.room)
         if not least.fits:
             return least, None
         self._emit(StageStarted("trial", f"trying {label} with {counted(self._ranks, 'rank')}"))
-        seen = process.run_trial(self._spec_of(candidate))
-        return foresee(candidate, process.base_bytes, self.room, seen), seen
+        seen = self._try(candidate)
+        return foresee(candidate, self.room, seen), seen
+
+    def _try(self, s: Candidate) -> TrialResult:
+        """Run the trial of a candidate."""
+        split, seeds = self.at.dataset.split, None
+        if s.is_sampled:
+            seeds = MOST_STEPS * s.job.train.batch_size * s.job.train.per_step(self._ranks)
+            split = shortened(split, seeds)
+        job = self._trial_of(s, seeds)
+        maps, shortens = job.graph == "mapped", job.dataset == self._spec
+        report = run_short(job, self._scratch / f"run-{s.label}", seeds if shortens else None, own=maps)
+        drawn = draw(s, split.train, job.ranks) if s.is_sampled else Drawn()
+        base = report.base_bytes or self._base(maps)
+        return measured(s, job, report, base, len(split.train) / job.train.batch_size, drawn)
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""
@@ -121,15 +143,31 @@ class Trials:
             self._cuts[key] = count_cut(data.graph, book, data.split.train, int(job.model["layers"]))
         return self._cuts[key]
 
-    def _spec_of(self, s: Candidate) -> TrialSpec:
-        job, sample, stands_in, seeds = s.job, s.system.sample, self.at.stands_in, None
+    def _alike(self, **changes: Any) -> Job:
+        """A job of trials' ranks on this machine."""
+        table = {"ranks": self._ranks, "threads": self.at.threads, "epochs": 1, "dataset": TINY, **changes}
+        return resolve({**table, "cluster": {"dashboard_port": 0, "on_rank_loss": "stop"}})
+
+    def _measure_base(self, own: bool) -> int:
+        """Memory of a rank with next to no data; see `Report.peaks`."""
+        return max(run_short(self._alike(), self._scratch / f"base-{own}", own=own).peaks)
+
+    def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
+        """A store of the dataset with so many train nodes."""
+        path, data = self._scratch / f"seeds-{seeds}", self.at.dataset
+        data = data.as_read() if isinstance(data, LazyDataset) else data
+        data = replace(data, split=shortened(data.split, seeds))
+        write_dataset(path, data, features_format=features, graph_format=graph)
+        return path
+
+    def _trial_of(self, s: Candidate, seeds: int | None) -> Job:
+        """The job of a candidate's trial, on `seeds` train nodes; None: all."""
+        job, stands_in = s.job, self.at.stands_in
         # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
         train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
         if stands_in:
             train |= {"loss": LossOptions(), "metrics": []}
         if s.is_sampled:
-            seeds = MOST_STEPS * job.train.batch_size
-            seeds = seeds // s.system.parts_before(1) if sample.is_isolated else seeds * job.train.per_step(self._ranks)
             # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches
             # cold for the next epoch, as in a run.
             train["evaluate_every"] = 0
@@ -137,6 +175,8 @@ class Trials:
             "epochs": EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
+            "cluster": self._alike().cluster,
+            "track": [],
             "train": job.train.model_copy(update=train),
             # One bulk is sampled ahead, as within a long epoch.
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
@@ -148,21 +188,16 @@ class Trials:
         if inline and self._spec is not None:
             changes["dataset"] = self._spec
         else:
-            path, place = self._shared()
+            path, place = self._whole()
             # Ranks that map their parts have features where the job says.
             kept = job.features == "owned" or (maps and (inline or s.cut is not None))
+            if seeds is not None:
+                path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
             changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
-        parts = None
+        if not inline:
+            self._cluster(job.cluster.keep_freed_bytes)
         if s.trial_cut is not None and self._ranks > 1:
-            owners = Given(s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))
-            parts = self._scratch / f"parts-{owners.digest[:16]}"
-            partition_dataset(self.at.dataset, owners, s.trial_cut.size, parts, self._seed)
-            changes["partition"] = job.partition.model_copy(update={"owners": None})
-        return TrialSpec(
-            job=job.model_copy(update=changes),
-            outline=Outline.of(self.at.dataset, balanced=job.train.loss.is_balanced and not stands_in),
-            parts=parts,
-            out=self._scratch / f"run-{s.system.name}-{job.features}",
-            seeds=seeds,
-            row_bytes=s.row_bytes,
-        )
+            owners = self._scratch / "owners.npy"
+            np.save(owners, s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))
+            changes["partition"] = job.partition.model_copy(update={"owners": str(owners)})
+        return job.model_copy(update=changes)

@@ -5,24 +5,47 @@ would fail again. When a rank or its worker dies, the next generation goes on fr
 """
 
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from distributed import Client
 from torch import nn
 
 from ...storage.errors import Interrupted, RunError
-from ..cluster.dask_cluster import opened
+from ..cluster.dask_cluster import check_reachable, opened
 from ..cluster.rank_server import serving
+from ..config.load import Job
 from ..dashboard.publisher import show_run
 from ..setup.prepare import Prepared
-from ..telemetry.events import Emit
+from ..telemetry.events import Emit, silent
 from ..training.trainer import RankReport
 from .cluster_run import ClusterRun, topic_of
 from .generation import Generation
 from .rank_failures import Failure
 from .rank_tasks import rank_variables
+
+_shared: list[Client] = []
+"""Client of the cluster that runs of this process share: see `sharing_cluster`."""
+
+
+@contextmanager
+def sharing_cluster(job: Job, workers: int, *variables: Mapping[str, str]) -> Iterator[None]:
+    """Context in which runs of this process without a scheduler of their own share a cluster that is started here.
+
+    Args:
+        job: see `opened`.
+        workers: see `opened`.
+        variables: `rank_variables` of the runs.
+    """
+    check_reachable(job.cluster)
+    with serving(*variables) if job.device == "cpu" else nullcontext(), opened(job, silent, workers) as client:
+        _shared.append(client)
+        try:
+            yield
+        finally:
+            _shared.remove(client)
 
 
 def run_on_cluster(
@@ -58,10 +81,11 @@ def run_on_cluster(
     job = prepared.job
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     name = uuid.uuid4().hex[:8]
-    starts_here = job.cluster.scheduler is None and job.device == "cpu"
+    shared = _shared[-1:] if job.cluster.scheduler is None else []
+    starts_here = job.cluster.scheduler is None and job.device == "cpu" and not shared
     with (
         serving(rank_variables(prepared)) if starts_here else nullcontext(),
-        opened(job, emit, job.ranks + sampling) as client,
+        nullcontext(shared[0]) if shared else opened(job, emit, job.ranks + sampling) as client,
         show_run(client, prepared, out, topic_of(name), emit) as announced,
     ):
         run = ClusterRun(client, name, prepared, out, samples, module, announced, stop, save, fill)

@@ -112,6 +112,9 @@ class Pulse:
     it."""
     hot: dict[str, int]
     """See `Result.hot_rows`."""
+    own_bytes: int = 0
+    """Part of `rss_bytes` that is anonymous or shared memory: without pages of files, which the system can take
+    back."""
 
 
 @dataclass(frozen=True)

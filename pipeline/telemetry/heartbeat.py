@@ -12,6 +12,7 @@ from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
 from .events import Emit, Event, Pulse, StepDone
 from .timers import Clock
+from .usage import own_bytes
 
 FIRST_S = 0.25
 """Interval between the first beats."""
@@ -102,6 +103,7 @@ class Heartbeat:
                 rss_bytes=self._process.memory_info().rss,
                 queue=queue.level if queue is not None else {},
                 hot=last.hot if last else {},
+                own_bytes=own_bytes(self._process),
             )
         )
 

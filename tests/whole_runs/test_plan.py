@@ -1,7 +1,6 @@
 """Predictions of a plan against real runs: bytes by formula to the byte; and messages for impossible plans."""
 
 import json
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
 from millrace.pipeline.planning import inputs, traffic, trial, trial_setup
@@ -20,11 +20,12 @@ from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.planning.planner import Plan, plan
 from millrace.pipeline.planning.table import as_text
 from millrace.pipeline.planning.traffic import Moved
-from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
+from millrace.pipeline.planning.trial import TrialResult
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
-from millrace.tests.contracts.forked_trials import ForkedTrials
+from millrace.tests.contracts.forked_cluster import forked_cluster
+from millrace.tests.contracts.forked_trials import forked_run
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
 
@@ -40,44 +41,37 @@ class Played:
         self.seen: dict[str, TrialResult] = {}
         self.predicted: dict[str, Moved] = {}
         self.events: list[object] = []
-        specs: list[TrialSpec] = []
-        foresee, run_trial = forecasting.foresee, TrialProcess.run_trial
+        jobs: list[Job] = []
+        foresee, measured = forecasting.foresee, trial.measured
 
-        def tried(process: TrialProcess, spec: TrialSpec) -> TrialResult:
-            specs.append(spec)
-            return run_trial(process, spec)
+        def tried(s: Candidate, job: Job, *of_trial: Any) -> TrialResult:
+            jobs.append(job)
+            return measured(s, job, *of_trial)
 
-        def heard(s: Candidate, base: int, room: int, seen: TrialResult | None = None) -> Forecast:
+        def heard(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
             if seen is None:
-                return foresee(s, base, room)
-            job = specs[-1].job
-            as_tried = replace(s, job=job, system=make_system(without_partitioner(job)))
+                return foresee(s, room)
+            as_tried = replace(s, job=jobs[-1], system=make_system(without_partitioner(jobs[-1])))
             self.candidates[s.label], self.seen[s.label] = as_tried, seen
             self.predicted[s.label] = forecasting.moves(as_tried, seen)
-            return foresee(s, base, room, seen)
+            return foresee(s, room, seen)
 
-        patch.setattr(TrialProcess, "run_trial", tried)
+        patch.setattr(trial_setup, "measured", tried)
         patch.setattr(trial_setup, "foresee", heard)
         self.plan: Plan = plan(data, emit=self.events.append, **{**SMALL, **options})
 
 
 @pytest.fixture(scope="module")
 def played() -> Played:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_cluster():
         return Played(patch)
 
 
-@pytest.fixture
-def forked_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_trials(monkeypatch)
-
-
-def fork_trials(patch: pytest.MonkeyPatch, *labels: str) -> None:
-    """Plans of candidates with these labels, or all, whose process for trials is forked; that of `played` is
-    started."""
-    patch.setattr(trial, "subprocess", SimpleNamespace(Popen=ForkedTrials, DEVNULL=subprocess.DEVNULL))
+def only(patch: pytest.MonkeyPatch, *labels: str) -> None:
+    """Plans of candidates with these labels. A run of one rank is in a process that is forked."""
     known = inputs.variants()
     patch.setattr(inputs, "variants", lambda: {label: known[label] for label in labels or known})
+    patch.setattr(trial, "subprocess", SimpleNamespace(run=forked_run))
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +85,8 @@ def with_edges() -> dict[str, Played]:
         ("rgat", typed, 4, ("bulk, owned features", "grappa", "sar")),
         ("gine", plain, 16, ("grappa", "retexo")),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            fork_trials(patch, *labels)
+        with pytest.MonkeyPatch.context() as patch, forked_cluster():
+            only(patch, *labels)
             found[model] = Played(patch, data, model=model, batch_size=batch)
     return found
 
@@ -172,7 +166,7 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
 def test_slower_links_take_longer(played: Played) -> None:
     s, seen = played.candidates["sar"], played.seen["sar"]
     here, slow = (
-        forecasting.foresee(replace(s, at=replace(s.at, link=link)), 0, 1, seen) for link in (None, LINKS["edge"])
+        forecasting.foresee(replace(s, at=replace(s.at, link=link)), 1, seen) for link in (None, LINKS["edge"])
     )
     assert here.network_seconds == 0 and here.seconds_per_epoch is not None
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
@@ -190,9 +184,9 @@ def test_larger_graphs_than_were_tried_grow(played: Played) -> None:
     n = s.at.numbers
     double = replace(s, at=replace(s.at, numbers=replace(n, nodes=2 * n.nodes, edges=2 * n.edges)))
     assert forecasting.share_of_work(double) == pytest.approx(2)
-    base = 10 << 20
-    small, large = (forecasting.memory_of(x, seen, base, 0) for x in (s, double))
-    assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
+    seen = replace(seen, base_bytes=10 << 20)
+    small, large = (forecasting.memory_of(x, seen, 0) for x in (s, double))
+    assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == 10 << 20
 
 
 def test_ranks_that_share_cores_take_longer(played: Played) -> None:
@@ -202,7 +196,7 @@ def test_ranks_that_share_cores_take_longer(played: Played) -> None:
     assert (load(8, 2, 4), load(2, 2, 4), load(2, 1, 4), load(3, 1, 2)) == (4, 1, 1, 1.5)
     s, seen = played.candidates["sar"], played.seen["sar"]
     few, many = (
-        forecasting.foresee(replace(s, at=replace(s.at, per_host=n, threads=4, cores=4, link=None)), 0, 1, seen)
+        forecasting.foresee(replace(s, at=replace(s.at, per_host=n, threads=4, cores=4, link=None)), 1, seen)
         for n in (seen.ranks, 4 * seen.ranks)
     )
     assert many.seconds_per_epoch == pytest.approx(4 * few.seconds_per_epoch)
@@ -261,15 +255,16 @@ def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
 
 
 def test_a_trial_is_too_short_for_a_schedule_and_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_trials(monkeypatch, "bulk", "retexo")
+    only(monkeypatch, "bulk", "retexo")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50}
     job["train"] = {"schedule": {"name": "cosine", "warmup": 20}}
     task = {"loss": "huber", "monitor": "mae"}  # of a regression; trials do not validate
     assert mr.plan("sbm:nodes=200,targets=2,train=0.2", verbose=False, **job, **task).recommended is not None
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
-    fork_trials(monkeypatch, "bulk", "sar")
+    only(monkeypatch, "bulk", "sar")
     mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
     plan = mr.plan(tmp_path / "store", verbose=False, ranks=2, **job)
@@ -279,7 +274,7 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     notes = " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
     assert "stands in for the graph" in notes
     assert 'sar is planned with graph = "memory": it arranges the edges of one rank in memory.' in notes
-    fork_trials(monkeypatch, "bulk")
+    only(monkeypatch, "bulk")
     typed = typed_dataset(degree=100, edge_features=True)
     mr.write_dataset(tmp_path / "typed", typed, features_format="npy", graph_format="npy")
     plan = mr.plan(tmp_path / "typed", verbose=False, model="rgat", **job)
@@ -287,11 +282,12 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     assert [(f.label, f.estimate) for f in plan.systems] == [("bulk", True)]
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_what_cannot_be_is_refused_with_the_arithmetic() -> None:
+def test_what_cannot_be_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "bulk")
     seen = millrace("plan", "--dataset", SBM, "--memory", "0.05", "--epochs", "1")
-    assert seen.code == 2
-    assert "does not fit: at least process " in seen.out and "of 51 MiB for a rank" in seen.out
+    assert seen.code == 2 and "bulk does not fit: process " in seen.out and "of 51 MiB for a rank" in seen.out
+    seen = millrace("plan", "--dataset", SBM, "--memory", "1e-6", "--epochs", "1")
+    assert seen.code == 2 and "bulk does not fit: at least graph " in seen.out
     assert seen.err.count("nothing fits") == 1
 
 

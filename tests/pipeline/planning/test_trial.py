@@ -1,4 +1,4 @@
-"""Measurements of a trial, from reports with known seconds; and the seeds that it trains on."""
+"""Measurements of a trial, from reports with known seconds; the seeds that it trains on, and minibatches drawn."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,74 +7,105 @@ import numpy as np
 import pytest
 
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.planning.trial import Meter, MeteredSampler, TrialSpec, measured, shortened
+from millrace.pipeline.planning import trial
+from millrace.pipeline.planning.trial import Drawn, Report, TrialResult, draw, measured, run_short, shortened
 from millrace.storage.dataset import Split
+from millrace.storage.errors import RunError
 
 SAMPLED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "queue": {"bulk_size": 1}}
-ISOLATED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "system": "grappa"}
 FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
 
 
-def spec(table: dict[str, Any], seeds: int | None, parts: Any, train: int) -> TrialSpec:
-    outline: Any = SimpleNamespace(splits={"train": train})
-    return TrialSpec(resolve(table), outline, parts, parts, seeds, (4, 0))
-
-
-def report(epochs: list[float], minibatches: int = 0, validates: bool = False, **seconds: float) -> Any:
+def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None, seeds_s: float = 0.0) -> Any:
     return SimpleNamespace(
-        history=[{"seconds": s, **({"val_accuracy": 1.0} if validates else {})} for s in epochs],
-        seconds=seconds,
-        minibatches=minibatches,
-        bytes={"network": {"features": 7}, "store": {"features": 1}},
-        waits={"network": {"features": 3}},
-        peak_rss_bytes=100,
-        memory_bytes={"step": 5},
+        job=resolve(table),
+        is_sampled="system" not in table,
+        system=SimpleNamespace(sample=SimpleNamespace(is_isolated=isolated, sampler=sampler)),
+        at=SimpleNamespace(load=lambda threads: threads / 2, threads=1, dataset=SimpleNamespace(graph="graph")),
+        row_bytes=(100, 1),
     )
+
+
+def report(epochs: list[float], steps: int, minibatches: int = 0, validates: bool = False, **seconds: float) -> Report:
+    result = {
+        "seconds": {"per_epoch": epochs, "exchange": 0.0, "evaluate": 0.0, **seconds},
+        "minibatches": minibatches,
+        "sampled_edges": 10 * minibatches,
+        "bytes": {"network": {"features": 14}, "store": {"features": 2}, "per_rank": []},
+        "waits": {"network": {"features": 3}},
+        "memory_bytes": [{"step": 5}] * 2,
+    }
+    ends = {"event": "EpochDone", "val_accuracy": 1.0 if validates else None, "metrics": {}}
+    return Report(result, [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs), [100, 100], 0)
+
+
+def seen_of(s: Any, of: Report, minibatches: float = 1.0, drawn: Drawn | None = None) -> TrialResult:
+    return measured(s, s.job, of, 7, minibatches, drawn or Drawn())
 
 
 def test_sampled_epochs_count_without_the_first_and_the_last():
     """90 seeds are 5.625 minibatches of 16, in three steps of two ranks."""
-    ranks = [report([9, 1, 3, 2, 7], 15, evaluate=6.0), report([9, 1, 3, 2, 7], 15, exchange=3)]
-    meters = [
-        Meter(15, [(1, 80, 9.0), (14, 1420, 1.4)], [10, 18]),
-        Meter(15, [(1, 200, 9.0), (14, 2800, 4.2)], [12, 20]),
-    ]
-    seen = measured(spec(SAMPLED, 256, None, train=90), ranks, meters)
-    assert (seen.epochs, seen.steps, seen.minibatches) == (5, 15, 5.625)
+    ranks = report([9, 1, 3, 2, 7], 3, 30, evaluate=6.0, exchange=3.0)
+    seen = seen_of(candidate(SAMPLED), ranks, 5.625, Drawn(15.0, 0.15, (11.0, 19.0)))
+    assert (seen.epochs, seen.steps, seen.minibatches, seen.base_bytes) == (5, 15, 5.625, 7)
     assert seen.step_s == pytest.approx(2 / (5.625 / 2))
-    assert seen.minibatch_bytes == 150 and seen.distinct == [11, 19]
-    # The slower rank's, without its first bulk.
-    assert seen.sample_s == pytest.approx(0.3) and seen.fetch_s == pytest.approx(3 / 30 * 2)
-    assert seen.evaluate_s == 6
+    # Ten edges in each. Threads that sample and train share two cores, both on each of two ranks.
+    assert seen.minibatch_bytes == 150 and seen.distinct == (11, 19) and seen.sample_s == 0.3
+    assert seen.fetch_s == pytest.approx(3 / 30 * 2) and seen.evaluate_s == 6
     assert seen.bytes == {"network": {"features": 14}, "store": {"features": 2}} and seen.waits == {"features": 3}
 
 
 def test_isolated_ranks_have_whole_steps():
-    seen = measured(spec(ISOLATED, 128, "parts", 500), [report([9, 8, 8, 8, 9], 40)] * 2, [Meter(steps=40)] * 2)
-    assert seen.step_s == 1
+    assert seen_of(candidate(SAMPLED, isolated=True), report([9, 8, 8, 8, 9], 8, 80), 15.0).step_s == 1
 
 
 def test_layers_count_alike_and_evaluations_are_told_apart():
-    ranks = [report([5, 1, 1, 1, 9, 4, 2, 2, 2, 2], validates=True, evaluate=22.0)] * 2
-    seen = measured(spec(FULL, None, "parts", 90), ranks, [Meter(steps=10)] * 2)
-    assert seen.step_s == 1.5 and seen.sample_s == 0
+    seen = seen_of(candidate(FULL), report([5, 1, 1, 1, 9, 4, 2, 2, 2, 2], 1, validates=True, evaluate=22.0))
+    assert seen.step_s == 1.5 and seen.sample_s == 0 and seen.steps == 10
     assert seen.evaluate_s == 2, "ten validations and the test"
 
 
-def test_full_minibatches_are_counted_together():
-    blocks = [SimpleNamespace(num_edges=5), SimpleNamespace(num_edges=2)]
-    minibatch = {"seeds": [0, 1], "nbytes": 10, "blocks": blocks, "nested": False}
-    nodes = ([0, 1, 2], [1, 2, 3, 9], [3])
-    drawn = [SimpleNamespace(**minibatch, nodes=np.array(n)) for n in nodes]
-    drawn[1].nested, drawn[2].seeds = True, [3]
-    sampler: Any = SimpleNamespace(name="neighbor", sample=lambda *request: SimpleNamespace(minibatches=drawn))
-    metered = MeteredSampler(sampler, meter := Meter(), counts=2, most=8, row_bytes=(100, 1))
-    assert metered.sample("graph", "request").minibatches is drawn and metered.name == "neighbor"
+def test_full_minibatches_of_a_rank_are_counted_together():
+    """Five minibatches of two seeds, the last one incomplete; ranks take turns."""
+    nodes = ([0, 1, 2], [5], [1, 2, 3, 9], [5, 6, 7], [3])
+    asked = []
+
+    def sample(graph: str, request: Any, kernel: Any) -> Any:
+        asked.append((request.epoch, len(request.seeds)))
+        drawn = [
+            SimpleNamespace(
+                seeds=seeds,
+                nodes=np.array(of),
+                nbytes=10,
+                blocks=[SimpleNamespace(num_edges=5), SimpleNamespace(num_edges=2)],
+                num_edges=7,
+                nested=i == 2,
+            )
+            for i, (seeds, of) in enumerate(zip(request.seeds, nodes))
+        ]
+        return SimpleNamespace(minibatches=drawn)
+
+    table = {"ranks": 2, "train": {"batch_size": 2}}
+    found = draw(candidate(table, sampler=SimpleNamespace(sample=sample)), np.arange(9), 2)
+    assert asked == [(0, 5), (1, 5)] and found.edge_bytes == 10 / 7 and found.sample_s >= 0
     # Each node's row once; those of the edges of all lists, of nested blocks the first.
-    assert meter.distinct == [307, 512] and meter.bulks[0][:2] == (3, 30)
+    assert found.distinct == [(307 + 107) / 2, (512 + 314) / 2]
 
 
 def test_seeds_are_spread_over_the_split():
     split = Split(np.arange(100), np.empty(0, np.int64), np.empty(0, np.int64))
     assert shortened(split, 3).train.tolist() == [0, 49, 99]
-    assert shortened(split, None) is shortened(split, 100) is split
+    assert shortened(split, 100) is split
+
+
+def test_a_run_in_a_process_of_its_own_fails_with_its_reason(tmp_path, monkeypatch):
+    job = resolve({"dataset": str(tmp_path / "absent"), "epochs": 1})
+    monkeypatch.setattr(trial.sys, "executable", "/bin/false")
+    with pytest.raises(RunError, match="the trial of system 'bulk' failed: status 1"):
+        run_short(job, tmp_path / "run")
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho first >&2\necho reason >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(trial.sys, "executable", str(program))
+    with pytest.raises(RunError, match="failed: reason"):
+        run_short(job, tmp_path / "run")
