@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,8 @@ from ..setup.result import peak_rss_bytes, read_result
 from ..setup.run_folder import METRICS
 from ..telemetry.events import silent
 from ..telemetry.usage import own_bytes
+from ..training.dynamo import leave_compiler_out
 from .candidate import Candidate
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Minibatches that were drawn for a plan."""
-
-    edge_bytes: float = 0.0
-    """Bytes of their structure for each sampled edge."""
-    sample_s: float = 0.0
-    """Seconds of drawing one, on threads that nothing else uses."""
-    distinct: Sequence[float] = ()
-    """Bytes of the distinct rows of one whole minibatch of a rank, of two, and so on, means over ranks: of nodes, and
-    of edges if the model reads them. Empty if there was no whole one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,8 @@ class TrialResult:
     minibatch_bytes: float
     """Bytes of a minibatch's structure in memory; 0 without minibatches."""
     distinct: Sequence[float]
-    """See `Drawn.distinct`."""
+    """Bytes of the distinct rows of one whole minibatch of a rank, of two, and so on, means over ranks: of nodes, and
+    of edges if the model reads them. Empty if there was no whole one."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
@@ -76,19 +65,7 @@ class TrialResult:
     """Network messages that the first rank waited for, by kind."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """The report of a short run."""
-
-    result: dict[str, Any]
-    events: list[dict[str, Any]]
-    peaks: list[int]
-    """Memory of each rank."""
-    base_bytes: int
-    """Memory of its process, if it had one of its own, before it opened data."""
-
-
-def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = False) -> Report:
+def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = False) -> dict[str, Any]:
     """Run a job into a new folder. One rank without a cluster runs in a process of its own, as if from the command
     line.
 
@@ -96,7 +73,10 @@ def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = Fals
         job: the job.
         out: the folder.
         seeds: train nodes of the dataset to train on, in that process; None: all.
-        own: peaks are without the pages of files.
+        own: memory is without the pages of files.
+
+    Returns:
+        The result, with ``events``, and the ``base_bytes`` of that process before it opened data, or 0.
 
     Raises:
         RunError: the run failed.
@@ -111,15 +91,17 @@ def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = Fals
         base = int(done.stdout.split()[0])
     else:
         run(config=job, out=out, emit=silent)
-    result = read_result(out)
-    assert result is not None
     events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-    pulses = [[e["own_bytes"] for e in events if e["event"] == "Pulse" and e["rank"] == r] for r in range(job.ranks)]
-    return Report(result, events, [*map(max, pulses)] if own else result["peak_rss_bytes"], base)
+    result = {**(read_result(out) or {}), "events": events, "base_bytes": base}
+    if own:
+        pulses = [e for e in events if e["event"] == "Pulse"]
+        result["peak_rss_bytes"] = [max(e["own_bytes"] for e in pulses if e["rank"] == r) for r in range(job.ranks)]
+    return result
 
 
 def main() -> None:
     """Run the job that standard input describes, and print the memory of this process before."""
+    leave_compiler_out()
     job, out, seeds, own = pickle.load(sys.stdin.buffer)
     print(own_bytes(psutil.Process()) if own else peak_rss_bytes(), flush=True)
     data = None
@@ -136,8 +118,13 @@ def shortened(split: Split, seeds: int) -> Split:
     return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
 
 
-def draw(s: Candidate, seeds: Any, ranks: int) -> Drawn:
-    """Draw the minibatches of an epoch of so many ranks over `seeds`, as a trial trains on them."""
+def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float]]:
+    """Draw the minibatches of an epoch of so many ranks over `seeds`, as a trial trains on them.
+
+    Returns:
+        Bytes of their structure for each sampled edge, seconds for each, on threads that nothing else uses, and
+        `TrialResult.distinct`.
+    """
     job, sizes = s.job, list[list[int]]()
     sampler: Any = s.system.sample.sampler
     batch, per_step, (row, edge_row) = job.train.batch_size, job.train.per_step(ranks), s.row_bytes
@@ -155,47 +142,44 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> Drawn:
             edges += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
             of_rank.append(row * len(nodes) + edge_row * edges)
         sizes.append(of_rank)
-    total = sum(m.num_edges for m in drawn)
-    return Drawn(
-        sum(m.nbytes for m in drawn) / max(1, total),
-        seconds / len(drawn),
-        [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)],
-    )
+    edge_bytes = sum(m.nbytes for m in drawn) / max(1, sum(m.num_edges for m in drawn))
+    return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
 
 
-def measured(s: Candidate, job: Job, report: Report, base: int, minibatches: float, drawn: Drawn) -> TrialResult:
+def measured(s: Candidate, job: Job, result: Mapping[str, Any], base: int, seeds: Any) -> TrialResult:
     """Measurements of a trial.
 
     Args:
         s: the run that is planned.
         job: the trial's.
-        report: of the trial's run.
+        result: of the trial's run.
         base: see `TrialResult.base_bytes`.
-        minibatches: see `TrialResult.minibatches`.
-        drawn: minibatches like those of the trial.
+        seeds: train nodes of the trial.
     """
-    result, seconds = report.result, report.result["seconds"]
+    seconds, events = result["seconds"], result["events"]
     epochs, total = seconds["per_epoch"], max(1, result["minibatches"])
+    edge_bytes, sample_s, distinct = draw(s, seeds, job.ranks) if s.is_sampled else (0.0, 0.0, [])
     # The first epoch of each phase has one-time work. When the last one begins, sampling may be over.
     phases = [epochs[i : i + job.epochs] for i in range(0, len(epochs), job.epochs)]
     epoch_s = float(np.mean([np.median(phase[1 : job.epochs - s.is_sampled] or phase) for phase in phases]))
-    steps = next(e["steps_per_epoch"] for e in report.events if e["event"] == "StepDone")
-    shared = s.is_sampled and not s.system.sample.is_isolated
-    validated = [e["val_accuracy"] is not None or e["metrics"] for e in report.events if e["event"] == "EpochDone"]
+    steps = next(e["steps_per_epoch"] for e in events if e["event"] == "StepDone")
+    minibatches, per_step = len(seeds) / job.train.batch_size, job.train.per_step(job.ranks)
+    whole = steps if not s.is_sampled or s.system.sample.is_isolated else minibatches / per_step
+    ends = [e for e in events if e["event"] == "EpochDone"]
     return TrialResult(
         ranks=job.ranks,
         epochs=job.epochs,
         steps=steps * len(epochs),
-        step_s=epoch_s / (minibatches / job.train.per_step(job.ranks) if shared else steps),
+        step_s=epoch_s / whole,
         minibatches=minibatches,
-        minibatch_bytes=drawn.edge_bytes * result["sampled_edges"] / total,
-        distinct=drawn.distinct,
+        minibatch_bytes=edge_bytes * result["sampled_edges"] / total,
+        distinct=distinct,
         # Threads that sample share cores with those that train.
-        sample_s=drawn.sample_s * s.at.load(2 * job.ranks),
+        sample_s=sample_s * s.at.load(2 * job.ranks),
         fetch_s=seconds["exchange"] / total * job.ranks,
-        evaluate_s=seconds["evaluate"] / (1 + sum(map(bool, validated))),
+        evaluate_s=seconds["evaluate"] / (1 + sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)),
         base_bytes=base,
-        peak_rss_bytes=report.peaks,
+        peak_rss_bytes=result["peak_rss_bytes"],
         memory_bytes=result["memory_bytes"],
         bytes={channel: result["bytes"][channel] for channel in ("network", "store")},
         waits=result["waits"]["network"],

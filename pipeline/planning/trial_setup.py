@@ -36,14 +36,12 @@ from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .stand_in import detailed
-from .trial import Drawn, TrialResult, draw, measured, run_short, shortened
+from .trial import TrialResult, measured, run_short, shortened
 
 EPOCHS = 5
 """Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
-TINY = "sbm:nodes=60,classes=2"
-"""A dataset that takes next to no memory."""
 CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
 """Keys of a job whose dataset is a store or a generated one in place of its own."""
 
@@ -88,15 +86,13 @@ class Trials:
         self._cuts = dict[tuple[str, int], CutCounts]()
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
-        self._short = cache(self._write_short)
-        self._base = cache(self._measure_base)
+        self._short, self._base = cache(self._write_short), cache(self._measure_base)
 
-        @cache
-        def cluster(keeps: int) -> None:
-            """Start the cluster that trials share."""
-            exits.enter_context(sharing_cluster(self._alike(), 1, *({**allocator(n)} for n in {0, keeps})))
+        def share_cluster(keeps: int) -> None:
+            """Start the cluster of all trials on several ranks; see `sharing_cluster`."""
+            exits.enter_context(sharing_cluster(self._tiny(), 1, *map(allocator, sorted({0, keeps}))))
 
-        self._cluster = cluster
+        self._share_cluster = cache(share_cluster)
 
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
@@ -127,10 +123,8 @@ class Trials:
             split = shortened(split, seeds)
         job = self._trial_of(s, seeds)
         maps, shortens = job.graph == "mapped", job.dataset == self._spec
-        report = run_short(job, self._scratch / f"run-{s.label}", seeds if shortens else None, own=maps)
-        drawn = draw(s, split.train, job.ranks) if s.is_sampled else Drawn()
-        base = report.base_bytes or self._base(maps)
-        return measured(s, job, report, base, len(split.train) / job.train.batch_size, drawn)
+        result = run_short(job, self._scratch / f"run-{s.label}", seeds if shortens else None, own=maps)
+        return measured(s, job, result, result["base_bytes"] or self._base(maps), split.train)
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""
@@ -143,18 +137,19 @@ class Trials:
             self._cuts[key] = count_cut(data.graph, book, data.split.train, int(job.model["layers"]))
         return self._cuts[key]
 
-    def _alike(self, **changes: Any) -> Job:
-        """A job of trials' ranks on this machine."""
-        table = {"ranks": self._ranks, "threads": self.at.threads, "epochs": 1, "dataset": TINY, **changes}
-        return resolve({**table, "cluster": {"dashboard_port": 0, "on_rank_loss": "stop"}})
+    def _tiny(self) -> Job:
+        """A job of the trials' ranks with next to no data."""
+        here = {"dashboard_port": 0, "on_rank_loss": "stop"}
+        table = {"ranks": self._ranks, "threads": self.at.threads, "dataset": "sbm:nodes=60,classes=2", "cluster": here}
+        return resolve({**table, "epochs": 1})
 
     def _measure_base(self, own: bool) -> int:
-        """Memory of a rank with next to no data; see `Report.peaks`."""
-        return max(run_short(self._alike(), self._scratch / f"base-{own}", own=own).peaks)
+        """Memory of a rank with next to no data; see `run_short`."""
+        return max(run_short(self._tiny(), self._scratch / f"base-{own}", own=own)["peak_rss_bytes"])
 
     def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
         """A store of the dataset with so many train nodes."""
-        path, data = self._scratch / f"seeds-{seeds}", self.at.dataset
+        path, data = self._scratch / f"seeds-{seeds}-{graph}", self.at.dataset
         data = data.as_read() if isinstance(data, LazyDataset) else data
         data = replace(data, split=shortened(data.split, seeds))
         write_dataset(path, data, features_format=features, graph_format=graph)
@@ -175,7 +170,7 @@ class Trials:
             "epochs": EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "cluster": self._alike().cluster,
+            "cluster": self._tiny().cluster,
             "track": [],
             "train": job.train.model_copy(update=train),
             # One bulk is sampled ahead, as within a long epoch.
@@ -195,7 +190,7 @@ class Trials:
                 path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
             changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
         if not inline:
-            self._cluster(job.cluster.keep_freed_bytes)
+            self._share_cluster(job.cluster.keep_freed_bytes)
         if s.trial_cut is not None and self._ranks > 1:
             owners = self._scratch / "owners.npy"
             np.save(owners, s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.planning import trial
-from millrace.pipeline.planning.trial import Drawn, Report, TrialResult, draw, measured, run_short, shortened
+from millrace.pipeline.planning.trial import TrialResult, draw, measured, run_short, shortened
 from millrace.storage.dataset import Split
 from millrace.storage.errors import RunError
 
@@ -16,7 +16,7 @@ SAMPLED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "queue": {"bulk
 FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
 
 
-def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None, seeds_s: float = 0.0) -> Any:
+def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None) -> Any:
     return SimpleNamespace(
         job=resolve(table),
         is_sampled="system" not in table,
@@ -26,41 +26,47 @@ def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None
     )
 
 
-def report(epochs: list[float], steps: int, minibatches: int = 0, validates: bool = False, **seconds: float) -> Report:
-    result = {
+def report(
+    epochs: list[float], steps: int, minibatches: int = 0, validates: bool = False, **seconds: float
+) -> dict[str, Any]:
+    ends = {"event": "EpochDone", "val_accuracy": 1.0 if validates else None, "metrics": {}}
+    return {
         "seconds": {"per_epoch": epochs, "exchange": 0.0, "evaluate": 0.0, **seconds},
         "minibatches": minibatches,
         "sampled_edges": 10 * minibatches,
         "bytes": {"network": {"features": 14}, "store": {"features": 2}, "per_rank": []},
         "waits": {"network": {"features": 3}},
+        "peak_rss_bytes": [100, 100],
         "memory_bytes": [{"step": 5}] * 2,
+        "events": [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs),
     }
-    ends = {"event": "EpochDone", "val_accuracy": 1.0 if validates else None, "metrics": {}}
-    return Report(result, [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs), [100, 100], 0)
 
 
-def seen_of(s: Any, of: Report, minibatches: float = 1.0, drawn: Drawn | None = None) -> TrialResult:
-    return measured(s, s.job, of, 7, minibatches, drawn or Drawn())
+def seen_of(patch: pytest.MonkeyPatch, s: Any, of: dict[str, Any], seeds: int = 90) -> TrialResult:
+    patch.setattr(trial, "draw", lambda *of: (15.0, 0.15, [11.0, 19.0]))
+    return measured(s, s.job, of, 7, np.arange(seeds))
 
 
-def test_sampled_epochs_count_without_the_first_and_the_last():
+def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
     """90 seeds are 5.625 minibatches of 16, in three steps of two ranks."""
     ranks = report([9, 1, 3, 2, 7], 3, 30, evaluate=6.0, exchange=3.0)
-    seen = seen_of(candidate(SAMPLED), ranks, 5.625, Drawn(15.0, 0.15, (11.0, 19.0)))
+    seen = seen_of(monkeypatch, candidate(SAMPLED), ranks)
     assert (seen.epochs, seen.steps, seen.minibatches, seen.base_bytes) == (5, 15, 5.625, 7)
     assert seen.step_s == pytest.approx(2 / (5.625 / 2))
     # Ten edges in each. Threads that sample and train share two cores, both on each of two ranks.
-    assert seen.minibatch_bytes == 150 and seen.distinct == (11, 19) and seen.sample_s == 0.3
+    assert seen.minibatch_bytes == 150 and seen.distinct == [11, 19] and seen.sample_s == 0.3
     assert seen.fetch_s == pytest.approx(3 / 30 * 2) and seen.evaluate_s == 6
     assert seen.bytes == {"network": {"features": 14}, "store": {"features": 2}} and seen.waits == {"features": 3}
 
 
-def test_isolated_ranks_have_whole_steps():
-    assert seen_of(candidate(SAMPLED, isolated=True), report([9, 8, 8, 8, 9], 8, 80), 15.0).step_s == 1
+def test_isolated_ranks_have_whole_steps(monkeypatch):
+    assert seen_of(monkeypatch, candidate(SAMPLED, isolated=True), report([9, 8, 8, 8, 9], 8, 80), 240).step_s == 1
 
 
-def test_layers_count_alike_and_evaluations_are_told_apart():
-    seen = seen_of(candidate(FULL), report([5, 1, 1, 1, 9, 4, 2, 2, 2, 2], 1, validates=True, evaluate=22.0))
+def test_layers_count_alike_and_evaluations_are_told_apart(monkeypatch):
+    seen = seen_of(
+        monkeypatch, candidate(FULL), report([5, 1, 1, 1, 9, 4, 2, 2, 2, 2], 1, validates=True, evaluate=22.0)
+    )
     assert seen.step_s == 1.5 and seen.sample_s == 0 and seen.steps == 10
     assert seen.evaluate_s == 2, "ten validations and the test"
 
@@ -87,9 +93,9 @@ def test_full_minibatches_of_a_rank_are_counted_together():
 
     table = {"ranks": 2, "train": {"batch_size": 2}}
     found = draw(candidate(table, sampler=SimpleNamespace(sample=sample)), np.arange(9), 2)
-    assert asked == [(0, 5), (1, 5)] and found.edge_bytes == 10 / 7 and found.sample_s >= 0
+    assert asked == [(0, 5), (1, 5)] and found[0] == 10 / 7 and found[1] >= 0
     # Each node's row once; those of the edges of all lists, of nested blocks the first.
-    assert found.distinct == [(307 + 107) / 2, (512 + 314) / 2]
+    assert found[2] == [(307 + 107) / 2, (512 + 314) / 2]
 
 
 def test_seeds_are_spread_over_the_split():
