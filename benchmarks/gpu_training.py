@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_full_batch import DIFFERENCE
 from gpu_lab import Lab
 from gpu_layers import product_rate
 from gpu_sampling import draw, floor_bytes, sizes
@@ -166,9 +167,11 @@ def host_fed(lab: Lab) -> dict[str, float]:
     return spent
 
 
-def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
+def millrace_epoch(
+    lab: Lab, model: str, products: str, system: str = "bulk", kernel: str | None = None
+) -> dict[str, Any]:
     """Seconds of each epoch of `millrace.run` but the first, the last loss, the most device memory held, and seconds by
-    stage."""
+    stage. The device draws unless another `kernel` is given."""
     import millrace as mr
     from millrace.storage.features import ArrayFeatures
 
@@ -181,6 +184,7 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
     lab.drop("features", "labels")
     config = {
         "device": lab.device.type,
+        "system": system,
         "model": {"name": model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0}
         | ({"heads": HEADS} if model == "gat" else {}),
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
@@ -192,7 +196,8 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
             "matmul_precision": products,
         },
         "queue": {"bulk_size": min(BULK, lab.minibatches)},
-    } | ({"kernel": "cuda"} if lab.on_gpu else {})
+        "kernel": kernel or ("cuda" if lab.on_gpu else "cpu"),
+    }
     start_peak(lab)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -279,6 +284,22 @@ def train_all(lab: Lab) -> None:
             if sides:
                 with lab.attempt(f"training: {name}, rows"):
                     _rows(lab, name, sides, least, getattr(torch, products))
+    with lab.attempt("training: grappa"):
+        grappa_steps(lab, found)
+
+
+def grappa_steps(lab: Lab, found: dict[str, Any]) -> None:
+    """A step of GraphSAGE under `grappa`, one rank, with draws of the device and of the host."""
+    sides = found["sage float32, grappa"] = {
+        side: millrace_epoch(lab, "sage", "float32", "grappa", kernel)
+        for side, kernel in (("device", None), ("host", "cpu"))
+    }
+    device, host = (1000 * statistics.median(s["epoch_s"]) / lab.minibatches for s in sides.values())
+    lab.add("step of sage float32, grappa, the device draws", device, "ms", peer=host, against="the host draws")
+    lab.clear()
+    losses = [s["loss"] for s in sides.values()]
+    if not abs(losses[0] - losses[1]) <= DIFFERENCE * losses[1]:
+        raise AssertionError(f"the losses are {losses}, of the same minibatches")
 
 
 def _rows(lab: Lab, name: str, sides: dict[str, dict[str, Any]], least: dict[str, float], dtype: torch.dtype) -> None:

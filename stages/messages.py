@@ -154,7 +154,7 @@ class Fetched:
     y: Tensor
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
     weight: Tensor | None = None
-    """float64 [B], weight of each seed; None: all alike."""
+    """float64 [B], weight of each seed, on the host or the device; None: all alike."""
     begun: "Begun | None" = None
     """Part of the forward pass that was computed before the parameters were ready: see `forward_backward.begin`."""
     clients: "tuple[Fetched, ...]" = ()

@@ -1,6 +1,6 @@
 """Messages between sampling and training: Block, MiniBatch, Bulk. They hold structure only, never features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -89,6 +89,10 @@ class MiniBatch:
         lists = self.blocks[:1] if self.nested else self.blocks
         arrays = [self.nodes] + [a for b in lists for a in (b.indptr, b.indices, b.weight, b.edge_id) if a is not None]
         return sum(a.nbytes for a in arrays)
+
+    def renumbered(self, index: int) -> "MiniBatch":
+        """The same minibatch at another position in the epoch."""
+        return replace(self, index=index)
 
     def check(self) -> "MiniBatch":
         """Check the invariants. Violations are bugs, hence assert."""

@@ -11,6 +11,7 @@ from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.links import LinkFetch
 from ...stages.fetch.temporal import TemporalFetch
 from ...stages.forward_backward import of_each_seed
@@ -394,10 +395,11 @@ def check_edges(job: Job, system: System) -> None:
     if not SYSTEMS.find(system.name).reads_edges:
         able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
         raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
-    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch):
         raise InputError(
-            f"{seen} device is '{job.device}', where they are gathered only if each rank has the whole graph and all "
-            f'rows; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with them{none}'
+            f"{seen} device is '{job.device}', where they are gathered only by ranks that have the rows of all edges "
+            f'that they draw; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with the whole graph and all '
+            f"rows in each rank{none}"
         )
     if job.train.compile:
         raise InputError(

@@ -7,6 +7,7 @@ import torch
 
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.lazy import LazyFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.messages import RankJob
@@ -87,11 +88,13 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     """
     # Needs Triton.
     from ...stages.fetch.exchange_cuda import DeviceExchangeFetch
-    from ...stages.fetch.gather_cuda import DeviceGatherFetch, DeviceMoveFetch
+    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch
 
     inner, gpu = system.fetch, job.gpu
     if isinstance(inner, GatherFetch):
         policy = DeviceGatherFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+    elif isinstance(inner, CoverageFetch):
+        policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)
     elif isinstance(inner, ExchangeFetch):
         policy = DeviceExchangeFetch(inner, gpu.features, gpu.cache_bytes, gpu.topology)
     elif isinstance(inner, VisitFetch | LazyFetch):

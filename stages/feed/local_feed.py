@@ -1,6 +1,6 @@
 """Sampling within one rank's view: each rank samples minibatches from its own seeds and its own piece of the graph."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,9 +11,10 @@ from ...storage.minibatch import Block, MiniBatch
 from ...storage.queue.base import MemoryQueue
 from ..assignment import SeedPlan, isolated_plan
 from ..comm.survivors import Survivors
+from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler
-from .queue_feed import Producer, QueueFeed
+from .queue_feed import Producer, QueueFeed, where_told
 
 QUIET = ("features", "activations", "graph")
 """Kinds of bytes that must not be on the network while a phase is trained."""
@@ -84,7 +85,7 @@ class Local:
             producer = Producer(
                 queue,
                 graph=placement.graph,
-                sampler=self.sampler,
+                sampler=where_told(self.sampler, job),
                 plan=plan,
                 kernel=job.kernel,
                 first_epoch=first[0] + late,
@@ -116,13 +117,13 @@ class LocalFeed:
         own = index // self._job.group.size
         if own >= self._minibatches:
             return nothing(epoch, index, self._layers)
-        return replace(self._feed.get(epoch, own), index=index)
+        return self._feed.get(epoch, own).renumbered(index)
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
         """See `PeeksAhead.peek`: for the rank's own minibatches."""
         own = index // self._job.group.size
         work = self._feed.peek(epoch, own) if own < self._minibatches else None
-        return None if work is None else replace(work, index=index)
+        return None if work is None else work.renumbered(index)
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""
@@ -138,6 +139,9 @@ class LocalFeed:
     def close(self) -> None:
         """See `Feed.close`. A phase has moved nothing but gradients and statistics."""
         self._feed.close()
+        if self._job.device is not None:
+            # The next phase puts other data where streams of this one may still read.
+            wait_for_copies(self._job.device)
         self._bear(False)
         assert self._moved() == self._before, (
             f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"

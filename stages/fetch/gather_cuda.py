@@ -24,9 +24,11 @@ from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
+from ..placement.chunks import Isolated
 from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
+from .isolated import Correction, Weights
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory are uploaded in pieces of this size."""
@@ -53,11 +55,17 @@ class DeviceGatherFetch:
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        assert job.device is not None
         if job.resident and job.produce:
             place_graph(placement.graph, self.topology)
+        return DeviceGather(placement, *self._rows_of(placement, job))
+
+    def _rows_of(
+        self, placement: Placement, job: RankJob
+    ) -> "tuple[Uploaded, torch.device, DeviceGatherFetch, Uploaded | None]":
+        """Arguments of `DeviceGather` behind the placement."""
+        assert job.device is not None
         edges = None if placement.edge_features is None else self._uploaded(placement.edge_features, job)
-        return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self, edges)
+        return self._uploaded(placement.features, job), job.device, self, edges
 
     def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
         """See `KeepsRows.rows_there`."""
@@ -68,8 +76,32 @@ class DeviceGatherFetch:
         """Uploaded rows, made once: fetchers and evaluation read the same rows."""
         assert job.device is not None
         if features not in self._uploads:
-            self._uploads[features] = upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
+            self._uploads[features] = upload(self._counted(features, job), job.device, self.features)
         return self._uploads[features]
+
+    def _counted(self, features: FeatureStore, job: RankJob) -> FeatureStore:
+        """The store, whose reads count."""
+        return CountedFeatures(features, job.ledger, "store")
+
+
+@dataclass(frozen=True)
+class DeviceCoverageFetch(DeviceGatherFetch):
+    """`CoverageFetch` on a device. Each placement has lists and rows of its own there, which go with it."""
+
+    correction: Correction = "batch"
+
+    # pyrefly: ignore[bad-override]
+    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module | None = None) -> "DeviceCoverage":
+        """See `FetchPolicy.fetcher`. Does not depend on the module."""
+        if job.resident:
+            place_graph(placement.graph, self.topology)
+        fetcher = DeviceCoverage(placement, *self._rows_of(placement, job))
+        fetcher.weights = Weights(placement, self.correction)
+        return fetcher
+
+    def _counted(self, features: FeatureStore, job: RankJob) -> FeatureStore:
+        """The store: its rows were counted when they were placed."""
+        return features
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +240,16 @@ class DeviceGather:
 
     def idle(self) -> None:
         """See `Fetcher.idle`: no effect, ranks gather by themselves."""
+
+
+class DeviceCoverage(DeviceGather):
+    """`DeviceGather` with a weight for each seed, which stays on the host."""
+
+    weights: Weights
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        return self.weights.given(super().fetch(work), work)
 
 
 def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows: range | None = None) -> Uploaded:

@@ -38,14 +38,29 @@ class CoverageFetcher(Gather):
             policy: how seeds are weighed.
         """
         super().__init__(placement, placement.features, placement.edge_features)
-        with np.errstate(divide="ignore"):
-            # Through logarithms, since earlier versions multiplied coverages: the weights keep their bits.
-            coverage = np.exp(np.log(placement.coverage.numpy()))
-        self._weight = None if policy.correction == "none" else torch.from_numpy(coverage)
+        self._weights = Weights(placement, policy.correction)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        fetched = super().fetch(work)
+        return self._weights.given(super().fetch(work), work)
+
+
+class Weights:
+    """Weights of seeds by their coverage, on the host."""
+
+    def __init__(self, placement: Isolated, correction: Correction) -> None:
+        """
+        Args:
+            placement: of this rank.
+            correction: none: seeds have no weights.
+        """
+        with np.errstate(divide="ignore"):
+            # Through logarithms, since earlier versions multiplied coverages: the weights keep their bits.
+            coverage = np.exp(np.log(placement.coverage.numpy()))
+        self._weight = None if correction == "none" else torch.from_numpy(coverage)
+
+    def given(self, fetched: Fetched, work: MiniBatch) -> Fetched:
+        """`fetched` with the weights of the seeds of `work`."""
         if self._weight is None:
             return fetched
         weight = self._weight[torch.from_numpy(work.seeds)]

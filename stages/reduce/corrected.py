@@ -40,12 +40,15 @@ class CoverageCorrected(SeedWeightedMean):
         if weight is None:
             return self._learn(module, fetched, rules, None, len(fetched.y))
         if not self.by_batch:
-            return self._learn(module, fetched, rules, weight, float(weight.sum()))
+            there = weight.to(fetched.y.device, non_blocking=True)
+            return self._learn(module, fetched, rules, there, float(weight.sum()))
         n = len(weight)
         mean = float(weight.mean()) if n else 0.0
         if self.shrink != "none":
             mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, rules.group)
-        return self._learn(module, fetched, rules, weight.new_full((n,), mean), n * mean)
+        # Made where it is read, so that nobody waits for a copy.
+        alike = torch.full((n,), mean, dtype=weight.dtype, device=fetched.y.device)
+        return self._learn(module, fetched, rules, alike, n * mean)
 
     def _learn(
         self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float

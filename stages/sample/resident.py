@@ -26,7 +26,15 @@ class ResidentMiniBatch(MiniBatch):
 
     on_host = False
 
-    def __init__(self, epoch: int, index: int, bulk: ResidentBulk, q: int, edge_ids: bool) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        index: int,
+        bulk: ResidentBulk,
+        q: int,
+        edge_ids: bool,
+        seeds: npt.NDArray[np.integer],
+    ) -> None:
         """
         Args:
             epoch: which.
@@ -34,15 +42,26 @@ class ResidentMiniBatch(MiniBatch):
             bulk: holds it.
             q: position in the bulk.
             edge_ids: true if blocks hold the positions of their edges in the graph's arrays.
+            seeds: [B], as they were requested.
         """
         # Frozen, as every message is.
         for name, value in (("epoch", epoch), ("index", index), ("nested", bulk.nested)):
             object.__setattr__(self, name, value)
-        self.__dict__.update(bulk=bulk, q=q, edge_ids=edge_ids)
+        self.__dict__.update(bulk=bulk, q=q, edge_ids=edge_ids, requested=seeds)
 
     bulk: ResidentBulk
     q: int
     edge_ids: bool
+    requested: npt.NDArray[np.integer]
+
+    @property
+    def seeds(self) -> npt.NDArray[np.integer]:
+        """[B] global ids, on the host: nobody waits for the device."""
+        return self.requested
+
+    def renumbered(self, index: int) -> "ResidentMiniBatch":
+        """See `MiniBatch.renumbered`."""
+        return ResidentMiniBatch(self.epoch, index, self.bulk, self.q, self.edge_ids, self.requested)
 
     @cached_property
     # pyrefly: ignore[bad-override]
@@ -248,6 +267,8 @@ def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]],
     """
     made: list[MiniBatch] = []
     for piece, bulk in pieces:
-        numbers = request.indices[piece]
-        made += [ResidentMiniBatch(request.epoch, index, bulk, q, edge_ids) for q, index in enumerate(numbers)]
+        made += [
+            ResidentMiniBatch(request.epoch, index, bulk, q, edge_ids, seeds)
+            for q, (index, seeds) in enumerate(zip(request.indices[piece], request.seeds[piece], strict=True))
+        ]
     return Bulk(request.epoch, request.number, tuple(made))

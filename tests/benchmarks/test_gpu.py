@@ -55,6 +55,7 @@ def test_every_part_runs(tmp_path):
         assert f"| {name} " in out
     for name in ("sar, sage", "sar, gat", "retexo, sage", "retexo, gat"):
         assert rows[f"epoch of {name}"]["ratio"] > 0
+    assert rows["step of sage float32, grappa, the device draws"]["ratio"] > 0
     # Two minibatches of two seeds: what the layers see is what was drawn.
     sage = told["details"]["training"]
     assert len(sage["sage float32, millrace"]["epoch_s"]) == 2 and sage["gat float32, PyG"]["loss"] > 0

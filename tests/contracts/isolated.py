@@ -14,6 +14,7 @@ from torch import nn
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import CheckpointEvery, Train
 from millrace.pipeline.config.systems import System
+from millrace.pipeline.setup.device_policies import on_device
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
@@ -22,6 +23,7 @@ from millrace.pipeline.training.context import TrainContext
 from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.progress import Progress
 from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.kernels import sampling_backend
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
@@ -30,6 +32,7 @@ from millrace.storage.dataset import Dataset
 from millrace.storage.errors import Interrupted
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.full_batch import Case, job
+from millrace.tests.contracts.pretended_device import DEVICE
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
@@ -93,14 +96,24 @@ def names(case: Case, place: Isolated) -> list[int]:
 
 
 def train_threads(
-    case: Case, system: System, model: nn.Module, epochs: int, train: Train, *, seed: int = 7, bulk_size: int = 2
+    case: Case,
+    system: System,
+    model: nn.Module,
+    epochs: int,
+    train: Train,
+    *,
+    seed: int = 7,
+    bulk_size: int = 2,
+    device: Mapping[str, Any] | None = None,
 ) -> list[tuple[Progress, nn.Module, ThreadGroup]]:
     """Model of each rank of the case after training. `model` is not changed; it must not use torch's generator, which
-    threads share."""
+    threads share. `device` has the configuration of a run on the device, without a system."""
+    there = None if device is None else resolve({"system": "grappa", "device": "cuda", **device})
 
     def rank(group: ThreadGroup) -> Any:
         torch.set_num_threads(1)
         mine: Any = copy.deepcopy(model)
+        chosen = system
         of = job(group, mine.num_layers)
         of = replace(
             of,
@@ -111,10 +124,14 @@ def train_threads(
             kernel=reference,
             ledger=group.ledger,
         )
+        if there is not None:
+            mine = mine.to(DEVICE)
+            of = replace(of, device=DEVICE, kernel=sampling_backend(there.kernel))
+            chosen, of = on_device(system, of, there)
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
         part = CasePeers(case).own(system.parts_before(group.rank))
         trainer = TrainContext(
-            system, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
+            chosen, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
         )  # fmt: skip
         return train_rank(trainer, Clock()), mine, group
 

@@ -50,6 +50,7 @@ def device_readable(array: npt.NDArray[Any], to: torch.device, where: ArrayPlace
 
 
 def wait_for_copies(to: torch.device) -> None:
-    """Wait for copies to the device: other threads, whose streams do not wait for this one's, read them too."""
+    """Wait for copies to the device, and all else that it was told to do: other threads, whose streams do not wait for
+    this one's, read the copies too."""
     if to.type == "cuda":
         torch.cuda.synchronize(to)
