@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_lab import Lab, rmat
+from gpu_lab import DIFFERENCE, Lab, rmat
 from gpu_training import MODELS, PyGTrainer, peak, start_peak
 from graphs import RECIPES
 from peers.train_task import CLASSES, FEATURES, HEADS, HIDDEN, LR
 
 EPOCHS, LAYERS = 4, 3
 SYSTEMS = ("sar", "retexo")
-DIFFERENCE = 1e-3
-"""Largest relative difference of losses, in float32."""
 
 
 def dataset(lab: Lab) -> Any:

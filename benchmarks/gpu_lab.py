@@ -23,6 +23,8 @@ from millrace.storage.graph import Graph, index_dtype
 FLUSH_BYTES = 1 << 30
 """Written before each timed call: its inputs are not in the cache then, and the host is ahead of the device by the time
 that takes."""
+DIFFERENCE = 1e-3
+"""Largest relative difference of losses, in float32."""
 SLICE = 1 << 23
 """R-MAT pairs drawn at a time."""
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_full_batch import DIFFERENCE, dataset
-from gpu_lab import Lab
+from gpu_full_batch import dataset
+from gpu_lab import DIFFERENCE, Lab
 from peers.train_task import FANOUT, HIDDEN, LR
 
 EPOCHS, LAYERS = 4, len(FANOUT)

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_full_batch import DIFFERENCE
-from gpu_lab import Lab
+from gpu_lab import DIFFERENCE, Lab
 from gpu_layers import product_rate
 from gpu_sampling import draw, floor_bytes, sizes
 from peers.train_task import CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR

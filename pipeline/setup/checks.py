@@ -397,8 +397,8 @@ def check_edges(job: Job, system: System) -> None:
         raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
     if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch):
         raise InputError(
-            f"{seen} device is '{job.device}', where they are gathered only by ranks that have the rows of all edges "
-            f'that they draw; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with the whole graph and all '
+            f"{seen} device is '{job.device}', where they are gathered only if each rank has the rows of all edges "
+            f'that it draws; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with the whole graph and all '
             f"rows in each rank{none}"
         )
     if job.train.compile:

@@ -23,7 +23,7 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.features import MemoryFeatures
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts import isolated, pretended_device
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
@@ -40,7 +40,7 @@ PINNED = {"gpu": {"features": "pinned", "topology": "pinned", "cache_bytes": 3 *
 
 def with_edge_rows(case: Case) -> Case:
     rows = np.random.default_rng(0).standard_normal((case.graph.num_edges, 2))
-    return replace(case, graph=replace(case.graph, edge_features=MemoryFeatures(rows)))
+    return replace(case, graph=replace(case.graph, edge_features=ArrayFeatures(rows)))
 
 
 def initial(edges: int = 0) -> nn.Module:
