@@ -16,7 +16,14 @@ from peers.train_task import FANOUT, HIDDEN, LR
 
 EPOCHS, LAYERS = 4, len(FANOUT)
 SAMPLED = {"sampler": {"name": "neighbor", "fanout": list(FANOUT)}}
-SYSTEMS: dict[str, dict[str, Any]] = {"bulk": SAMPLED, "grappa": SAMPLED, "sar": {}, "retexo": {}}
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "bulk": SAMPLED,
+    "grappa": SAMPLED,
+    "sar": {},
+    "sar, one rank after the other": {"sar": {"mode": "rematerialize", "prefetch_bytes": 1 << 20}},
+    "retexo": {},
+}
+"""Options of each system, whose name is the first word."""
 
 
 def train(lab: Lab, data: Any, system: str, count: int, device: str) -> dict[str, Any]:
@@ -24,13 +31,13 @@ def train(lab: Lab, data: Any, system: str, count: int, device: str) -> dict[str
     import millrace as mr
 
     config: dict[str, Any] = {
-        "system": system,
+        "system": system.partition(",")[0],
         "device": device,
         "ranks": count,
         "model": {"name": "sage", "hidden": HIDDEN, "layers": LAYERS, "dropout": 0.0},
         "train": {"optimizer": "adam", "lr": LR, "evaluate_every": 0},
     } | SYSTEMS[system]
-    if SYSTEMS[system]:
+    if "sampler" in SYSTEMS[system]:
         config["batch_size"] = lab.batch
     with tempfile.TemporaryDirectory() as folder:
         done = mr.run(data, config=config, epochs=EPOCHS, out=Path(folder) / "run", verbose=False)

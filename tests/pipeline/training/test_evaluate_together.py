@@ -1,14 +1,18 @@
 """Ranks evaluate together, on the host or on their devices, wherever the model is trained."""
 
 import copy
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from millrace.pipeline.training import evaluate_together as together
+from millrace.pipeline.training import evaluation
 from millrace.pipeline.training.evaluate_together import evaluate_together, fits_there
 from millrace.stages.comm.gloo import Gloo
+from millrace.stages.evaluate.measures import Measures
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.models import MODELS
 from millrace.tests.contracts.full_batch import C, F, make_case
@@ -35,9 +39,9 @@ def test_a_model_on_a_device_is_evaluated_as_on_the_host(name: str, on_device: t
     assert all(p.is_cuda for p in there.parameters())
 
 
-def there_and_here(group: Gloo) -> tuple[float, Any, Any, int]:
-    """The largest difference of outputs on the pretended device and on the host, accuracies, and messages between the
-    devices."""
+def there_and_here(group: Gloo) -> tuple[float, list[Any], list[int]]:
+    """The largest difference of outputs on the pretended device and on the host; accuracies, and messages between the
+    devices so far, on the host, on the device, and where one rank has no room there."""
     made, case = stood_in(group), make_case(7, group.size)
     torch.manual_seed(0)
     model = MODELS["gat"](hidden=4, layers=2).build(F, C).double().train()
@@ -45,19 +49,35 @@ def there_and_here(group: Gloo) -> tuple[float, Any, Any, int]:
     here, there = Visits(share, (), 0, made), Visits(share, (), 100, made, DEVICE)
     on_host = together._rows_of(model.eval(), share, here, 2)
     model = model.train().to(DEVICE)
-    scores = [evaluate_together(model, share, visits, "val", 2, made) for visits in (here, there)]
-    assert model.training
-    swaps = made._on_gpus.asked.count("swap")
     with torch.no_grad():
         difference = (together._rows_of(model.eval(), share, there, 2) - on_host).abs().max()
-    return float(difference), *(s and s.accuracy for s in scores), swaps
+    prepared: Any = SimpleNamespace(outline=SimpleNamespace(splits={"val": True}, task="node"))
+    job: Any = SimpleNamespace(group=made, device=DEVICE, num_layers=2, measures=Measures())
+
+    def score() -> Any:
+        return evaluation._together(prepared, lambda: share, lambda: None, job, model.train())(model, "val")
+
+    tried: list[Callable[[], Any]] = [
+        lambda: evaluate_together(model.train(), share, here, "val", 2, made),
+        score,
+        score,
+    ]
+    scores, swaps = [], []
+    for n, one in enumerate(tried):
+        if n == 2 and made.rank:
+            torch.cuda.mem_get_info = lambda device=None: (0, 0)
+        scores.append(one().accuracy)
+        swaps.append(made._on_gpus.asked.count("swap"))
+        assert model.training
+    return float(difference), scores, swaps
 
 
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
 def test_ranks_evaluate_on_their_devices_as_on_the_host() -> None:
-    for difference, here, there, swaps in run_ranks(there_and_here, 2):
-        assert difference < 1e-10 and here == there is not None and swaps
+    for difference, scores, swaps in run_ranks(there_and_here, 2):
+        assert difference < 1e-10 and len({*scores}) == 1
+        assert 0 < swaps[0] < swaps[1] == swaps[2]
 
 
 def test_what_does_not_fit_on_a_device_is_said_not_to(monkeypatch: pytest.MonkeyPatch, on_device: torch.device) -> None:
