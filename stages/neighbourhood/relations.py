@@ -33,7 +33,7 @@ class EdgeTypes:
     of_rows: Callable[[], npt.NDArray[np.int64]] | None = None
     """Returns the node type of each of the block's sources, [num_src]; None: their ids say it."""
     device: torch.device | None = None
-    """Where rows lie that layers give to the block; None: on the host."""
+    """Device of the rows that layers give to the block; None: the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +130,16 @@ class Relation:
     @cached_property
     def compact(self) -> "Relation":
         """The same edges over the rows ``h[sources]`` only."""
-        indices = self._local[self.lists.indices].astype(self.lists.indices.dtype)
-        lists, everything = InLists(self.lists.indptr, indices, len(self.sources)), np.arange(len(self.sources))
-        sources = torch.from_numpy(everything)
-        return Relation(
-            self.type, lists, sources, self.targets, self._coefficient, self._make_scale, everything, self._given,
-            None if self._make_edges is None else lambda: self.edge_features,
+        lists, everything = self._renumbered()
+        return type(self)(
+            self.type, lists, torch.as_tensor(everything), self.targets, self._coefficient, self._make_scale,
+            everything, self._given, None if self._make_edges is None else lambda: self.edge_features,
         )  # fmt: skip
+
+    def _renumbered(self) -> tuple[Any, Any]:
+        """Lists that name each source by its place among those of its type, and all places."""
+        indices, count = self._local[self.lists.indices].astype(self.lists.indices.dtype), len(self.sources)
+        return InLists(self.lists.indptr, indices, count), np.arange(count)
 
     @property
     def kept(self) -> Tensor:
@@ -365,7 +368,7 @@ class TypedRows:
             places[sources] = np.arange(len(sources))
             nodes.append(NodeRows(name, torch.from_numpy(sources), torch.from_numpy(targets)))
         self.nodes: tuple[NodeRows, ...] = tuple(nodes)
-        """Of each node type."""
+        """Rows of each node type, in their order."""
         self._of_rows, self._places, self._edges = of_rows, places, edges
         self._stacked: dict[Any, StackedRelations] = {}
 

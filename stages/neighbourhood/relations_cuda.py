@@ -21,17 +21,11 @@ from .stacked import OWN, TypeMeans, lists_of_types, side_by_side
 class DeviceRelation(Relation):
     """`Relation` over lists on a device."""
 
-    @cached_property
-    def compact(self) -> Relation:
-        """See `Relation.compact`."""
+    def _renumbered(self) -> tuple[Any, Any]:
         lists, count = self.lists, len(self.sources)
         indices = self._local[lists.indices.long()].to(lists.indices.dtype)
         lists = DeviceLists(lists.indptr, indices, count, lists.longest, lists.limit)
-        everything = torch.arange(count, device=indices.device)
-        return DeviceRelation(
-            self.type, lists, everything, self.targets, self._coefficient, self._make_scale, everything, self._given,
-            None if self._make_edges is None else lambda: self.edge_features,
-        )  # fmt: skip
+        return lists, torch.arange(count, device=indices.device)
 
     @property
     def kept(self) -> Tensor:
@@ -87,7 +81,7 @@ class Groups:
         numbers = torch.arange(count + 1, device=values.device).to(values.dtype)
         self.ends_there = torch.searchsorted(ordered, numbers)
         self.ends: list[int] = []
-        """Where each number's positions begin in `order`, on the host: see `read`."""
+        """Start of each number's positions in `order`, and their end, as `read` has copied them to the host."""
 
     @staticmethod
     def read(*groups: "Groups") -> None:
@@ -144,7 +138,7 @@ class DeviceTypedRows:
         self.nodes: tuple[NodeRows, ...] = tuple(
             NodeRows(name, self._sources.at(t), self._targets.at(t)) for t, name in enumerate(names)
         )
-        """Of each node type."""
+        """Rows of each node type, in their order."""
 
     @cached_property
     def relations(self) -> tuple[DeviceRelation, ...]:

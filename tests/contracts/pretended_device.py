@@ -29,6 +29,13 @@ PROPERTIES = SimpleNamespace(name="pretended", total_memory=MEMORY, multi_proces
 aten: Any = torch.ops.aten
 BETWEEN = {aten.copy_.default}
 """Operations that take tensors of both."""
+NUMBERS = {
+    aten.fill_.Tensor, aten.floor_divide.default, aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
+    aten.masked_fill.Tensor, aten.masked_fill_.Tensor,
+}  # fmt: skip
+"""Operations that take a number of the host, a tensor without dimensions, besides those on each element."""
+FLOATS = {aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmv, aten.baddbmm}
+"""Operations that a GPU has for no integers."""
 READS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.unique_dim.default}
 """Operations that wait for the device."""
 PRODUCTS = {aten.mm.dtype: torch.mm, aten.bmm.dtype: torch.bmm}
@@ -116,8 +123,7 @@ class OnDevice(Tensor):
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(type(t) not in (Tensor, nn.Parameter, OnDevice) for t in tensors):
             return NotImplemented
-        if func not in BETWEEN and any(not isinstance(t, OnDevice) and t.dim() for t in tensors):
-            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
+        _check(func, args, kwargs, [t for t in tensors if not isinstance(t, OnDevice)])
         options = dict(kwargs)
         to = options.pop("device", None)
         if to is not None:
@@ -141,6 +147,25 @@ class OnDevice(Tensor):
         if func._schema.name.startswith("aten::_foreach") and func._schema.name.endswith("_"):
             return result
         return return_and_correct_aliasing(func, args, kwargs, tree_map(_on_device, result))
+
+
+def _check(func: Any, args: Any, kwargs: dict[str, Any], of_host: list[Tensor]) -> None:
+    """Refuse what a GPU would: tensors of the host that are not numbers or are written to, a generator of the host, and
+    products of integers."""
+    if of_host and func not in BETWEEN:
+        takes = torch.Tag.pointwise in func.tags or func in NUMBERS or func._schema.name.startswith("aten::_foreach")
+        given = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+        written = [given.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+        if not takes or any(t.dim() or any(t is x for x in tree_leaves(written)) for t in of_host):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
+    _check_generator(kwargs.get("generator"))
+    if func.overloadpacket in FLOATS and not (args[0].is_floating_point() or args[0].is_complex()):
+        raise NotImplementedError(f"{func}: not implemented on cuda:0 for {args[0].dtype}")
+
+
+def _check_generator(generator: torch.Generator | None) -> None:
+    if generator is not None and not any(generator is known for known in torch.cuda.default_generators):
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
 
 
 def _index(index: Any) -> Any:
@@ -177,6 +202,23 @@ def _record(func: Any, run: Callable[[], Any], result: Any, inputs: list[Tensor]
 
 def _tensors(result: Any) -> list[Tensor]:
     return [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+
+
+def _gradients(real: Any) -> Any:
+    """`BackwardCFunction.apply` that refuses gradients which lie elsewhere than what they are of."""
+
+    @functools.wraps(real)
+    def apply(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        for (node, at), grad in zip(self.next_functions, found if isinstance(found, tuple) else (found,)):
+            if node is None or grad is None or grad.is_meta:
+                continue
+            # The device of a tensor as autograd knows it: see `OnDevice.__new__`.
+            if (node._input_metadata[at].device.type == "meta") != isinstance(grad, OnDevice):
+                raise RuntimeError(f"{type(self).__name__} returned an invalid gradient: not on the same device")
+        return found
+
+    return apply
 
 
 class _Upload(torch.autograd.Function):
@@ -222,6 +264,9 @@ def _made(real: Any) -> Any:
     def make(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> Tensor:
         if device is not None and torch.device(device).type == "cuda":
             requires_grad = kwargs.pop("requires_grad", False)
+            _check_generator(kwargs.get("generator"))
+            if pin_memory:
+                raise RuntimeError("Only dense CPU tensors can be pinned")
             return OnDevice(real(*(_held(a) for a in args), **kwargs), requires_grad)
         if device is not None:
             kwargs["device"] = device
@@ -229,6 +274,13 @@ def _made(real: Any) -> Any:
         return _lock(made) if pin_memory else made
 
     return make
+
+
+def _pinned(self: Tensor) -> Tensor:
+    """`Tensor.pin_memory`."""
+    if self.is_cuda:
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    return _lock(self.clone())
 
 
 def _lock(x: Tensor) -> Tensor:
@@ -346,8 +398,11 @@ def install(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Tensor, name, _made_like(getattr(Tensor, name)))
     patch.setattr(Tensor, "to", _to(Tensor.to))
     patch.setattr(Tensor, "cuda", lambda self, *_, **__: self.to(DEVICE))
-    patch.setattr(Tensor, "pin_memory", lambda self: _lock(self.clone()))
+    patch.setattr(Tensor, "type_as", lambda self, other: self.to(other))
+    patch.setattr(Tensor, "pin_memory", _pinned)
     patch.setattr(torch, "where", _where(torch.where))
+    function = torch.autograd.function.BackwardCFunction
+    patch.setattr(function, "apply", _gradients(function.apply))
     patch.setattr(GridExecutor, "__call__", _launched(GridExecutor.__call__))
     # `Module.to` keeps a parameter's object, and so its class, and gives it other data: not of another class.
     patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)

@@ -34,6 +34,15 @@ def draw_word(word, i):
 
 
 @triton.jit
+def tile_of_rows(nodes, owner, num_rows, ROWS: tl.constexpr):
+    """A program's rows of a bulk: the number of each, whether there are so many, its node and its minibatch."""
+    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = f < num_rows
+    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
+    return f, live, v, tl.load(owner + f, mask=live, other=0).to(tl.int64)
+
+
+@triton.jit
 def row_of(ends, num_rows, e, steps):
     """Row of edge e, where row f's edges end at ends[f + 1]: int64; `steps` are the bits of `num_rows`."""
     low, high = e * 0, e * 0 + num_rows

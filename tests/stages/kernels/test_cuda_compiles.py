@@ -55,7 +55,7 @@ KERNELS = [
     (layerwise_cuda._add_in_order, {"ROWS": 128}),
 ]
 # By kernels, and not launched.
-CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_read_edges"}
+CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "_read_edges"}
 MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda
 MODULES += (relations_cuda,)
 for module in MODULES:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import to_device
-from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs
+from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..alias import RACE, SLOT_BITS, tries
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Rows
@@ -43,10 +43,7 @@ def _independent(
     indptr, slots, positive, nodes, owner, keys, ends, places, num_rows, fanout,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
-    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
-    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)
+    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
     start = tl.load(indptr + v, mask=live, other=0)
     degree = tl.load(indptr + v + 1, mask=live, other=0) - start
     column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
@@ -62,10 +59,7 @@ def _successive(
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Distinct draws of each row, at most `most` of them with repeats, and their number."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
-    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
-    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)
+    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
     start = tl.load(indptr + v, mask=live, other=0)
     degree = tl.load(indptr + v + 1, mask=live, other=0) - start
     count = tl.load(positive + v, mask=live, other=0)

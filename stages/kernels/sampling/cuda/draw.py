@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, row_of
+from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, row_of, tile_of_rows
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Rows
 from .alias import draw_places
@@ -48,10 +48,7 @@ def _uniform(
     indptr, sources, nodes, owner, keys, ends, found, edges, positions, num_rows, fanout, stride,
     REPLACE: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
-    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
-    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)
+    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
     start = tl.load(indptr + v, mask=live, other=0)
     degree = (tl.load(indptr + v + 1, mask=live, other=0) - start)[:, None]
     word = node_word(tl.load(keys + q, mask=live, other=0), v)

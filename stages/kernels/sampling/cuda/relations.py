@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device, wait_for_copies
-from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs
+from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import DeviceList, Rows
 from .draw import Drawn, cumulated, take_places, total
@@ -68,10 +68,7 @@ def _segment_places(
     REPLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Places of kept[f] edges of segment f; 0 leaves the segment's places as they are. `most` is the largest."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
-    v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
-    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)
+    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
     r = tl.load(relation + f, mask=live, other=0)
     key = draw_word(tl.load(keys + q, mask=live, other=0).to(tl.uint64), r)
     word = node_word(key, v)[:, None]
