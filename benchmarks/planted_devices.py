@@ -1,6 +1,6 @@
 """Leaves out each move of a tensor to a device, or from one, and says which test on the pretended device finds it.
 
-    python benchmarks/planted_devices.py [--only stages/fetch] [--jobs 2] [--tests 6] [--noted FILE]
+    python benchmarks/planted_devices.py [--only stages/fetch] [--jobs 2] [--tests 60] [--noted FILE]
 
 Places are calls of ``.to`` with a device, ``.cpu``, ``.cuda``, ``to_device``, and of whatever has a keyword ``device``,
 in `planted.sitecustomize.WHERE`. First all tests with the fixture ``on_device`` run once and note which places they
@@ -189,7 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="places whose names begin so, several separated by commas")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tests", type=int, default=6, help="most tests of a place, the shortest first")
+    parser.add_argument("--tests", type=int, default=60, help="most tests of a place, the shortest first")
     parser.add_argument("--noted", type=Path, help="file of which tests reach which place, written if it is not there")
     parser.add_argument("--files", nargs="*", help="files of tests; by default those that name the fixture")
     args = parser.parse_args()

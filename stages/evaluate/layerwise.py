@@ -313,8 +313,8 @@ def evaluate(
     rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
     found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
     # On a device, read all at once.
-    scores = dict(zip(found, torch.stack(list(found.values())).cpu())) if found else {}
-    return {name: quotient(scores[name]) if name in scores else None for name in splits}
+    scores = dict(zip(found, torch.stack(list(found.values())).tolist())) if found else {}
+    return {name: quotient(*scores[name]) if name in scores else None for name in splits}
 
 
 def split_outputs(
@@ -348,7 +348,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     Raises:
         InputError: shapes do not fit, or there are no rows.
     """
-    return quotient(_counted(logits, labels))
+    return quotient(*_counted(logits, labels).tolist())
 
 
 def _counted(logits: Tensor, labels: Tensor) -> Tensor:
@@ -368,7 +368,7 @@ def micro_f1(logits: Tensor, labels: Tensor) -> float:
         logits: [n, C].
         labels: [n, C] of 0 and 1, or NaN where not known.
     """
-    return quotient(tally(logits, labels))
+    return quotient(*tally(logits, labels).tolist())
 
 
 def tally(logits: Tensor, labels: Tensor) -> Tensor:
@@ -384,9 +384,8 @@ def tally(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([2 * (said & true).sum(), said.sum() + true.sum()]).double()
 
 
-def quotient(counts: Tensor) -> float:
+def quotient(right: float, of: float) -> float:
     """Accuracy from the counts of `tally`."""
-    right, of = counts.tolist()
     return right / of if of else 0.0
 
 

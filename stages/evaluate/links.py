@@ -159,11 +159,11 @@ def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequenc
 
 
 def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:
-    """[n], scores of pairs [n, 2], on the host, in pieces."""
+    """[n], scores of pairs [n, 2], in pieces."""
     step = max(1, CHUNK_BYTES // max(1, 2 * rows.shape[1] * rows.element_size()))
-    ends = torch.from_numpy(np.ascontiguousarray(pairs)).to(rows.device)
+    ends = torch.from_numpy(np.ascontiguousarray(pairs))
     found = [decoder(rows[piece[:, 0]], rows[piece[:, 1]]) for piece in ends.split(step)] if len(pairs) else []
-    return torch.cat([*found, rows.new_zeros(0)]).cpu()
+    return torch.cat([*found, rows.new_zeros(0)])
 
 
 def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:

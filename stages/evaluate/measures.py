@@ -153,7 +153,7 @@ class Measures:
             known |= {"macro_f1": counts.macro_f1(), "micro_f1": counts.micro_f1()}
             known |= gathered  # a user's own may be called micro_f1
         values = {name: known[name] for name in self.all_names}
-        accuracy = None if is_regression else quotient(sums[:2])
+        accuracy = None if is_regression else quotient(*sums[:2].tolist())
         return Scored(accuracy, values, counts if by_class else None)
 
     def of(self, logits: Tensor, labels: Tensor, by_class: bool = False) -> Scored:

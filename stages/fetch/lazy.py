@@ -185,12 +185,12 @@ class LazyRows:
         # Cross entropy is linear in the target, so one forward pass serves both.
         of_label = (1 - share) * taught / max(1, labels)
         at = torch.from_numpy(np.searchsorted(rows, seeds))
-        target[at] += of_label * (F.one_hot(y, said.shape[1]) if y.ndim == 1 else y).to(target)
+        target[at] += of_label * (F.one_hot(y, said.shape[1]) if y.ndim == 1 else y).to(target.dtype)
         weight = torch.full((len(rows),), share, dtype=torch.float64)
         weight[at] += of_label
         still = self._still("train", rows)
         neighbourhoods: Any = (still,)
-        target, weight = (target / weight.to(target)[:, None]).to(self._device), weight.to(self._device)
+        target, weight = (target / weight.to(target.dtype)[:, None]).to(self._device), weight.to(self._device)
         return Fetched(0, 0, neighbourhoods, still.h, target, weight)
 
     @cached_property

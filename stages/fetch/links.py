@@ -133,7 +133,7 @@ class _WithPairs(Gather):
         degree = (self._degrees(work) if degrees is None else degrees).clone()
         plan, seeds = self.pairs.plan, work.seeds
         lost = plan.links.lost_degree(plan.numbers(work.index // self.ranks, work.epoch), seeds)
-        degree[: len(seeds)] -= torch.from_numpy(lost).to(degree)
+        degree[: len(seeds)] -= torch.from_numpy(lost).to(degree.dtype)
         return degree.clamp_(min=0)
 
 

@@ -53,8 +53,7 @@ class OwnedOnDevice(Owned):
             to_device(book.offsets[:-1].copy(), device),
             to_device(book.offsets[1:-1].copy(), device),
         )
-        self._hot = torch.empty(0, dtype=torch.int64, device=device)
-        self._hot_rows = torch.empty((0, own.shape[1]), dtype=own.dtype, device=device)
+        self._hot, self._hot_rows = self._begins[:0], own[:0]
         self._hot_degree = None if degree is None else degree[:0]
         wait_for_copies(device)
 

@@ -315,8 +315,7 @@ def attend_together(
     with torch.no_grad():
         for relation, kernel, logit in zip(relations, kernels, logits):
             own = Maximum.apply(logit.detach().contiguous(), kernel, relation._edges)
-            present = relation.kept.to(own.device) > 0
-            own = torch.where(present[:, None], own, -torch.inf)
+            own = torch.where(relation.kept[:, None] > 0, own, -torch.inf)
             most[relation.targets] = torch.maximum(most[relation.targets], own)
     total, out = matrices.new_zeros(num_dst, H), matrices.new_zeros(num_dst, H, width)
     for r, (relation, kernel, logit) in enumerate(zip(relations, kernels, logits)):

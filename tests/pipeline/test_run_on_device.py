@@ -5,7 +5,10 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.inference.evaluate import evaluate_run
+from millrace.pipeline.setup import device_policies
 from millrace.stages.kernels.runtime import triton_rng
+from millrace.tests.contracts import bulk_ranks, pretended_device
+from millrace.tests.contracts.typed import typed_dataset
 
 pytestmark = pytest.mark.usefixtures("on_device")
 DATASET = "sbm:nodes=300,classes=3,train=0.2"
@@ -53,3 +56,32 @@ def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
     assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
     said, dataset = mr.predict(ran, nodes="test"), mr.open_dataset(DATASET)
     assert (said.classes == dataset.labels[said.nodes]).mean() == seen["accuracy"]["test"]
+
+
+def rank_there(group, *work):
+    """`bulk_ranks._rank` in a process that has the pretended device."""
+    pretended_device.install_for_good()
+    device_policies.check_gpus = lambda job: None  # it asks for dask-cuda
+    return bulk_ranks._rank(group, *work)
+
+
+def test_two_ranks_learn_from_types_what_one_does_on_the_host(tmp_path, monkeypatch):
+    """Attention within relations reads features of edges; the host's run is of one rank."""
+    if not pretended_device.is_pretended():
+        pytest.skip("there is a GPU")
+    mr.write_dataset(tmp_path / "store", typed_dataset(degree=20, edge_features=True))
+    table = {
+        "model": {"name": "rgat", "heads": 1, "layers": 1, "hidden": 4, "dropout": 0.3}, "epochs": 2, "lr": 0.02,
+        "sampler": {"name": "neighbor", "fanout": [2]}, "train": {"batch_size": 6, "minibatches_per_step": 2},
+        "dtype": "float64", "checkpoint": {"every_epochs": 1}, "system": "bulk",
+    }  # fmt: skip
+    there = {**table, "device": "cuda", "kernel": "cuda", "ranks": 2}
+    want = bulk_ranks.train_bulk(str(tmp_path / "store"), tmp_path / "host", table)[0]
+    monkeypatch.setattr(bulk_ranks, "_rank", rank_there)
+    ranks = bulk_ranks.train_bulk(str(tmp_path / "store"), tmp_path / "there", there)
+    assert sum(rank["sampled_edges"] for rank in ranks) == want["sampled_edges"]
+    for rank in ranks:
+        assert rank["history"][-1]["train_loss"] == pytest.approx(want["history"][-1]["train_loss"], rel=1e-9)
+    seen = bulk_ranks.last_parameters(tmp_path / "there")
+    for name, value in bulk_ranks.last_parameters(tmp_path / "host").items():
+        torch.testing.assert_close(seen[name], value, rtol=1e-7, atol=1e-12)

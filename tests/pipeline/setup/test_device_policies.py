@@ -81,6 +81,9 @@ def agree(data, out, rel=1e-9, **options):
     np.testing.assert_allclose(seen, losses, rtol=rel)
     assert (result.test_accuracy, result.best_epoch) == (host.test_accuracy, host.best_epoch)
     assert (result.minibatches, result.sampled_edges) == (host.minibatches, host.sampled_edges)
+    there, here = (torch.load(out / device / "model.pt", weights_only=True) for device in ("cuda", "cpu"))
+    for name, value in here.items():
+        torch.testing.assert_close(there[name], value, rtol=1e3 * rel, atol=rel)
     return losses, result
 
 

@@ -207,7 +207,7 @@ def test_a_layer_with_a_wrong_result_is_refused() -> None:
 def test_a_model_on_a_gpu_is_evaluated_there(name: str) -> None:
     graph, model, x = hub_graph(), build(name), rows_of(40)
     want = dense(model, graph, x)
-    got = infer(model.cuda(), graph, ArrayFeatures(x), degree_of(graph), np.arange(40))
+    got = infer(model.cuda(), graph, torch.from_numpy(x).to(DEVICE), degree_of(graph), np.arange(40))
     assert got.is_cuda
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
     assert 0 < Room.on(got.device).num_bytes <= torch.cuda.get_device_properties(got.device).total_memory // 2

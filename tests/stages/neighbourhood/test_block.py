@@ -249,3 +249,23 @@ MISTAKES = {
 def test_mistakes_are_named(match: str) -> None:
     with pytest.raises(InputError, match=match):
         MISTAKES[match]()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_on_a_device_over_what_lies_on_the_host(weighted: bool, on_device: torch.device) -> None:
+    """Lists, weights, degrees, factors and own coefficients are uploaded when they are read."""
+    weight = np.array([2.0, 1.0, 0.5], np.float32) if weighted else None
+    block = Block(2, np.array([3, 0, 7, 9]), np.array([0, 1, 3]), np.array([2, 3, 0], np.int32), weight)
+    over = BlockNeighbourhood(block, torch.tensor([4.0, 2.0, 1.0, 3.0], dtype=torch.float64))
+    rows = torch.arange(8, dtype=torch.float64).view(4, 2)
+    factor, own = torch.arange(4, dtype=torch.float64) + 1, torch.tensor([3.0, 5.0], dtype=torch.float64)
+    for call in (
+        over.sum,
+        over.mean,
+        over.max,
+        lambda x: over.sum(x, factor, own),
+        lambda x: over.apply(lambda src, dst, w: src * dst * (1.0 if w is None else w[:, None]), x, reduce="mean"),
+    ):
+        seen = call(rows.to(on_device))
+        assert seen.device == on_device
+        torch.testing.assert_close(seen.cpu(), call(rows))

@@ -35,6 +35,10 @@ def same(there, here, **tolerance):
     torch.testing.assert_close(there.detach().cpu(), here.detach(), **tolerance)
 
 
+def weighed(rows, own, weight):
+    return (rows - own) * (1.0 if weight is None else weight[:, None])
+
+
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(typed_graphs(), st.booleans(), st.booleans(), st.data())
 def test_relations_and_means_are_those_of_the_host(on_device, graph, weighted, sampled, data):
@@ -58,15 +62,22 @@ def test_relations_and_means_are_those_of_the_host(on_device, graph, weighted, s
         same(a.coefficients(x.to(on_device)), b.coefficients(x))
         same(a.mean(x.to(on_device)), b.mean(x))
         same(a.compact.sum(x[b.sources].to(on_device)), b.compact.sum(x[b.sources]))
+        same(a.compact.sources, b.compact.sources)
+        # Lists of the host, and rows on the device.
+        same(b.coefficients(x.to(on_device)), b.coefficients(x))
+        for reduce in ("sum", "mean"):
+            want = b.apply(weighed, x, x[b.targets], reduce=reduce)
+            same(b.apply(weighed, x.to(on_device), x[b.targets].to(on_device), reduce=reduce), want)
+            same(getattr(b, reduce)(x.to(on_device)), getattr(b, reduce)(x))
     some = tuple(data.draw(st.booleans()) for _ in graph.types.node_types)
     rest = tuple(not chosen for chosen in some)
     rows = x[torch.from_numpy(np.array(some)[graph.types.types_of(block.src)])]
-    for a, b in zip(
-        there.means_by_type(rows.to(on_device), some, rest), here.means_by_type(rows, some, rest), strict=True
-    ):
-        assert (a.of, a.flagged) == (b.of, b.flagged)
-        same(a.rows, b.rows)
-        same(a.present, b.present)
+    want = here.means_by_type(rows, some, rest)
+    for seen in (there, here):
+        for a, b in zip(seen.means_by_type(rows.to(on_device), some, rest), want, strict=True):
+            assert (a.of, a.flagged) == (b.of, b.flagged)
+            same(a.rows, b.rows)
+            same(a.present, b.present)
 
 
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.name)
