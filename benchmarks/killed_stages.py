@@ -50,7 +50,10 @@ WIDTH = 1024
 """Features of a node: so many that tasks of the least memory share them."""
 HERE = Path(__file__).resolve().parent
 DASK = ("--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0")
-CONVERT = ("--set", "read.direction=undirected", "--set", "read.missing_ids=compact", "--memory", "680MiB")
+CONVERT = (
+    "--set", "read.direction=undirected", "--set", "read.missing_ids=compact", "--memory", "680MiB",
+    "--set", "read.normalize_features=standard",
+)  # fmt: skip
 RUN = ("--epochs", "2", "--hidden", "8", "--layers", "2", "--ranks", "2", "--set", "cluster.dashboard_port=0")
 WHOLE_FROM = {
     "convert": ("committed",), "alone": ("committed",), "csv": ("committed",), "typed": ("committed",),

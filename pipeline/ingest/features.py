@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ..datasets.cleaning.columns import degree_rows, largest_value, normalized_rows, zero_unusable
+from ..datasets.cleaning.moments import Moments, Scaling
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.parquet import feature_rows, is_list
 from .arrays import Matrix
@@ -30,6 +31,8 @@ class FeatureWork:
     matrix: Matrix
     columns: tuple[str, ...]
     batch_rows: int
+    scaling: Scaling | None = None
+    """Of each column, once all rows have been measured."""
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -47,10 +50,19 @@ def feature_width(table: Table, spans: Sequence[Span], columns: tuple[str, ...])
     raise AssertionError("a span has rows")
 
 
+def measure_features(work: FeatureWork, table: Table, number: int, span: Span) -> dict[str, Any]:
+    """The moments of the features of a span of nodes, with zeros for what cleaning sets to zero."""
+    found = Moments.none(work.matrix.shape[1])
+    for _, x in _parts(work, table, span):
+        zero_unusable(x)
+        found += Moments.of(x)
+    return found.record()
+
+
 def write_features(work: FeatureWork, table: Table, number: int, span: Span) -> dict[str, Any]:
     """Write the features of a span of nodes whose numbers are those of their rows."""
     seen = _Seen()
-    parts = (seen.cleaned(x, work.options, first) for first, x in _parts(work, table, span))
+    parts = (seen.cleaned(x, work, first) for first, x in _parts(work, table, span))
     seams = work.folder / "seams" / f"{number:06d}"
     seams.parent.mkdir(exist_ok=True)
     return work.matrix.put_stream(seams, span.first, span.first + span.rows, parts) | seen.record()
@@ -65,7 +77,7 @@ def spill_features(work: FeatureWork, table: Table, number: int, span: Span) -> 
     with RunWriter(work.folder / "features", number, work.fields, cells_of(work.nodes.num_nodes)) as writer:
         for first, x in _parts(work, table, span):
             of_rows = numbers[first - span.first : first - span.first + len(x)]
-            writer.add((of_rows >> shift).astype(np.int16), of_rows, seen.cleaned(x, work.options, of_rows))
+            writer.add((of_rows >> shift).astype(np.int16), of_rows, seen.cleaned(x, work, of_rows))
     return seen.record()
 
 
@@ -107,7 +119,7 @@ class _Seen:
         self.unusable, self.first, self.largest = 0, -1, 0.0
 
     def cleaned(
-        self, x: npt.NDArray[np.float32], options: ReadOptions, first: int | npt.NDArray[np.integer]
+        self, x: npt.NDArray[np.float32], work: FeatureWork, first: int | npt.NDArray[np.integer]
     ) -> npt.NDArray[np.float32]:
         """Rows after cleaning; `first` is the number of the first row's node, or the numbers of all."""
         before = None if isinstance(first, int) else ~np.isfinite(x).all(axis=1)
@@ -116,9 +128,9 @@ class _Seen:
             node = int(first) + row if isinstance(first, int) else int(first[before].min())
             self.first = node if self.first < 0 else min(node, self.first)
         self.unusable += count
-        if options.normalize_features == "none":
+        if work.options.normalize_features == "none":
             self.largest = max(self.largest, largest_value(x))
-        return normalized_rows(x, options)
+        return normalized_rows(x, work.options) if work.scaling is None else work.scaling.of(x)
 
     def record(self) -> dict[str, Any]:
         """Plain values."""

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..datasets.cleaning import columns as columns_of
+from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from . import features as feature_tasks
@@ -166,6 +168,10 @@ class NodeTable:
             UnequalListsError: see `explained`.
         """
         work = feature_tasks.FeatureWork(self.folder, options, self.map, matrix, self.feature_columns, self._batch)
+        if options.normalize_features == "standard":
+            items = [(work, self.table, k, span) for k, span in enumerate(self.spans)]
+            seen = self._run("moments", "means of features", feature_tasks.measure_features, items)
+            work = replace(work, scaling=sum(map(Moments.of_record, seen), Moments.none(matrix.shape[1])).scaling())
         items = [(work, self.table, k, span) for k, span in enumerate(self.spans)]
         moved = self.map.kind in ("dense", "gaps") and not ascend(self.scanned)
         task = feature_tasks.spill_features if moved else feature_tasks.write_features

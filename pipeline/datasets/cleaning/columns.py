@@ -8,14 +8,13 @@ import numpy.typing as npt
 from ....storage.errors import InputError
 from ....storage.graph import Graph
 from ....storage.plural import are, counted, were
+from .moments import Moments
 from .options import ReadOptions
 
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
 """Size in bytes above which sparse features with fewer than one value in so many are refused, since rows are dense."""
 LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
-CONSTANT = 1e-9
-"""Relative standard deviation up to which a column counts as constant."""
 
 
 def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
@@ -107,11 +106,7 @@ def degree_rows(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
     kind = options.normalize_features
     tell_normalized(0.0 if kind != "none" else largest_value(x), options, notes)
-    if kind != "standard":
-        return normalized_rows(x, options)
-    mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-    # A constant column leaves only the rounding of its mean.
-    return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
+    return Moments.of(x).scaling().of(x) if kind == "standard" else normalized_rows(x, options)
 
 
 def normalized_rows(x: npt.NDArray[np.float32], options: ReadOptions) -> npt.NDArray[np.float32]:
