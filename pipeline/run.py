@@ -1,7 +1,7 @@
 """Run a job in this process or on a cluster: train, evaluate, and write the run's folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..storage.errors import Interrupted
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
+from ..storage.store.full_disk import needing_space
 from .config.load import Job
 from .config.systems import System
 from .custom.own_code import OwnCode, own_code, split_loss, split_options
@@ -141,7 +142,7 @@ def _run(
     clock = Clock()
     ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
     job, folder, prepared, queue, module = ready.job, ready.folder, ready.prepared, ready.queue, ready.module
-    with locked(folder), lock_queue_folder(prepared, samples), ExitStack() as stack:
+    with locked(folder), lock_queue_folder(prepared, samples), _space_in(folder), ExitStack() as stack:
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)
@@ -173,6 +174,10 @@ def _run(
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
+
+
+def _space_in(folder: Path) -> AbstractContextManager[None]:
+    return needing_space(folder, " (with --resume, if training had begun)")
 
 
 def _run_inline(

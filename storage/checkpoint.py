@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .errors import InputError, RunError, StoreError, first_line
+from .plural import counted
 from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
 from .store.manifest import MANIFEST, manifest_text, read_manifest, require_fingerprint, write_manifest
 
@@ -49,6 +50,14 @@ def _check_plain(value: Any, where: str) -> None:
             "and lists, tuples "
             "and dicts of them"
         )
+
+
+def _reason(error: Exception) -> BaseException:
+    """The system's error that torch's, which speaks of positions in a file, hides."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return error if found is None or isinstance(error, InputError) else found
 
 
 def _sha256(file: Path) -> str:
@@ -116,13 +125,14 @@ class CheckpointStore:
         folder = self._folder(cursor)
         try:
             with committed_folder(folder, overwrite=True) as aside:
-                torch.save(state, aside / STATE_FILE)
+                with open(aside / STATE_FILE, "wb") as file:
+                    torch.save(state, file)
                 meta = {"phase": cursor.phase, "step": cursor.step, "sha256": _sha256(aside / STATE_FILE)}
                 write_manifest(aside, KIND, self.fingerprint, meta, {})
-        # torch reports a failed write as a RuntimeError.
+        # torch may report a failed write as a RuntimeError.
         except (OSError, RuntimeError, InputError) as e:
             raise RunError(
-                f"cannot write the checkpoint {folder} ({e}); free space or choose another folder, then resume"
+                f"cannot write the checkpoint {folder} ({_reason(e)}); free space or choose another folder, then resume"
             ) from e
         all_cursors = self.cursors()
         kept = [c for c in all_cursors if c <= cursor][-self.keep :]
@@ -174,26 +184,29 @@ class CheckpointStore:
         Raises:
             StoreError: the checkpoints are of another job (lists the keys that differ), or all of them are damaged.
         """
-        cursors = self.cursors()
+        cursors, damage = self.cursors(), list[str]()
         for cursor in reversed(cursors):
             folder = self._folder(cursor)
             try:
                 body = read_manifest(folder, KIND)
             except StoreError as e:
-                warnings.warn(f"skipped a checkpoint: {e}", stacklevel=2)
+                damage.append(str(e))
+                warnings.warn(f"skipped a checkpoint: {damage[-1]}", stacklevel=2)
                 continue
             require_fingerprint(folder, body["fingerprint"], self.fingerprint)
             file = folder / STATE_FILE
             if not file.is_file() or _sha256(file) != body["meta"].get("sha256"):
-                warnings.warn(f"skipped a checkpoint: {file} is missing or does not match its checksum", stacklevel=2)
+                damage.append(f"{file} is missing or does not match its checksum")
+                warnings.warn(f"skipped a checkpoint: {damage[-1]}", stacklevel=2)
                 continue
             try:
                 return cursor, _load(file)
             except Exception as e:  # torch has no error class of its own for a file that holds no state
-                warnings.warn(f"skipped a checkpoint: {file} holds no training state ({first_line(e)})", stacklevel=2)
+                damage.append(f"{file} holds no training state ({first_line(e)})")
+                warnings.warn(f"skipped a checkpoint: {damage[-1]}", stacklevel=2)
         if cursors:
             raise StoreError(
-                f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from "
-                "the beginning"
+                f"{self.path} has {counted(len(cursors), 'checkpoint')}, and none that can be used (the newest: "
+                f"{damage[0]}); remove the folder to start from the beginning"
             )
         return None

@@ -28,6 +28,7 @@ from .graph import Graph, degree_summary
 from .node_names import NodeNames, open_names
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
+from .store.full_disk import needing_space
 from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
 from .store.npy import npy_header, row_pieces
@@ -129,8 +130,7 @@ def write_dataset(
     graph_format: FeaturesFormat = "zarr",
     feature_dtype: FeatureDtype | None = None,
 ) -> Store:
-    """Write a dataset as a committed store. Features, of edges too, and the graph of another store, stream through from
-    wherever they lie: each row is read once.
+    """Write a dataset as a committed store. Features, and the graph of another store, stream through: read once.
 
     Args:
         path: the folder to make.
@@ -144,6 +144,7 @@ def write_dataset(
     Raises:
         InputError: the dataset's parts do not fit together, or a format is unknown.
         StoreError: `path` exists and `overwrite` is false, or the store that the dataset comes from is damaged.
+        RunError: the disk is full.
     """
     _check_formats(features_format, graph_format, feature_dtype)
     require_dataset(dataset)
@@ -190,7 +191,7 @@ def write_dataset(
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
-    with committed_folder(path, overwrite=overwrite) as folder:
+    with needing_space(path), committed_folder(path, overwrite=overwrite) as folder:
         for suffix, each in rows.items():
             if features_format == "npy":
                 with open(folder / features_file(suffix), "wb") as f:

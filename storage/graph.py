@@ -4,6 +4,7 @@ Legend for shapes in the whole project: V nodes, E edges, B seeds, F features, L
 a bulk.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from .features import FeatureStore
 
 IntArray = npt.NDArray[np.integer]
+
+
+MOST_NODES = math.isqrt(2**63 - 1)
+"""Edges are sorted by dst * V + src, which must be below 2**63."""
 
 
 def index_dtype(num_values: int) -> np.dtype:
@@ -354,6 +359,10 @@ def from_edges(
     if smallest < 0 or largest >= num_nodes:
         raise InputError(
             f"edge ids lie in [{smallest}, {largest}]; expected [0, {num_nodes}): correct the ids or num_nodes"
+        )
+    if num_nodes > MOST_NODES:
+        raise InputError(
+            f"there would be {num_nodes:,} nodes; expected at most {MOST_NODES:,}, numbered from 0: renumber them"
         )
     # Two stable counting sorts through SciPy would need O(E) extra memory anyway, so sort once by a combined key.
     order = (

@@ -26,6 +26,7 @@ def init(
 ) -> None:
     """Write a job file with every key and its meaning."""
     from ..config.template import job_template
+    from ..setup.run_folder import write_atomically
 
     flags = {"dataset": dataset, "system": system, "model": model, "fanout": fanout, "ranks": ranks}
     path = expanded(path)
@@ -34,10 +35,9 @@ def init(
         say(text.rstrip("\n"))
         return
     try:
-        with open(path, "x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise InputError(f"{path} exists; name another file, or remove it") from None
+        if path.exists():
+            raise InputError(f"{path} exists; name another file, or remove it")
+        write_atomically(path, text)
     except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}") from None
+        raise InputError(f"cannot write {path}: {e.strerror}; name another file") from None
     say(f"{path}: change what you like, then: millrace run {shlex.quote(str(path))}")

@@ -1,6 +1,7 @@
 """`millrace partition`: cut a dataset into partitions."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,12 +59,12 @@ def partition(
     from ...stages.partition.clustered import Clustered
     from ...storage.dataset import check_one_type
     from ...storage.partition.node_order import check_order
-    from ...storage.store.committed_folder import remove_tree
     from ..config.load import resolve
     from ..config.records import cut_of
     from ..dashboard.command import recorded_stages
     from ..ingest.scratch import scratch_of, sweep_committed
     from ..opening import open_with_cluster
+    from ..setup.run_folder import being_written, is_locked
     from ..telemetry.console import Terminal
 
     if (out is None) == (into is None):
@@ -90,6 +91,8 @@ def partition(
 
         check_reachable(job.cluster)
     goes_on = folder.exists() if into is None else scratch_of(folder).exists()
+    if into is None and is_locked(folder):  # its record is another process's, too
+        raise being_written(folder)
     with Terminal() as terminal, recorded_stages("partition", dataset, folder, terminal, goes_on=goes_on) as told:
         data = open_with_cluster(job, None, told, lazy=True)
         if into is not None:
@@ -97,17 +100,39 @@ def partition(
         told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         if into is None:
-            try:
+            with _own_folder(folder):
                 quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
-            except InputError:
-                if not goes_on:
-                    remove_tree(folder)
-                raise
         else:
             quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
+
+
+@contextmanager
+def _own_folder(out: Path) -> Iterator[None]:
+    """Context in which no other process writes parts into `out`. A new folder is removed if the input is refused.
+
+    Raises:
+        InputError: another process writes there, or `out` holds something else.
+    """
+    from ...stages.partition.stage import check_folder
+    from ...storage.store.committed_folder import remove_tree
+    from ...storage.store.manifest import MANIFEST
+    from ..setup.run_folder import LOCK, locked
+
+    check_folder(out)
+    if (out / MANIFEST).exists():  # complete: it is only read
+        yield
+        return
+    with locked(out):
+        is_new = all(path.name == LOCK for path in out.iterdir())
+        try:
+            yield
+        except InputError:
+            if is_new:
+                remove_tree(out)
+            raise
 
 
 def _advance(emit: Emit, done: int, total: int) -> None:

@@ -1,6 +1,7 @@
 """Validation of a configuration from a TOML file, ``a.b=c`` overrides or keyword arguments. Unknown keys are errors."""
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,9 @@ from .systems import SYSTEMS
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options with one number per layer, and their defaults; further layers repeat the last number."""
 
+_UNION = re.compile(r"literal\[.*\]|list\[.*\]|str|int|float|bool")
+"""Names of types in the location of an error."""
+
 
 def add_sections() -> None:
     """Add a section to `Job` for each registered system. Call it again after registering a system by hand."""
@@ -46,6 +50,8 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
         names.append(prefix + name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             names += _known(field.annotation, f"{prefix}{name}.")
+        elif isinstance(field.annotation, type) and dataclasses.is_dataclass(field.annotation):
+            names += [f"{prefix}{name}.{f.name}" for f in dataclasses.fields(field.annotation)]
     return names
 
 
@@ -71,18 +77,28 @@ def _hint(key: str) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    lines = []
-    for e in error.errors()[:3]:
-        key = ".".join(str(part) for part in e["loc"])
+    unknown, told = list[str](), dict[str, list[Any]]()
+    for e in error.errors():
+        # A value that may have one of several types has an error for each, whose location ends with the type.
+        key = ".".join(str(part) for part in e["loc"] if not _UNION.fullmatch(str(part)))
         if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            lines.append(f"unknown configuration key '{key[:SHOWN]}'{_hint(key[:SHOWN])}")
+            unknown.append(f"unknown configuration key '{key[:SHOWN]}'{_hint(key[:SHOWN])}")
         else:
-            learned = key == "features" and "learn" in str(e["input"])
-            more = "; the key 'learned' learns features, such as learned = 64" if learned else ""
-            lines.append(
-                f"configuration key '{key}' is {quoted(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}{more}"
-            )
-    return "\n".join(lines)
+            told.setdefault(key, []).append(e)
+    lines = [*unknown]
+    for key, errors in told.items():
+        learned = key == "features" and "learn" in str(errors[0]["input"])
+        more = "; the key 'learned' learns features, such as learned = 64" if learned else ""
+        expected = ", or ".join(dict.fromkeys(_expected(e) for e in errors))
+        lines.append(f"configuration key '{key}' is {quoted(errors[0]['input'])}: {expected}{more}")
+    return "\n".join(lines[:3])
+
+
+def _expected(e: Any) -> str:
+    """What a value should be, as the end of an error message."""
+    if e["type"] in ("model_type", "dataclass_type"):
+        return "expected a table of keys"
+    return f"{e['msg'][0].lower()}{e['msg'][1:]}"
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

@@ -96,6 +96,8 @@ class LossOptions(Section):
     def _not_negative(cls, value: Any) -> Any:
         if not isinstance(value, str | None) and any(w < 0 for w in (value if isinstance(value, list) else [value])):
             raise PydanticCustomError("weights", "expected numbers of at least 0")
+        if isinstance(value, list) and not any(value):
+            raise PydanticCustomError("weights", "expected a number above 0: nothing would be trained")
         return value
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...storage.errors import InputError, Interrupted
+from ...storage.store.committed_folder import require_name
+from ...storage.store.full_disk import needing_space
 from ...storage.urls import is_url, without_secrets
 from ..telemetry.events import Emit, Event, Note, OnCluster, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.usage import Usage
@@ -22,7 +24,8 @@ KEPT = 1000
 
 
 def record_of(store: Path) -> Path:
-    """The record of the command that made a store, beside it."""
+    """The record of the command that made a store, beside it. Raises InputError if the store has no name."""
+    require_name(store)
     return store.with_name(f"{store.name}{SUFFIX}")
 
 
@@ -41,6 +44,9 @@ def recorded_stages(command: str, dataset: str, out: str | Path, emit: Emit, *, 
 
     Yields:
         Function to call with the command's events.
+
+    Raises:
+        RunError: the disk is full.
     """
     path = record_of(out) if isinstance(out, Path) else None
     if not is_url(dataset) and Path(dataset).expanduser().exists():
@@ -49,7 +55,8 @@ def recorded_stages(command: str, dataset: str, out: str | Path, emit: Emit, *, 
     log = _CommandLog(about, path, emit, goes_on)
     ended = "done"
     try:
-        yield log
+        with needing_space(out):
+            yield log
     except BaseException as e:
         ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
         if isinstance(e, InputError):
@@ -66,6 +73,7 @@ class _CommandLog(OnCluster):
         self._lock, self._stop, self._usage = threading.Lock(), threading.Event(), Usage()
         self._file: TextIO | None = None
         self._earlier: bytes | None = None
+        self._made: list[Path] = []
         self._began = self._read_at = self._told = time.monotonic()
         self._begin, self._most = time.time(), 0
         self._thread = threading.Thread(target=self._watch, name="stages", daemon=True)
@@ -88,6 +96,7 @@ class _CommandLog(OnCluster):
         if self._path is None or self._file is not None or self._stop.is_set():
             return
         with suppress(OSError):
+            self._made = [folder for folder in self._path.parents if not folder.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 self._earlier = self._path.read_bytes()
@@ -118,6 +127,8 @@ class _CommandLog(OnCluster):
         with suppress(OSError):
             if self._earlier is None:
                 self._path.unlink()
+                for folder in self._made:
+                    folder.rmdir()
             else:
                 self._path.write_bytes(self._earlier)
 

@@ -275,7 +275,10 @@ def _check(sets: Mapping[str, PairArray], dataset: Dataset, symmetric: bool) -> 
         wrong = contains(positive, keys.get(f"{name}_negatives", np.empty(0, np.int64)))
         if wrong.any():
             pair = first(f"{name}_negatives", wrong)
-            raise InputError(f"the pair {pair} is a negative of the {name} set, and positive; expected one of both")
+            raise InputError(
+                f"the pair {pair} is among the negatives of the {name} set and among the positive pairs; expected it "
+                "in one place: leave it out of the other"
+            )
 
 
 def _as_labels(sets: Mapping[str, PairArray]) -> tuple[PairArray, Split]:

@@ -9,7 +9,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
-from .cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import make_split
 from .links import link_dataset
@@ -52,6 +52,7 @@ def open_dataset(
         StoreError: a store is damaged.
         MissingExtraError: an OGB dataset is not on this machine, and the ``ogb`` package is not installed.
     """
+    require_options(options)
     stored = isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()
     for key, place in (("features", features), ("graph", graph)):
         if place != "memory" and not stored:

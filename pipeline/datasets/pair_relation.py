@@ -36,9 +36,13 @@ def _number(name: str, types: GraphTypes, relation: str | RelationType | None) -
     every = " or ".join(",".join(r) for r in types.relations)
     if relation is None:
         raise InputError(f"{name} has several types, and pairs are of one relation; set relation, to {every}")
+    if not isinstance(relation, str):
+        if not (isinstance(relation, tuple | list) and all(isinstance(part, str) for part in relation)):
+            raise InputError(f"relation is {relation!r}; expected its name, or three names: {every}")
+        relation = ",".join(relation)
     try:
-        return types.relation(relation if isinstance(relation, str) else ",".join(relation))
-    except (InputError, TypeError) as e:
+        return types.relation(relation)
+    except InputError as e:
         raise InputError(f"relation is {relation!r}: {e}") from None
 
 

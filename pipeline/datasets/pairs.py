@@ -113,7 +113,7 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) 
             rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)
         except (TypeError, ValueError):
             raise InputError(
-                f"{what} holds {rows.flat[0]!r}; expected numbers of nodes, which have no names here"
+                f"{what} holds {str(rows.flat[0])!r}; expected numbers of nodes, which have no names here"
             ) from None
     if rows.dtype.kind not in "iu":
         raise InputError(f"{what} is {rows.dtype}; expected whole numbers, ids of nodes")

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
+from ...storage.store.full_disk import new_npy
 
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
@@ -44,7 +45,7 @@ def write_npy_pieces(path: str | Path, num_rows: int, pieces: Iterable[Any]) -> 
         file, at = None, 0
         for piece in pieces:
             if file is None:
-                file = np.lib.format.open_memmap(aside, "w+", piece.dtype, (num_rows, *piece.shape[1:]))
+                file = new_npy(aside, piece.dtype, (num_rows, *piece.shape[1:]))
             file[at : at + len(piece)] = piece
             at += len(piece)
         assert file is not None and at == num_rows
@@ -86,7 +87,7 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
     """
     path = path.expanduser()
     if not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: {path.parent} is not a folder")
+        raise InputError(f"{path} cannot be written: {path.parent} is not a folder; make it, or choose another")
     sweep_leftovers(path.parent, path.name)
     try:
         with folder_aside(path) as folder:
@@ -95,4 +96,5 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
                 os.rename(path, folder / "before")
             os.replace(aside, path)
     except OSError as e:
-        raise InputError(f"{path} cannot be written: {os.strerror(e.errno) if e.errno else e}") from None
+        why = os.strerror(e.errno) if e.errno else e
+        raise InputError(f"{path} cannot be written: {why}; choose another place, or free some space") from None

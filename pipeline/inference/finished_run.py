@@ -227,7 +227,10 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
     except Exception as e:
         shapes = f"{result.num_features} features and {counted_outputs(result.task, result.num_classes)}"
         reason = " ".join(str(e).split())[:300]
-        raise StoreError(f"{path} does not fit {name} on {result.dataset} with {shapes} ({reason})") from None
+        raise StoreError(
+            f"{path} does not fit {name} on {result.dataset} with {shapes} ({reason}); "
+            "expected the parameters and the job.toml of one run: copy both again"
+        ) from None
     return model
 
 

@@ -1,6 +1,7 @@
 """Trained models as programs of `torch.export`, which run where torch is and Millrace is not."""
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def export_program(
 
 
 def _save(program: ExportedProgram, aside: Path) -> None:
-    with aside.open("wb") as file:
-        torch.export.save(program, file)
+    # Of a file that cannot be written, torch would end the process.
+    torch.export.save(program, buffer := io.BytesIO())
+    aside.write_bytes(buffer.getbuffer())
 
 
 def _traced(model: nn.Module, name: str, num_features: int, weighted: bool) -> ExportedProgram:

@@ -87,9 +87,13 @@ def check_disk(folder: Path, need: int, held: int) -> None:
     free = shutil.disk_usage(folder).free
     if need - held > free:
         raise InputError(
-            f"converting takes up to {need / 2**30:,.1f} GiB of disk in {folder}, where {free / 2**30:,.1f} GiB are "
-            "free; free some, or choose another --out"
+            f"converting takes up to {_shown(need)} of disk in {folder}, where {_shown(free)} are free; free some, or "
+            "choose another --out"
         )
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:,.2f} MiB"
 
 
 def held_by(folder: Path) -> int:

@@ -20,7 +20,7 @@ from ...storage.urls import is_url
 from ..config.load import Job
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
-from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.options import ReadOptions, require_options
 from ..datasets.readers.registry import reader_of
 from ..opening import open_with_cluster
 from ..setup.open_data import with_keys
@@ -132,8 +132,6 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return "times are read with the whole graph"
     if options.task == "link":
         return "links are taken out of the whole graph"
-    if options.normalize_features == "standard":
-        return "normalize_features=standard needs all features"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
@@ -241,8 +239,7 @@ def convert(
 
     Files of edges and nodes, Parquet or CSV, of one type or several, are read in pieces and sorted on disk: memory
     grows with neither edges nor features. Everything else is opened by `open_dataset` first, and so are tables with
-    times, ``task=link``, ``components=largest``, ``normalize_features=standard`` or ``edges_on=gpu``. The store is
-    the same, to the bit.
+    times, ``task=link``, ``components=largest`` or ``edges_on=gpu``. The store is the same, to the bit.
 
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 
@@ -270,6 +267,9 @@ def convert(
     from ..config.load import resolve
     from ..telemetry.console import heard
 
+    require_options(options)
+    if not isinstance(out, str | os.PathLike):
+        raise InputError(f"out is a {type(out).__name__}; expected the folder to make, such as 'store'")
     table: dict[str, Any] = {"split": split, "seed": seed, "cluster": {"scheduler": scheduler}}
     table = {key: value for key, value in table.items() if value is not None}
     job = resolve(table).model_copy(update={"read": options or ReadOptions()})

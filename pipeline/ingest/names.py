@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from ...storage.node_names import NodeNames
+from ...storage.store.full_disk import new_npy
 from ..datasets.cleaning.node_ids import repeated
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import numbers_as_names
@@ -96,7 +97,7 @@ def node_names(folder: Path) -> NodeNames:
 
 def _new(path: Path, dtype: npt.DTypeLike, count: int) -> AnyArray:
     """An array in a file, which is not in the memory of this process."""
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=(count,))
+    return new_npy(path, dtype, (count,))
 
 
 def sort_ids(folder: Path, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from ..datasets.readers.parquet import (
     numbers_of,
     text_without_ids,
 )
+from ..datasets.readers.tables import IDS
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, make_outputs, write_slice
@@ -60,7 +61,7 @@ from .labels import settle_labels
 from .nodes import IdColumn, NodeTable, are_text
 from .scan import UnequalListsError
 from .scratch import STORE
-from .source import IDS, File, Source, Table, describe, import_csv, spans_of
+from .source import File, Source, Table, describe, import_csv, spans_of
 from .spill import cell_sizes
 from .tasks import Stages
 
@@ -130,7 +131,7 @@ class Ingest:
             items = [(file, stem, into) for file, into in zip(files, imported)]
             found = self.stages.run(f"import-{stage}", f"reading {title or stem} from CSV", import_csv, items)
             self.flags[stage] = {key: all(f.get(key) for f in found) for key in IDS[stem]}
-        return describe(files, stem, imported, title)
+        return describe(files, stem, self.settings.options, imported, title)
 
     def _describe(self) -> None:
         """The schemas of both tables, and what they refuse before any row is read."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
-from ...storage.store.committed_folder import fsync_tree
+from ...storage.store.committed_folder import fsync_tree, require_name
 
 PREFIX = ".ingest-"
 STORE = "store"
@@ -18,7 +18,8 @@ PLAN = "plan.json"
 
 
 def scratch_of(out: Path) -> Path:
-    """The folder of the ingest that makes `out`."""
+    """The folder of the ingest that makes `out`. Raises InputError if that has no name."""
+    require_name(out)
     return out.with_name(f"{PREFIX}{out.name}")
 
 
@@ -36,7 +37,7 @@ def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as e:
-        raise InputError(f"cannot write {out}: {e.strerror or e}") from e
+        raise InputError(f"cannot write {out}: {e.strerror or e}; choose another --out") from e
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,6 +20,8 @@ from ..datasets.readers.parquet import is_list
 from ..datasets.readers.tables import (
     AS_TEXT,
     EXAMPLES,
+    IDS,
+    check_columns,
     check_ratio,
     files_of,
     joined,
@@ -39,8 +41,6 @@ ROWS_PER_GROUP = 1 << 20
 IMPORT_BYTES = 32 << 20
 """Bytes in memory of rows that are imported at a time."""
 File = Path | UrlFile
-IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
-"""Columns of ids."""
 
 
 @dataclass(frozen=True)
@@ -143,18 +143,23 @@ def stamp_of(path: File) -> tuple[int, int]:
 
 
 def describe(
-    files: Sequence[File], stem: str, imported: Sequence[Path] | None = None, title: str | None = None
+    files: Sequence[File],
+    stem: str,
+    options: ReadOptions,
+    imported: Sequence[Path] | None = None,
+    title: str | None = None,
 ) -> Table:
     """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
         files: the user's.
         stem: edges or nodes.
+        options: weights or features may be left out.
         imported: Parquet files that were made of them, if they are CSV.
         title: name in messages, if it is another than `stem`.
 
     Raises:
-        InputError: a file is neither, or their columns differ in type.
+        InputError: a file is neither, or their columns differ in type, or see `check_columns`.
     """
     paths = tuple(imported or files)
     empties, rows, size = [], 0, 0
@@ -172,6 +177,7 @@ def describe(
             empties.append(renamed(metadata.schema.to_arrow_schema().empty_table(), stem))
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
+    check_columns([table.schema for table in empties], files, stem, options)
     empty = plain(joined(empties, files, from_csv=imported is not None))
     return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None, title)
 

@@ -1,6 +1,5 @@
 """Stages of tasks, each of which leaves a record when it is done, so that a killed ingest goes on where it was."""
 
-import errno
 import json
 import os
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError, MillraceError, RunError
+from ...storage.store.full_disk import FULL, no_space
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 
 Task = Callable[..., dict[str, Any]]
@@ -38,11 +38,8 @@ def recorded(task: Task, record: Path, *arguments: Any) -> dict[str, Any]:
     except MillraceError:
         raise
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(
-                f"no space is left for {record.parent.parent}; free some and give the same command again: what is "
-                "done stays"
-            ) from e
+        if e.errno in FULL:
+            raise no_space(record.parent.parent, ": what is done stays") from e
         raise
     return result
 

@@ -224,7 +224,11 @@ class ManyTypes:
         with_it = self._attribute("time_attr", time_attr, everywhere, "a node type or an edge type")
         of_nodes = isinstance(with_it[0], str)
         if of_nodes != isinstance(with_it[-1], str):
-            raise InputError(f"time_attr is '{time_attr}', of nodes and of edges; expected one of both")
+            first, other = with_it[0], with_it[-1]
+            raise InputError(
+                f"time_attr is '{time_attr}', which both {_name(first)} and {_name(other)} have; expected times of "
+                "nodes, or of edges: rename one of them"
+            )
         values = {t: arguments.numbers(f"time_attr: {_name(t)}.{time_attr}", self.data[t][time_attr]) for t in with_it}
         whole = all(np.issubdtype(value.dtype, np.integer) for value in values.values())
         earliest, dtype = (np.iinfo(np.int64).min, np.int64) if whole else (-np.inf, np.float64)

@@ -27,6 +27,8 @@ def configure(
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
         table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
     if system is not None:
+        if not isinstance(system, System | str):
+            raise InputError(f"system is a {type(system).__name__}; expected a name such as 'bulk', or mr.bulk(...)")
         table["system"] = system if isinstance(system, str) else system.name
     if isinstance(system, System):
         table |= _tables_of(system)

@@ -110,7 +110,10 @@ def read_result(run: Path) -> dict[str, Any] | None:
         ) from None
     seen = result.get("schema_version") if isinstance(result, dict) else None
     if seen != SCHEMA_VERSION:
-        raise StoreError(f"{path} has schema version {quoted(seen)}; this Millrace reads {SCHEMA_VERSION}")
+        raise StoreError(
+            f"{path} has schema version {quoted(seen)}; this Millrace reads {SCHEMA_VERSION}: copy it again, or use "
+            "the version that wrote it"
+        )
     if (key := _misshapen(result)) is not None:
         message = f"{path} holds {key} = {quoted(result[key])}, which no run writes"
         raise StoreError(f"{message}; write it again by `millrace run --resume --out {run}`")

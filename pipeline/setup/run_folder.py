@@ -44,6 +44,8 @@ def local_folder(out: str | Path) -> Path:
     Raises:
         InputError: `out` is a URL: only a store of samples can be on an object store.
     """
+    if not isinstance(out, str | os.PathLike):
+        raise InputError(f'out is a {type(out).__name__}; expected a folder, such as out="runs/first"')
     # pathlib turns two slashes into one.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
         raise InputError(f"{out} is a URL; expected a folder on a file system (only `millrace sample` takes URLs)")
@@ -53,8 +55,11 @@ def local_folder(out: str | Path) -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def check_run_folder(out: Path, resume: bool) -> None:
@@ -84,6 +89,11 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def being_written(folder: Path) -> InputError:
+    """The error for a folder that another process has locked."""
+    return InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes, and create it if it is missing. A killed process releases its lock.
@@ -95,7 +105,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
     except OSError as e:
-        raise InputError(f"cannot write the folder {folder}: {e.strerror}") from None
+        raise InputError(f"cannot write the folder {folder}: {e.strerror}; choose another --out") from None
     with lock:
         for attempt in range(TRIES):
             try:
@@ -104,9 +114,7 @@ def locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 # `is_locked` in another process holds the lock for an instant.
                 if attempt + 1 == TRIES:
-                    raise InputError(
-                        f"another process is writing {folder}; wait until it has ended, or choose another --out"
-                    ) from None
+                    raise being_written(folder) from None
                 time.sleep(0.02)
             except OSError:
                 break  # a file system without locks: unguarded, but usable

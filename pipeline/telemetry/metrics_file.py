@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,9 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
                     values = {
                         key: without_secrets(v) if isinstance(v, str) else finite(v) for key, v in vars(event).items()
                     }
-                    f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
+                    # A thread sends these, in which an error of a full disk would be lost; the next event raises it.
+                    with suppress(OSError) if isinstance(event, Pulse | QueueLevel) else nullcontext():
+                        f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
                 seen[kind] += 1
 
         yield tell

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.store.full_disk import new_npy
 from ..comm.base import Group
 from ..random import Purpose, draw_word, node_words, stream
 
@@ -149,7 +150,7 @@ class LearnedTable:
             if self.group.rank == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shape = self.num_nodes, self.width
-                file = np.lib.format.open_memmap(aside, "w+", own.numpy().dtype, shape)
+                file = new_npy(aside, own.numpy().dtype, shape)
             for at, rows in self._gathered(own):
                 assert file is not None
                 file[at : at + len(rows)] = rows.numpy()

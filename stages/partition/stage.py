@@ -137,12 +137,7 @@ def partition_dataset(
         whole = open_store(out, KIND, fingerprint=fingerprint)
         if _layout(whole) >= LAYOUT:
             return PartitionReport(out, quality_of(whole), 0, time.perf_counter() - start)
-    if (
-        out.exists()
-        and not (out / "book").exists()
-        and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir()))
-    ):
-        raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
+    check_folder(out)
     sweep_leftovers(out)
     if (out / "book").exists():
         stored = open_store(out / "book", BOOK_KIND, fingerprint=fingerprint)
@@ -172,6 +167,16 @@ def partition_dataset(
     }
     _commit(out, fingerprint, meta)
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
+
+
+def check_folder(out: Path) -> None:
+    """Raise StoreError if `out` holds something else than parts."""
+    if (
+        out.exists()
+        and not ((out / "book").exists() or (out / MANIFEST).exists())
+        and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir()))
+    ):
+        raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
 
 
 def book_of(

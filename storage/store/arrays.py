@@ -108,7 +108,9 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
     """
     entry = entries.get(name)
     if entry is None:
-        raise StoreError(f"{path} has no array '{name}'; it holds {sorted(entries)}")
+        raise StoreError(
+            f"{path} has no array '{name}', but {', '.join(sorted(entries)) or 'no others'}; make the store again"
+        )
     try:
         z = zarr.open_array(at, mode="r", zarr_format=3)
         # Chunks are counted last: only then is the number expected known to match the manifest.

@@ -1,6 +1,7 @@
 """Folders that appear whole or not at all: written aside, synced where they must outlast the machine,
 renamed into place."""
 
+import errno
 import fcntl
 import os
 import re
@@ -15,6 +16,12 @@ from ..errors import InputError, StoreError
 ASIDE = ".writing-"
 """Prefix of folders that are being written, or that a killed writer left."""
 _REMOVED = ".removed-"
+
+
+def require_name(path: Path) -> None:
+    """Raise InputError for ``.`` or ``/``, beside which nothing can be written."""
+    if not path.name:
+        raise InputError(f"the folder to make is '{path}'; expected the name of a new one, such as ./store")
 
 
 def _set_aside(path: Path) -> Path:
@@ -110,7 +117,7 @@ def folder_aside(path: Path) -> Iterator[Path]:
         aside.mkdir()
         holding = _hold(aside)
     except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+        raise InputError(f"cannot write {path}: {e.strerror or e}; choose another folder") from e
     try:
         yield aside
     finally:
@@ -124,7 +131,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
     folder to write into.
 
     Raises:
-        StoreError: `path` exists and `overwrite` is false.
+        StoreError: `path` exists, or is made meanwhile, and `overwrite` is false.
         InputError: the parent cannot be written.
     """
     if path.exists() and not overwrite:
@@ -135,7 +142,12 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
             fsync_tree(aside)
         # The old store is removed only after the new one is in place: nothing slow happens between the two renames.
         old = _set_aside(path) if overwrite and path.exists() else None
-        os.rename(aside, path)
+        try:
+            os.rename(aside, path)
+        except OSError as e:
+            if overwrite or e.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            raise StoreError(f"{path} was made by another process meanwhile; choose another path") from e
         if durable:
             _fsync_folder(path.parent)
         if old is not None:

@@ -115,6 +115,11 @@ def _is_entry(name: str, entry: Any) -> bool:
     return numeric and entry.get("npy", True) is True and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
 
 
+def _shown(value: str | None) -> str:
+    """A value of a fingerprint in a message: of a digest its beginning."""
+    return "absent" if value is None else re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1...", value[:200])
+
+
 def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
     """Refuse a store that was made from something else.
 
@@ -123,6 +128,8 @@ def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Map
     """
     differing = sorted(k for k in set(seen) | set(expected) if seen.get(k) != expected.get(k))
     if differing:
-        pairs = [(k, seen.get(k, "absent")[:200], expected.get(k, "absent")[:200]) for k in differing[:8]]
+        pairs = [(k, _shown(seen.get(k)), _shown(expected.get(k))) for k in differing[:8]]
         rows = ", ".join(f"{k[:80]} (store {here}, wanted {wanted})" for k, here, wanted in pairs)
-        raise StoreError(f"{path} was made from something else; these differ: {rows}")
+        raise StoreError(
+            f"{path} was made from something else; these differ: {rows}: set them back, or make it again elsewhere"
+        )

@@ -4,7 +4,6 @@ The system writes the pages of such a file back and takes them when memory is sh
 that maps it, however the process ends.
 """
 
-import errno
 import os
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RunError
+from .full_disk import FULL
 
 LEAST_BYTES = 1 << 20
 """Smaller arrays are in memory: each map keeps a file open."""
@@ -51,7 +51,7 @@ class InFiles:
                 os.posix_fallocate(file.fileno(), 0, size)
                 return np.memmap(file, dtype, "r+", shape=shape).view(np.ndarray)
         except OSError as e:
-            if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if e.errno not in FULL:
                 raise
             raise RunError(
                 f"{self.folder} has no room for {size / 2**20:,.0f} MiB of a part ({e.strerror}); free some, or leave "

@@ -101,8 +101,8 @@ def test_numbers_of_a_sampler(tmp_path, command, words, phrase):
     ("name", "phrase"),
     [
         ("negative", r"2 edge weights are negative \(least: -2.0\)"),
-        ("nan", "1 edge weights are NaN or infinite"),
-        ("infinite", "1 edge weights are NaN or infinite"),
+        ("nan", "1 edge weight is NaN or infinite"),
+        ("infinite", "1 edge weight is NaN or infinite"),
         ("above", r"train split holds ids in \[0, 3\], out of range: expected \[0, 3\)"),
         ("below", r"train split holds ids in \[-1, 0\], out of range: expected \[0, 3\)"),
     ],

@@ -1,5 +1,6 @@
 """A dataset on disk: comes back the same, features from wherever they lie, and refused when damaged."""
 
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from millrace.storage import dataset_store as module
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import features_shape, open_dataset_store, write_dataset
-from millrace.storage.errors import InputError, StoreError
+from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.features import ArrayFeatures, MappedFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.store import committed_folder
 from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.store.npy import is_map
@@ -145,6 +147,24 @@ def test_unknown_format_and_bad_dataset_write_nothing(tmp_path, small):
     with pytest.raises(InputError, match="num_classes"):
         write_dataset(tmp_path / "d", replace(small, num_classes=1))
     assert not (tmp_path / "d").exists()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, small):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        with pytest.raises(RunError, match=f"no space is left for {tmp_path / 'd'}; free some and give the same"):
+            write_dataset(tmp_path / "d", small)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_made_meanwhile_stays(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(committed_folder, "fsync_tree", lambda aside: (tmp_path / "d" / "there").mkdir(parents=True))
+    with pytest.raises(StoreError, match="was made by another process meanwhile"):
+        write_dataset(tmp_path / "d", small)
+    assert [p.name for p in tmp_path.iterdir()] == ["d"] and (tmp_path / "d" / "there").exists()
 
 
 def test_overwrite_must_be_asked_for(tmp_path, small):

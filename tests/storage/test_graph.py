@@ -54,6 +54,7 @@ def test_index_width():
         ([0], [0.5], None, "dst holds float64"),
         ([-1], [0], None, r"lie in \[-1, 0\]"),
         ([0], [3], 3, r"expected \[0, 3\)"),
+        ([0], [2**40], None, "there would be 1,099,511,627,777 nodes; expected at most 3,037,000,499"),
     ],
 )
 def test_from_edges_refuses(src, dst, n, message):

@@ -305,7 +305,7 @@ BAD = {
         "train.lr (was 0.003, now 0.5); resume with the same",
     ),
     "run: resume on another graph": (f"{AGAIN} --dataset OTHER", "dataset (was"),
-    "run: resume without an intact checkpoint": ("run --resume --out W/spoilt-checkpoints", "is intact"),
+    "run: resume without an intact checkpoint": ("run --resume --out W/spoilt-checkpoints", "none that can be used"),
     "run: into a run": ("run --dataset SBM --out W/run", "already holds a run"),
     "run: into something else": ("run --dataset SBM --out W/store", "is not an empty folder"),
     "run: into a file": ("run --dataset SBM --out W/good.npz", "is not an empty folder"),
@@ -325,6 +325,10 @@ BAD = {
         "these differ: parts (store 2, wanted 3)",
     ),
     "parts: into a run": ("partition SBM --parts 2 --out W/run", "holds no partitions"),
+    "parts: into a folder without a name": ("partition SBM --parts 2 --out .", "expected the name of a new one"),
+    "parts: as a store without a name": ("partition SBM --parts 2 --into /", "expected the name of a new one"),
+    "sample: into a folder without a name": ("sample --dataset SBM --out .", "expected the name of a new one"),
+    "convert: into a folder without a name": ("convert SBM --out .", "expected the name of a new one, such as"),
     "convert: there already": ("convert SBM --out W/store", "already exists"),
     "convert: format": ("convert SBM --out NEW --features zar", "did you mean 'zarr'"),
     "evaluate: nothing there": ("evaluate W/none", "holds no run"),
@@ -603,6 +607,13 @@ def test_a_folder_that_another_process_writes_is_refused(world, tmp_path):
     done("sample", *SMALL[:8], "--out", tmp_path / "samples")
     with locked(tmp_path / "samples"):
         assert "another process is writing" in millrace("sample", *SMALL[:8], "--out", tmp_path / "samples").err
+    parts = ("partition", SBM, "--parts", "2", "--method", "hash", "--out", tmp_path / "parts")
+    with locked(tmp_path / "parts"):
+        (tmp_path / "parts" / "book").mkdir()  # as of a command under way
+        before = contents(tmp_path)
+        seen = millrace(*parts)
+        assert (seen.code, "another process is writing" in seen.err) == (2, True), seen.err
+        assert contents(tmp_path) == before
 
 
 def test_a_diverging_run_says_so(tmp_path):
@@ -642,7 +653,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note(world, tmp_path):
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError("2 TB"), 3, "out of memory (2 TB)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nmore"), 3, "out of memory"),
-        (OSError(28, "No space left on device"), 3, "No space left"),
+        (OSError(28, "No space left on device", "/a/b"), 3, "no space is left for /a/b; free some"),
     ],
 )
 def test_what_the_machine_refuses_is_a_sentence(monkeypatch, error, code, phrase):

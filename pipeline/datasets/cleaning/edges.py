@@ -267,13 +267,13 @@ def check_weights(faults: WeightFaults) -> None:
     """Raise InputError if there are any."""
     if faults.infinite:
         raise InputError(
-            f"{faults.infinite} edge weights are NaN or infinite as float32; correct them, or set "
-            "edge_weights=ignore to read none"
+            f"{counted(faults.infinite, 'edge weight')} {are(faults.infinite)} NaN or infinite as float32; correct "
+            "them, or set edge_weights=ignore to read none"
         )
     if faults.negative:
         raise InputError(
-            f"{faults.negative} edge weights are negative (least: {np.float32(faults.least)}); expected >= 0: correct "
-            "them, or set edge_weights=ignore"
+            f"{counted(faults.negative, 'edge weight')} {are(faults.negative)} negative (least: "
+            f"{np.float32(faults.least)}); expected >= 0: correct them, or set edge_weights=ignore"
         )
 
 

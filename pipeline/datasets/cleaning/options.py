@@ -135,4 +135,13 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
 
 
+def require_options(options: object) -> None:
+    """Raise InputError unless `options` are `ReadOptions`, or None."""
+    if not isinstance(options, ReadOptions | None):
+        raise InputError(
+            f"options is a {type(options).__name__}; expected mr.ReadOptions, such as "
+            'mr.ReadOptions(direction="directed")'
+        )
+
+
 DEFAULT_OPTIONS = ReadOptions()

@@ -40,6 +40,8 @@ def parse_split(text: str) -> SplitSpec:
     Raises:
         InputError: another form, or numbers out of range.
     """
+    if not isinstance(text, str):
+        raise InputError(f"split is {text!r}; {FORMS}")
     kind, _, rest = text.strip().partition(":")
     if kind not in KINDS:
         raise InputError(f"split is '{text}'; {FORMS}{nearest(kind, KINDS)}")

@@ -35,9 +35,8 @@ from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Raw
 from .csv_file import is_csv
 from .parquet_rapids import ordered_edges
-from .tables import files_of, is_label, nodes_beside, read_table, reading, renamed
+from .tables import FEATURE, files_of, is_label, nodes_beside, read_table, reading, renamed
 
-_FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 _LABEL = re.compile(r"label_(\d+)")
 SHOWN_COLUMNS = 8
 """Most columns named in a note."""
@@ -65,11 +64,11 @@ def read_edge_file(path: Path, options: ReadOptions, name: str | None = None) ->
 
 
 def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, options: ReadOptions, name: str) -> Raw:
-    nodes = read_table(node_files, "nodes")
+    nodes = read_table(node_files, "nodes", options)
     if not nodes.num_rows:
         raise InputError(f"{source}: there are no nodes; expected a row for each node in {node_files[0].name}")
     by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
-    edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
+    edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges", options)
     notes: list[str] = []
     if edges is None and edge_columns(_empty(edge_files[0]), source, options, []):
         raise InputError(
@@ -91,7 +90,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             found = Raw(name, none, none, labels, features, split=split, ordered=ordered, node_time=node_time, **given)
             return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
         # The CPU reader reports defects.
-        edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
+        edges, notes = read_table(edge_files, "edges", options), [n for n in notes if "were renumbered" not in n]
     of_edges = feature_rows(edges, edge_columns(edges, source, options, notes), "edges")
     columns: Columns = {f"edges.{key}": column_of(edges, key, "edges", source) for key in ("src", "dst")}
     from_csv = set(columns) if is_csv(edge_files[0]) else set()
@@ -337,7 +336,7 @@ def _customary(table: pa.Table, source: Path | str, stem: str) -> tuple[str, ...
                     f"{source}: column {stem}.{key} is {table[key].type}; expected a list of numbers in every row"
                 )
             return (key,)
-    of_number = {int(m[1]): key for key in table.column_names if (m := _FEATURE.fullmatch(key))}
+    of_number = {int(m[1]): key for key in table.column_names if (m := FEATURE.fullmatch(key))}
     return _by_value(of_number)
 
 

@@ -133,6 +133,8 @@ def from_networkx(
     Raises:
         InputError: an attribute is missing or ragged; see also `clean`.
     """
+    if not hasattr(graph, "nodes"):
+        raise InputError(f"graph is a {type(graph).__name__}; expected a NetworkX graph")
     nodes, notes, names = list(graph.nodes), (), None
     if set(nodes) == set(range(len(nodes))):
         nodes = list(range(len(nodes)))

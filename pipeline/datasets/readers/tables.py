@@ -1,5 +1,6 @@
 """Tables of edges and nodes from Parquet or CSV files, with the column names that Millrace uses."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ....storage.errors import InputError, first_line
+from ....storage.store.full_disk import FULL
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
 from .npy_edges import is_npy, read_ends
@@ -28,11 +30,16 @@ AS_TEXT = {
     for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
 }
 """CSV columns that are read as text first: 007 is not a number, and one name among numbers makes all of them names."""
+IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
+"""Columns of ids."""
+_OR_LEFT_OUT = {("edges", "weight"): ", or set edge_weights=ignore to read none"}
 EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
 KINDS = (".parquet", *SUFFIXES)
+FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
+"""Names of columns of features."""
 
 
 def is_label(column: str) -> bool:
@@ -105,16 +112,18 @@ def check_ratio(path: object, metadata: pq.FileMetaData, size: int) -> None:
         )
 
 
-def read_table(files: Sequence[Path], stem: str) -> pa.Table:
+def read_table(files: Sequence[Path], stem: str, options: ReadOptions | None = None) -> pa.Table:
     """Rows of all files, one after the other.
 
     Raises:
-        InputError: a file cannot be read, or their columns differ in type.
+        InputError: a file cannot be read, their columns differ in type, or with `options` see `check_columns`.
     """
     tables = list[pa.Table]()
     for path in files:
         with reading(path):
             tables.append(renamed(_read_file(path, stem), stem))
+    if options is not None:
+        check_columns([table.schema for table in tables], files, stem, options)
     return plain(joined(tables, files, from_csv=is_csv(files[0])))
 
 
@@ -130,7 +139,8 @@ def reading(path: Any) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
-        if isinstance(e, InputError):
+        # A full disk is that of a table that is copied.
+        if isinstance(e, InputError) or (isinstance(e, OSError) and e.errno in FULL):
             raise
         raise InputError(f"{path} cannot be read ({first_line(e).rstrip('.')}); write the file again") from e
 
@@ -155,6 +165,28 @@ def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) 
                     "with one schema"
                 ) from e
         raise InputError(f"{files[0].parent} cannot be read ({first_line(e)}); write the files again") from e
+
+
+def check_columns(schemas: Sequence[pa.Schema], files: Sequence[Any], stem: str, options: ReadOptions) -> None:
+    """Check that a column of ids, weights or features is in every file of a table, or in none.
+
+    Raises:
+        InputError: names the column, a file without it and one that has it.
+    """
+    needed, named = set(IDS[stem]), options.named_features if stem == "nodes" else options.named_edge_features
+    if stem == "edges" and options.edge_weights == "use":
+        needed.add("weight")
+    if stem == "edges" or options.nan_features == "error":
+        every = {name for schema in schemas for name in schema.names}
+        needed |= {c for c in every if FEATURE.fullmatch(c) or c in ("features", "x")} if named is None else {*named}
+    for name in sorted(needed):
+        with_it = [file for file, schema in zip(files, schemas) if name in schema.names]
+        without = [file for file, schema in zip(files, schemas) if name not in schema.names]
+        if with_it and without:
+            raise InputError(
+                f"{without[0]} has no column '{name}', but {with_it[0].name} has; expected it in every file of {stem}, "
+                f"or in none: write the files again with the same columns{_OR_LEFT_OUT.get((stem, name), '')}"
+            )
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -91,7 +91,7 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     label_columns = {t: own.labels for t, own in nodes.items()}
     links = options.task == "link" and options.target is None
     target = None if links else target_of(label_columns, options)
-    tables = {key: read_table(files, "edges") for key, files in of_edges.items()}
+    tables = {key: read_table(files, "edges", options) for key, files in of_edges.items()}
     check_named_of_edges(options, tables.values())
     weights, edge_features = {}, {}
     for key, table in tables.items():
@@ -142,7 +142,7 @@ def about(what: str) -> Iterator[None]:
 
 
 def _nodes(folder: Path, node_type: str, files: Sequence[Path], options: ReadOptions) -> _Nodes:
-    table = read_table(files, "nodes")
+    table = read_table(files, "nodes", options)
     if not table.num_rows:
         raise no_nodes(node_type, files[0].name)
     return _Nodes(table, is_csv(files[0]), labels_of_type(table, folder, options))

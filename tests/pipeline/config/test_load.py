@@ -82,7 +82,17 @@ def test_a_system_without_a_sampler(mode):
         ({"xyzzy": 1}, "docs/configuration.md lists all keys"),
         ({"model": {"hidden_channels": 1}}, "did you mean 'model.hidden'"),
         ({"train": {"bach_size": 1}}, "did you mean 'train.batch_size'"),
-        ({"train": 3}, "configuration key 'train' is 3"),
+        ({"train": 3}, "configuration key 'train' is 3: expected a table of keys"),
+        ({"read": 3}, "configuration key 'read' is 3: expected a table of keys"),
+        (
+            {"read": {"directoin": "directed"}},
+            "'read.directoin'; did you mean 'read.direction'",
+        ),
+        (
+            {"train": {"loss": {"class_weights": "balance"}}},
+            "'train.loss.class_weights' is 'balance': input should be 'balanced', or input should be a valid list",
+        ),
+        ({"train": {"loss": {"class_weights": [0, 0]}}}, "expected a number above 0: nothing would be trained"),
         ({"epochs": 0}, "'epochs' is 0"),
         ({"epochs": "many"}, "'epochs' is 'many'"),
         ({"seed": -1}, "'seed' is -1"),

@@ -147,6 +147,12 @@ def test_other_mistakes(tmp_path):
         mr.link_dataset(path(), pairs={"train": [[0, 1]]}, split="fraction:0.5,0.2")
     with pytest.raises(InputError, match="expected shares of the edges"):
         mr.link_dataset(path(), split="random:20,30")
+    with pytest.raises(InputError, match="split is 3; expected public"):
+        mr.link_dataset(path(), split=3)
+    with pytest.raises(InputError, match=r"the pair \(0, 1\) is among the negatives .*: leave it out of the other"):
+        mr.link_dataset(path(), pairs={"train": [[0, 1]], "val_negatives": [[0, 1]]})
+    with pytest.raises(InputError, match="train holds 'a'; expected numbers of nodes"):
+        mr.link_dataset(path(), pairs={"train": [["a", "b"]]})
     with pytest.raises(InputError, match="leave none for val"):
         mr.link_dataset(path(6), split="fraction:0.85,0.05")
     with pytest.raises(InputError, match="but the task is not link"):

@@ -1,6 +1,7 @@
 """Files of predictions by a command that is killed: nothing is seen of them, and the same command writes them."""
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -107,6 +108,21 @@ def test_a_zarr_that_is_replaced_is_whole_at_any_time(tmp_path, monkeypatch):
     seen.to_zarr(tmp_path / "p.zarr")
     assert looks and content(tmp_path / "p.zarr") == before
     assert [p.name for p in tmp_path.iterdir()] == ["p.zarr"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".parquet", ".zarr"])
+def test_a_disk_that_fills_ends_no_process(tmp_path, suffix):
+    """A file that may not grow is as a full disk; numpy's map of one would end the process by a signal."""
+    count = 1 << 14
+    seen = Predictions(np.arange(count), np.random.default_rng(0).standard_normal((count, 3)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, limits[1]))
+    try:
+        with pytest.raises(mr.InputError, match="cannot be written: File too large; choose another place, or free"):
+            seen.write(tmp_path / f"p{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_missing_is_not_made(tmp_path):

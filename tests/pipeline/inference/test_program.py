@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,6 +78,13 @@ def test_a_file_runs_without_millrace(data, tmp_path):
     np.testing.assert_allclose(got, mr.predict(result).logits, rtol=1e-4, atol=1e-5)
     code, _, err = command("export", result.out, "--out", tmp_path / "model.pt2")
     assert code == 2 and "already exists; choose another --out" in err
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
+    try:  # a disk that is full: torch itself would end the process
+        code, _, err = command("export", result.out, "--out", tmp_path / "other.pt2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and "other.pt2 cannot be written: File too large; choose another place" in err
 
 
 def test_a_run_with_learnt_rows_and_weights(data, tmp_path):

@@ -183,7 +183,7 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch):
             relabel(INLINE, lazy, Cut(Given(owners), parts, 0), tmp_path / "got", MEMORY, lambda event: None)
         assert [p.name for p in tmp_path.iterdir()] == ["before"]
     monkeypatch.setattr(budget.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(InputError, match="GiB are free; free some"):
+    with pytest.raises(InputError, match="MiB are free; free some"):
         relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
     assert [p.name for p in tmp_path.iterdir()] == ["before"]
 

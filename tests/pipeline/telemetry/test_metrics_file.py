@@ -37,6 +37,19 @@ def test_below_a_hundred_thousand_nothing_is_left_out() -> None:
     assert sum(map(metrics_file.is_kept, range(1_600_000))) == 300_000
 
 
+def test_a_full_disk_is_told_by_events_and_not_by_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread sends the pulses, in which an error would be a traceback."""
+    with metrics_file.recorded(tmp_path / "metrics.jsonl", lambda event: None, resume=False) as tell:
+
+        def full(*_: object) -> str:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(metrics_file.json, "dumps", full)
+        tell(QueueLevel(0, 0, 0, 0, 0))
+        with pytest.raises(OSError, match="No space left"):
+            tell(step(0))
+
+
 def test_an_event_is_told_before_it_can_be_read_and_written_even_if_telling_fails(tmp_path: Path) -> None:
     path, read = tmp_path / "metrics.jsonl", []
 

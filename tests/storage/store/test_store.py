@@ -232,14 +232,14 @@ def test_a_changed_manifest_is_seen(written, key):
 
 
 def test_another_fingerprint_is_refused_by_its_keys(written):
-    with pytest.raises(StoreError, match=r"differ: b \(store 2, wanted 3\), c \(store absent, wanted 4\)$"):
+    with pytest.raises(StoreError, match=r"differ: b \(store 2, wanted 3\), c \(store absent, wanted 4\):"):
         open_store(written, "test", fingerprint={"a": "1", "b": "3", "c": "4"})
-    with pytest.raises(StoreError, match=r"differ: b \(store 2, wanted absent\)$"):
+    with pytest.raises(StoreError, match=r"differ: b \(store 2, wanted absent\): set them"):
         open_store(written, "test", fingerprint={"a": "1"})
 
 
 def test_an_array_that_is_not_there(written):
-    with pytest.raises(StoreError, match=r"no array 'y'; it holds \['x'\]"):
+    with pytest.raises(StoreError, match="no array 'y', but x; make the store again"):
         open_store(written, "test").read("y")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 
 import millrace as mr
@@ -46,6 +47,24 @@ def test_it_opens_in_memory_and_converts(store, tmp_path):
     assert json.loads((tmp_path / "new" / "manifest.json").read_text())["schema_version"] == 2
     with pytest.raises(InputError, match="earlier version, which is read into memory only; write it again"):
         mr.open_dataset(store, features="mapped")
+
+
+def test_what_is_damaged_is_named(store):
+    features = store / "features.npy"
+    if features.exists():
+        features.unlink()
+        with pytest.raises(StoreError, match=r"features\.npy is damaged .*No such file.*: make the store again"):
+            mr.open_dataset(store)
+        for content in (b"", b"x" * 300, b"\x93NUMPY"):
+            features.write_bytes(content)
+            with pytest.raises(StoreError, match=r"features\.npy is damaged .*: make the store again"):
+                mr.open_dataset(store)
+        np.save(features, np.zeros(300, np.float32))
+        with pytest.raises(StoreError, match=r"is damaged \(float32\[300\]\); expected features \[V, F\]"):
+            mr.open_dataset(store)
+    as_of_version_1(store, "x")
+    with pytest.raises(StoreError, match="is not laid out as a manifest"):
+        mr.open_dataset(store)
 
 
 @pytest.mark.parametrize("name", list(FINGERPRINT))
