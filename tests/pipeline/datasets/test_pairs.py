@@ -45,7 +45,10 @@ BAD = [
     ({"train": [[0.5, 1.5]]}, "expected whole numbers"),
     ({"train": []}, "the train set has no pairs"),
     ({"train": [[0, 1]], "test": [[1, 0]]}, r"the pair \(1, 0\) is in the train and the test set"),
-    ({"train": [[0, 1]], "val": [[2, 3]], "val_negatives": [[1, 0]]}, "is a negative of the val set, and positive"),
+    (
+        {"train": [[0, 1]], "val": [[2, 3]], "val_negatives": [[1, 0]]},
+        "is among the negatives of the val set and among the positive",
+    ),
     ({"train": [[0, 1]], "tset": [[2, 3]]}, "did you mean 'test'"),
     ({"train": [["a", "b"]]}, "expected numbers of nodes"),
 ]

@@ -439,7 +439,7 @@ def test_trim_to_layer_gives_the_seeds_the_same_output() -> None:
         ({"weight_attr": "sincs"}, "did you mean 'since'"),
         ({"weight_attr": "bad"}, r"data\['paper', 'cites', 'paper'\].bad holds negative"),
         ({"time_attr": "z"}, "time_attr is 'z'; expected the name of an attribute of a node type or an edge type"),
-        ({"time_attr": "both"}, "time_attr is 'both', of nodes and of edges"),
+        ({"time_attr": "both"}, "time_attr is 'both', which both .* and .* have; expected times of nodes, or"),
         ({"time_attr": "since"}, "a time of edges; give the seeds theirs by input_time"),
         ({"time_attr": "at", "input_nodes": "venue"}, "time_attr is 'at', which 'venue' has not; give the seeds'"),
         ({"time_attr": "x"}, r"data\['paper'\].x has shape \[40, 5\]; expected \[40\]"),
