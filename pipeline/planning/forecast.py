@@ -136,7 +136,9 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     parts, fetched = {}, [0.0, 0.0]
     if s.exchanges and seen.distinct:
         # A rank's own rows are copied beside those of others.
-        sizes = [rows_asked(s, seen, *of[:2])[1] / of[0] * seen.distinct[0] for of in (trial, run)]
+        stored = s.job.queue.kind == "zarr"
+        asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2], stored)[1]
+        sizes = [rows / of[0] * seen.distinct[0] for rows, of in zip(asked, (trial, run))]
         most = [s.system.options["prefetch_bytes"] / size for size in sizes]
         fetched = [min(n, ready(max(seen.sample_s, seen.fetch_s), *of)) for n, of in zip(most, (trial, run))]
         tried, waiting = (n * (size + seen.minibatch_bytes) for n, size in zip(fetched, sizes))

@@ -186,7 +186,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     moved.once["store", "features"] += s.feature_bytes * c
     # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
-    first, later = rows_asked(s, seen, s.minibatches, s.ranks)
+    first, later = rows_asked(s, seen, s.minibatches, s.ranks, s.job.queue.kind == "zarr")
     begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
@@ -195,7 +195,9 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         moved.once["network", kind] += (first - later) * each
 
 
-def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
+def rows_asked(
+    s: Candidate, seen: TrialResult, minibatches: float, ranks: int, stored: bool = False
+) -> tuple[float, float]:
     """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes.
 
     The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`); the trial
@@ -206,10 +208,11 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         seen: its trial.
         minibatches: minibatches in an epoch; the last one may be incomplete.
         ranks: ranks that train on them.
+        stored: they come from files, and are fetched step by step. Those of a trial wait in memory.
     """
     distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
     steps = by_rows(minibatches, seen) / ranks / per_rank
-    if s.job.queue.kind != "zarr" and len(distinct) > 1:
+    if not stored and len(distinct) > 1:
         step = per_rank * distinct[0]
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from ...stages.assignment import SeedPlan
+from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...storage.dataset import Split
@@ -28,6 +29,9 @@ from ..telemetry.events import silent
 from ..telemetry.usage import own_bytes
 from ..training.dynamo import leave_compiler_out
 from .candidate import Candidate
+
+EPOCHS = 5
+"""Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 
 
 @dataclass(frozen=True)
@@ -119,29 +123,31 @@ def shortened(split: Split, seeds: int) -> Split:
 
 
 def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float]]:
-    """Draw the minibatches of an epoch of so many ranks over `seeds`, as a trial trains on them.
+    """Draw minibatches of so many ranks over `seeds`, as a trial trains on them: of two epochs, or of up to `EPOCHS` if
+    these have few.
 
     Returns:
         Bytes of their structure for each sampled edge, seconds for each, on threads that nothing else uses, and
         `TrialResult.distinct`.
     """
-    job, sizes = s.job, list[list[int]]()
+    job, sizes = s.job, [list[int]() for _ in range(ranks)]
     sampler: Any = s.system.sample.sampler
     batch, per_step, (row, edge_row) = job.train.batch_size, job.train.per_step(ranks), s.row_bytes
     plan = SeedPlan(seeds, batch, -(-len(seeds) // batch), job.seed_of("minibatches"))
+    nodes, edges, most = [np.empty(0, np.int64)] * ranks, [0] * ranks, MOST_STEPS * max(1, per_step // ranks)
     set_num_threads(s.at.threads)
-    for epoch in range(2):  # the first time includes loading kernels
+    for epoch in range(EPOCHS):
         start = time.perf_counter()
         drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), sampling_backend(job.kernel)).minibatches
         seconds = time.perf_counter() - start
+        for r, m in ((i % per_step % ranks, m) for i, m in enumerate(drawn) if len(m.seeds) == batch):
+            if len(sizes[r]) < most:
+                nodes[r] = np.union1d(nodes[r], m.nodes)
+                edges[r] += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
+                sizes[r].append(row * len(nodes[r]) + edge_row * edges[r])
+        if epoch and min(map(len, sizes)) == most:  # the first time includes loading kernels
+            break
     set_num_threads(None)
-    for rank in range(ranks):
-        nodes, edges, of_rank = np.empty(0, np.int64), 0, []
-        for m in (m for i, m in enumerate(drawn) if i % per_step % ranks == rank and len(m.seeds) == batch):
-            nodes = np.union1d(nodes, m.nodes)
-            edges += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
-            of_rank.append(row * len(nodes) + edge_row * edges)
-        sizes.append(of_rank)
     edge_bytes = sum(m.nbytes for m in drawn) / max(1, sum(m.num_edges for m in drawn))
     return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
 

@@ -36,10 +36,8 @@ from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .stand_in import detailed
-from .trial import TrialResult, measured, run_short, shortened
+from .trial import EPOCHS, TrialResult, measured, run_short, shortened
 
-EPOCHS = 5
-"""Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
 CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
