@@ -47,13 +47,13 @@ def summed_loss(
         loss = NamedLoss(task, LOSSES[task][0])
     if loss is not None:
         losses = of_each_seed(loss, logits, y)
-        return losses.sum() if weights is None else losses @ weights.to(losses)
+        return losses.sum() if weights is None else losses @ weights.to(losses.dtype)
     if weights is not None:
         if task == "multiclass":
             losses = F.cross_entropy(logits, y, reduction="none")
         else:
             losses = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
-        return losses @ weights.to(losses)
+        return losses @ weights.to(losses.dtype)
     if task == "multiclass":
         return F.cross_entropy(logits, y, reduction="sum")
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / max(1, y.shape[1])

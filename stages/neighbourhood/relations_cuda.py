@@ -47,7 +47,7 @@ class DeviceRelation(Relation):
 
     def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
         if self._weight is not None and reduce == "mean":
-            return share(self.lists, self._weight, aggregation_backend("cuda")).to(like)
+            return share(self.lists, self._weight, aggregation_backend("cuda")).to(like.dtype)
         return super()._row_scale(reduce, like)
 
 
