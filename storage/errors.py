@@ -69,6 +69,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "" if found is None else f"; did you mean '{found}'?"
 
 
+NOT_READABLE = "this user may not read it; expected a readable file: change its permissions, or give another"
+"""What a message about a file says of a PermissionError."""
+
+
 def first_line(error: Exception) -> str:
     """First line of an error's message, for use within a sentence: some libraries append a dump of their state or
     input."""

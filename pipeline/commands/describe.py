@@ -13,7 +13,7 @@ from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
 from ...storage.dataset_store import features_place, graph_place, open_features, open_types
-from ...storage.errors import InputError, StoreError, first_line
+from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line
 from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
@@ -83,6 +83,8 @@ def _format(folder: Path) -> str | None:
         return str(body["format"]).removeprefix("millrace-")
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:
+        raise StoreError(f"{folder / MANIFEST}: {NOT_READABLE}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise StoreError(f"{folder / MANIFEST} is damaged ({first_line(e)}); make the store again") from None
 

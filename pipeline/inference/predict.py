@@ -1,5 +1,6 @@
 """Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,6 +142,8 @@ def check_new_file(out: Path, embeddings: bool = False) -> None:
         raise InputError(f"{out} already exists; choose another --out")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a folder; choose another --out")
+    if not os.access(out.parent, os.W_OK):
+        raise InputError(f"{out.parent} cannot be written: permission denied; choose another --out")
 
 
 def _parsed(nodes: str | None, data: Dataset, task: str) -> Any:

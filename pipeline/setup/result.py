@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from typing_extensions import TypedDict
 
 from ...storage.dataset import Task
-from ...storage.errors import StoreError, first_line
+from ...storage.errors import NOT_READABLE, StoreError, first_line
 from ...storage.plural import counted
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
@@ -104,6 +104,8 @@ def read_result(run: Path) -> dict[str, Any] | None:
         result = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise StoreError(f"{path}: {NOT_READABLE}") from None
     except (OSError, ValueError, RecursionError) as e:
         raise StoreError(
             f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`"

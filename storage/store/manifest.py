@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import StoreError, first_line
+from ..errors import NOT_READABLE, StoreError, first_line
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -61,6 +61,8 @@ def read_manifest(path: Path, kind: str, version: int = SCHEMA_VERSION) -> dict[
         raise no_manifest(path) from None
     except NotADirectoryError:
         raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
+    except PermissionError:
+        raise StoreError(f"{path}/{MANIFEST}: {NOT_READABLE}") from None
     except (OSError, ValueError) as e:
         raise StoreError(f"{path}/{MANIFEST} cannot be read ({e}); make the store again") from None
     return parse_manifest(text, path, kind, version)

@@ -667,6 +667,28 @@ def test_what_the_machine_refuses_is_a_sentence(monkeypatch, error, code, phrase
     assert len(seen.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("run --dataset W/good.npz --out NEW", "good.npz"),
+        ("run --dataset W/store --out NEW", "manifest.json"),
+        ("inspect W/store", "manifest.json"),
+        ("evaluate W/run", "result.json"),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_not_called_damaged(world, monkeypatch, words, name):
+    whole = io.open
+
+    def refused(path, *arguments, **options):
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refused)
+    seen = millrace(*command(words)(world))
+    assert seen.code == 2 and f"{name}: this user may not read it" in seen.err and "damaged" not in seen.err, seen.err
+
+
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def broken():
         raise RuntimeError("a bug")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....storage.errors import InputError, first_line
+from ....storage.errors import NOT_READABLE, InputError, first_line
 from ..cleaning.raw import AnyArray
 
 BOMB_RATIO, BOMB_BYTES = 200, 256 << 20
@@ -39,6 +39,8 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
             return {name: array for name, array in found.items() if array is not None}, sorted(members)
     except InputError:
         raise
+    except PermissionError:
+        raise InputError(f"{path}: {NOT_READABLE}") from None
     except Exception as e:  # damage makes zipfile, zlib and NumPy raise errors of many kinds
         raise InputError(
             f"{path} is damaged or not an .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ....storage.errors import InputError, first_line
+from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import FULL
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
@@ -139,6 +139,8 @@ def reading(path: Any) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
+        if isinstance(e, PermissionError):
+            raise InputError(f"{path}: {NOT_READABLE}") from e
         # A full disk is that of a table that is copied.
         if isinstance(e, InputError) or (isinstance(e, OSError) and e.errno in FULL):
             raise
