@@ -3,10 +3,9 @@ with one.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 
-    {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (summed
-    over minibatches) {"do": "one", "path": p}            sample one minibatch and save it at p, see `save` {"do":
-    "report"}                    whatever the engine tells of itself, and rss_bytes, peak_rss_bytes (since the report
-    before)
+    {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (sums)
+    {"do": "one", "path": p}            sample one minibatch and save it at p, see `save`
+    {"do": "report"}                    the engine's own measurements, and rss_bytes and peak_rss_bytes since the last
 """
 
 import argparse
