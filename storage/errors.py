@@ -70,7 +70,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 NOT_READABLE = "this user may not read it; expected a readable file: change its permissions, or give another"
-"""What a message about a file says of a PermissionError."""
+"""End of the message about a file that raised PermissionError."""
 
 
 def first_line(error: Exception) -> str:

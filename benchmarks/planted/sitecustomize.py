@@ -22,7 +22,7 @@ _noted: set[tuple[str, str, bool]] = set()
 
 
 def moved(place: str, kind: str, call: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What the place makes; without the move, if it is the one that is left out.
+    """Makes the call of a place and returns its result; without the move, if this place is the one that is left out.
 
     Args:
         place: see `Rewriter`.

@@ -95,7 +95,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _expected(e: Any) -> str:
-    """What a value should be, as the end of an error message."""
+    """The end of an error message, which says what was expected."""
     if e["type"] in ("model_type", "dataclass_type"):
         return "expected a table of keys"
     return f"{e['msg'][0].lower()}{e['msg'][1:]}"

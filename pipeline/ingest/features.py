@@ -32,7 +32,7 @@ class FeatureWork:
     columns: tuple[str, ...]
     batch_rows: int
     scaling: Scaling | None = None
-    """Of each column, once all rows have been measured."""
+    """Scaling of each column, known once all rows have been measured; None: columns are not standardised."""
 
     @property
     def fields(self) -> tuple[Field, ...]:

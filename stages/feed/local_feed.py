@@ -14,7 +14,7 @@ from ..comm.survivors import Survivors
 from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler
-from .queue_feed import Producer, QueueFeed, where_told
+from .queue_feed import Producer, QueueFeed, on_job_device
 
 QUIET = ("features", "activations", "graph")
 """Kinds of bytes that must not be on the network while a phase is trained."""
@@ -85,7 +85,7 @@ class Local:
             producer = Producer(
                 queue,
                 graph=placement.graph,
-                sampler=where_told(self.sampler, job),
+                sampler=on_job_device(self.sampler, job),
                 plan=plan,
                 kernel=job.kernel,
                 first_epoch=first[0] + late,

@@ -153,7 +153,7 @@ class Sampled:
             producer = Producer(
                 job.queue,
                 graph=placement.graph,
-                sampler=where_told(self.sampler, job),
+                sampler=on_job_device(self.sampler, job),
                 plan=plan,
                 kernel=job.kernel,
                 first_epoch=first[0],
@@ -163,7 +163,7 @@ class Sampled:
         return QueueFeed(job.queue, producer, job.ledger, job.producer_alive)
 
 
-def where_told(sampler: Sampler, job: RankJob) -> Any:
+def on_job_device(sampler: Sampler, job: RankJob) -> Any:
     """The sampler, or one whose bulks stay on the job's device."""
     if not job.resident:
         return sampler

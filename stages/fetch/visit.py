@@ -219,7 +219,7 @@ class Visits:
 
     @property
     def device(self) -> torch.device:
-        """Where layers are computed."""
+        """Device on which layers are computed."""
         return self._x.device
 
     def fetch(self, work: FullBatch) -> Fetched:

@@ -1,4 +1,4 @@
-"""Full disks: the sentence for them, and files whose space is taken before they are mapped."""
+"""Full disks: their error message, and new files whose space is reserved before they are mapped."""
 
 import errno
 import os
