@@ -74,9 +74,11 @@ def _epochs(
     rng, none = np.random.default_rng(0), np.empty(0, np.int64)
     features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
     labels = rng.integers(0, CLASSES, graph.num_nodes)
-    from millrace.storage.features import ArrayFeatures
+    from millrace.storage import features as stores
 
-    data = mr.Dataset("epoch", graph, ArrayFeatures(features), labels, mr.Split(seeds, none, none), CLASSES)
+    # Its name in earlier checkouts.
+    in_memory = stores.ArrayFeatures if hasattr(stores, "ArrayFeatures") else getattr(stores, "MemoryFeatures")  # noqa: B009
+    data = mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
     config: dict[str, Any] = {
         "model": {"name": "sage", "hidden": HIDDEN, "layers": len(fanout), "dropout": 0.0},
         "sampler": {"name": "neighbor", "fanout": list(fanout)},
