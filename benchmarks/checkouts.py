@@ -3,15 +3,14 @@
     git worktree add ../before/millrace COMMIT
     python benchmarks/checkouts.py ../before/millrace --work sampling,epoch --pairs 12
 
-Both are loaded, each in a process of its own, and one works while the other waits; every other pair runs backwards.
-Times are those of the process's threads (`time.process_time`), which other work on the machine changes little. The
-interval of the ratio, after over before, is a bootstrap over pairs.
+Both are loaded, each in a process of its own, on the same CPUs, and one works while the other waits; every other pair
+runs backwards. Times are those of the process's threads (`time.process_time`), which other work on the machine changes
+little. The interval of the ratio, after over before, is a bootstrap over pairs.
 
 Work: ``sampling`` draws minibatches of 1024 seeds, fanout 15, 10, 5, from a graph of `graphs.py`; ``epoch`` trains
-GraphSAGE of three layers on an eighth of them by `mr.run`, 100 features, hidden width 256, 47 classes, and counts from
-the end of the first epoch to the end of the third, of four; ``full-batch`` trains the same model under `sar` on the
-whole graph with one rank, for as many epochs; ``typed`` draws minibatches of `typed.py`, fanout 25, 10 in every
-relation.
+GraphSAGE of three layers on an eighth of them by `mr.run`, 100 features, hidden width 256, 47 classes, an epoch a turn;
+``full-batch`` trains the same model under `sar` on the whole graph with one rank; ``typed`` draws minibatches of
+`typed.py`, fanout 25, 10 in every relation.
 """
 
 import argparse
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ FEATURES, HIDDEN, CLASSES = 100, 256, 47
 
 
 def serve(job: dict[str, Any]) -> None:
-    """Do the work once for each line that comes, and answer milliseconds a minibatch, of full batches an epoch. Nothing
-    is imported from Millrace but what both checkouts have."""
+    """Do the work once for each line that comes, and answer its processor seconds; at the end, the edges in all.
+    Nothing is imported from Millrace but what both checkouts have."""
     import torch
 
     import millrace as mr
@@ -52,33 +50,22 @@ def serve(job: dict[str, Any]) -> None:
     else:
         seeds = np.random.default_rng(0).permutation(graph.num_nodes)
     seeds = seeds[: job["minibatches"] * BATCH]
-    sampler = mr.NeighborSampler(fanout)
-
-    def sampled(epoch: int) -> tuple[float, int]:
-        start, edges = time.process_time(), 0
-        for m in mr.sample_minibatches(graph, sampler, seeds, bulk_size=BULK, epoch=epoch, threads=threads):
-            edges += m.num_edges
-        return time.process_time() - start, edges
-
-    work: Callable[[int], tuple[float, int]] = sampled
+    print(json.dumps({"file": mr.__file__}), flush=True)
     if job["work"] in ("epoch", "full-batch"):
-        work = _epochs(mr, graph, np.sort(seeds), fanout, threads, "sar" if job["work"] == "full-batch" else "bulk")
-    for n, _ in enumerate(sys.stdin):
-        seconds, edges = work(n)
-        print(json.dumps({"ms": 1000 * seconds / job["minibatches"], "edges": edges, "file": mr.__file__}), flush=True)
+        config = _config(fanout, threads, "sar" if job["work"] == "full-batch" else "bulk")
+        edges = _train(mr, graph, np.sort(seeds), config, job["turns"])
+    else:
+        edges = 0
+        for epoch in range(job["turns"]):
+            sys.stdin.readline()
+            start, sampler = time.process_time(), mr.NeighborSampler(fanout)
+            for m in mr.sample_minibatches(graph, sampler, seeds, bulk_size=BULK, epoch=epoch, threads=threads):
+                edges += m.num_edges
+            print(json.dumps({"seconds": time.process_time() - start}), flush=True)
+    print(json.dumps({"edges": edges}))
 
 
-def _epochs(
-    mr: Any, graph: Any, seeds: Any, fanout: tuple[int, ...], threads: int, system: str
-) -> Callable[[int], Any]:
-    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
-    features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
-    labels = rng.integers(0, CLASSES, graph.num_nodes)
-    from millrace.storage import features as stores
-
-    # Its name in earlier checkouts.
-    in_memory = stores.ArrayFeatures if hasattr(stores, "ArrayFeatures") else getattr(stores, "MemoryFeatures")  # noqa: B009
-    data = mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
+def _config(fanout: tuple[int, ...], threads: int, system: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model": {"name": "sage", "hidden": HIDDEN, "layers": len(fanout), "dropout": 0.0},
         "sampler": {"name": "neighbor", "fanout": list(fanout)},
@@ -92,19 +79,34 @@ def _epochs(
     if system == "sar":
         config = {key: table for key, table in config.items() if key not in ("sampler", "queue")}
         del config["train"]["batch_size"]
+    return config
 
-    def trained(_: int) -> tuple[float, int]:
-        marks: list[float] = []
 
-        def watch(event: Any) -> None:
-            if type(event).__name__ == "EpochDone":
-                marks.append(time.process_time())
+def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) -> int:
+    """Train an epoch for each line that comes, between a first and a last one that do not count, in one run, which
+    waits in the watcher of its events."""
+    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
+    features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
+    labels = rng.integers(0, CLASSES, graph.num_nodes)
+    from millrace.storage import features as stores
 
-        with tempfile.TemporaryDirectory() as out:
-            result = mr.run(data, config=config, epochs=4, out=Path(out) / "run", emit=watch)
-        return (marks[2] - marks[0]) / 2, result.sampled_edges if system == "bulk" else 0
+    # Its name in earlier checkouts.
+    in_memory = stores.ArrayFeatures if hasattr(stores, "ArrayFeatures") else getattr(stores, "MemoryFeatures")  # noqa: B009
+    data = mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
+    marks: list[float] = []
 
-    return trained
+    def watch(event: Any) -> None:
+        if type(event).__name__ != "EpochDone":
+            return
+        marks.append(time.process_time())
+        if 1 < len(marks) < turns + 2:
+            print(json.dumps({"seconds": marks[-1] - marks[-2]}), flush=True)
+        if len(marks) < turns + 1:
+            sys.stdin.readline()
+
+    with tempfile.TemporaryDirectory() as out:
+        result = mr.run(data, config=config, epochs=turns + 2, out=Path(out) / "run", emit=watch)
+    return result.sampled_edges if config["system"] == "bulk" else 0
 
 
 class Checkout:
@@ -119,40 +121,52 @@ class Checkout:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._root = root
+        self._root, self._minibatches = root, job["minibatches"]
+        file = self._answer("file")
+        if Path(file).resolve().parent != root.resolve():
+            raise SystemExit(f"{file} was measured; expected {root}")
 
-    def turn(self) -> dict[str, Any]:
-        """Do the work once."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def turn(self) -> float:
+        """Do the work once: milliseconds a minibatch, of full batches an epoch."""
+        assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the checkout {self._root} ended with exit code {self._process.wait()}")
-        answer = json.loads(line)
-        if Path(answer["file"]).resolve().parent != self._root.resolve():
-            raise SystemExit(f"{answer['file']} was measured; expected {self._root}")
-        return answer
+        return 1000 * self._answer("seconds") / self._minibatches
+
+    def edges(self) -> int:
+        """Wait for its end: edges drawn in all."""
+        return self._answer("edges")
 
     def close(self) -> None:
         """End it."""
+        self._process.kill()
         self._process.communicate()
+
+    def _answer(self, key: str) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the checkout {self._root} ended with exit code {self._process.wait()}")
+        return json.loads(line)[key]
 
 
 def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int, starts: int) -> dict[str, Any]:
     """Milliseconds a minibatch before and after, in turns, and their ratio."""
     found: list[list[float]] = []
-    edges: set[int] = set()
+    edges: list[tuple[int, int]] = []
+    job = {**job, "turns": 1 + pairs // starts}
     for start in range(starts):
         # The process that is started second is slower, by 2 % of an epoch.
         first = start % 2
         both = {i: Checkout(roots[i], job) for i in (first, 1 - first)}
         try:
-            edges |= {c.turn()["edges"] for c in both.values()}
+            for c in both.values():
+                c.turn()
             for n in range(pairs // starts):
-                pair = {i: both[i].turn()["ms"] for i in ((0, 1) if n % 2 == 0 else (1, 0))}
+                pair = {i: both[i].turn() for i in ((0, 1) if n % 2 == 0 else (1, 0))}
                 found.append([pair[0], pair[1]])
                 print(f"  {pair[0]:.3f} {pair[1]:.3f} ms", flush=True)
+            edges.append((both[0].edges(), both[1].edges()))
         finally:
             for c in both.values():
                 c.close()
@@ -161,7 +175,7 @@ def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int, starts: i
     low, high = np.quantile(drawn[:, 1] / drawn[:, 0], [0.025, 0.975])
     before, after = ms.mean(0)
     row = {"before_ms": before, "after_ms": after, "ratio": after / before, "low": low, "high": high}
-    return {**job, **row, "same_edges": len(edges) == 1, "pairs": found}
+    return {**job, **row, "same_edges": all(a == b for a, b in edges), "pairs": found}
 
 
 def main() -> None:
@@ -184,6 +198,8 @@ def main() -> None:
         return
     if unknown := set(args.work) - set(FANOUT):
         parser.error(f"unknown work {', '.join(sorted(unknown))}; known are {', '.join(FANOUT)}")
+    # A process that stays on a slower CPU than the other would be measured by it.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.threads :])
     report = []
     for work in args.work:
         import graphs
