@@ -5,6 +5,7 @@ that can be resumed (exit code 3). Any other exception is a bug in Millrace.
 """
 
 from collections.abc import Iterable
+from numbers import Integral
 
 from .urls import without_secrets
 
@@ -67,6 +68,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'metis'?``, or the empty string if no known name is similar."""
     found = closest(name, known)
     return "" if found is None else f"; did you mean '{found}'?"
+
+
+def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """The argument `name` as an int. Raises InputError unless it is a whole number between the bounds."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            return number
+    bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
+    raise InputError(f"{name} is {value!r}; expected a whole number{bounds}")
 
 
 NOT_READABLE = "this user may not read it; expected a readable file: change its permissions, or give another"

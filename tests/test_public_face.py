@@ -2,6 +2,7 @@
 takes."""
 
 import ast
+import re
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,19 @@ def test_a_partitioning_by_public_names(tmp_path):
         assert part.num_halo == report.quality.parts[number].halo
         assert len(rows.split.train) == report.quality.parts[number].train
     assert mr.sar(partitioner=chosen).partition.partitioner == chosen
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: mr.link_dataset(d, seed="a"), "seed is 'a'; expected a whole number"),
+        (lambda d: mr.open_dataset("sbm:nodes=20,classes=2,features=2", seed=None), "seed is None; expected a whole"),
+        (lambda d: mr.NeighborSampler(1.5), "fanout is 1.5; expected one number per layer"),
+        (lambda d: mr.to_pyg(d), "minibatch is of type Dataset; expected a MiniBatch"),
+        (lambda d: mr.report(1), "runs is of type int; expected the folder of a run"),
+        (lambda d: mr.open_queue(None), "location is of type NoneType; expected a store's folder or URL"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(call, message):
+    with pytest.raises(mr.InputError, match=re.escape(message)):
+        call(mr.open_dataset("sbm:nodes=20,classes=2,features=2"))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.graph import ALWAYS, Graph
 from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of, of_pairs
 from ...storage.partition.reorder import ReorderedFeatures
@@ -78,7 +78,7 @@ def link_dataset(
     elif split is not None and parse_split(split).kind in ("time", "until"):
         sets, times = _by_time(dataset, split, symmetric)
     else:
-        sets = _drawn(dataset, split or DEFAULT_SPLIT, seed, symmetric)
+        sets = _drawn(dataset, split or DEFAULT_SPLIT, whole_number("seed", seed), symmetric)
         if split is None:
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
     if times:

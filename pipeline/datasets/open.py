@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesPlace, GraphPlace
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, nearest, whole_number
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
@@ -74,7 +74,7 @@ def open_dataset(
 
 
 def _opened(spec: str | Path | object, request: Request) -> Dataset:
-    options, split, seed = request.options, request.split, request.seed
+    options, split, seed = request.options, request.split, whole_number("seed", request.seed)
     if isinstance(spec, Dataset):
         return _finished(spec, request)
     reader = reader_of(spec)

@@ -18,7 +18,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges
 from ...stages.neighbourhood.checks import no_edge_features
 from ...storage.dataset import Dataset, IdArray
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.load import Job, resolve
 from ..ingest.budget import TASKS_PER_SLOT
@@ -45,8 +45,7 @@ class Workers:
         Raises:
             InputError: `count` is no number of processes.
         """
-        if type(count) is not int or count < 1:
-            raise InputError(f"workers is {count!r}; expected a whole number, at least 1")
+        count = whole_number("workers", count, 1)
         return None if count == 1 and scheduler is None else cls(count, scheduler, settings or {})
 
 

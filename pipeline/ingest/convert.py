@@ -12,7 +12,7 @@ from typing import Any
 
 from ...storage.dataset import counted_outputs
 from ...storage.dataset_store import KIND, FeaturesFormat, features_place, graph_place, write_dataset
-from ...storage.errors import InputError, RunError, StoreError, nearest
+from ...storage.errors import InputError, RunError, StoreError, nearest, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
 from ...storage.store.store import Store, open_store
@@ -70,8 +70,7 @@ def convert_job(
     """
     formats.check()
     limit = parse_memory(memory)
-    if type(workers) is not int or workers < 1:
-        raise InputError(f"workers is {workers!r}; expected a whole number from 1")
+    workers = whole_number("workers", workers, 1)
     spec = job.dataset if source is None else source
     read = str(spec) if isinstance(spec, str | Path) else type(spec).__name__
     goes_on = isinstance(out, Path) and scratch_of(out).exists()

@@ -84,6 +84,7 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None, pairs
         InputError: every layer has its own edge list, or features or labels have too few rows.
         MissingExtraError: PyTorch Geometric is not installed.
     """
+    _require_minibatch(minibatch)
     require_pyg("to_pyg")
     from torch_geometric.data import Data
 
@@ -126,6 +127,7 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
         raise MissingExtraError(
             "to_dgl_blocks needs DGL, which is not installed: see https://www.dgl.ai/pages/start.html"
         ) from None
+    _require_minibatch(minibatch)
     blocks = []
     for b in minibatch.blocks:
         csc = (_owned(b.indptr), _owned(b.indices), torch.empty(0, dtype=torch.int64))
@@ -138,6 +140,11 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
             block.edata["weight"] = torch.from_numpy(b.weight.copy())
         blocks.append(block)
     return blocks
+
+
+def _require_minibatch(value: object) -> None:
+    if not isinstance(value, MiniBatch):
+        raise InputError(f"minibatch is of type {type(value).__name__}; expected a MiniBatch, such as open_queue gives")
 
 
 def require_pyg(what: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import STRATEGIES
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, nearest, whole_number
 from .pyg_subgraphs import SUBGRAPH_TYPES
 
 DATALOADER = {
@@ -112,13 +112,6 @@ def _whole(value: Any) -> int:
     return index(value)
 
 
-def count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name} is {value!r}; expected a whole number, {least} or more")
-    return int(value)
-
-
 def sampler(
     num_neighbors: Any, replace: bool, weighted: bool, relations: dict[str, int | tuple[int, ...]] | None = None
 ) -> NeighborSampler | None:
@@ -161,8 +154,8 @@ def tensor(name: str, value: Any) -> Tensor:
 
 def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
     """Raise InputError if `seed`, `generator` or one of `functions` has another type."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
-        raise InputError(f"seed is {seed!r}; expected a whole number")
+    if seed is not None:
+        whole_number("seed", seed)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InputError(f"generator is {type(generator).__name__}; expected a torch.Generator")
     if seed is not None and generator is not None:

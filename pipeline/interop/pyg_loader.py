@@ -15,7 +15,7 @@ from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
 from ...stages.sample.neighbor import NeighborSampler
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from . import pyg_arguments as arguments
 from .export import SampledGraph, require_pyg
 from .pyg_many_types import ManyTypes
@@ -153,10 +153,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         # As in PyG, each seed has its own tree where it has its own time.
         self._disjoint = bool(disjoint) or time_attr is not None
         self._kind = arguments.subgraph_type(subgraph_type, directed, self._disjoint)
-        size, workers = arguments.count("batch_size", batch_size), arguments.count("num_workers", num_workers, 0)
+        size, workers = whole_number("batch_size", batch_size, 1), whole_number("num_workers", num_workers, 0)
         self.bulk_size, self._room = (
-            arguments.count("bulk_size", bulk_size),
-            arguments.count("prefetch_bulks", prefetch_bulks),
+            whole_number("bulk_size", bulk_size, 1),
+            whole_number("prefetch_bulks", prefetch_bulks, 1),
         )
         arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
         self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output

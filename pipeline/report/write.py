@@ -44,6 +44,8 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
         InputError: a folder holds no run, `out` cannot be written, or matplotlib is not installed.
         StoreError: a run's result is damaged.
     """
+    if not isinstance(runs, str | Path | Iterable):
+        raise InputError(f"runs is of type {type(runs).__name__}; expected the folder of a run, or a list of them")
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise InputError("no run is given; expected the folder of at least one")

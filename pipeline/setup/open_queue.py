@@ -42,6 +42,8 @@ def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
     Raises:
         StoreError: the store does not exist, or is damaged.
     """
+    if not isinstance(location, str | Path):
+        raise InputError(f"location is of type {type(location).__name__}; expected a store's folder or URL")
     return queue_at(location).open(location, **options)
 
 

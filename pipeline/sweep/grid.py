@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ..config.aliases import expanded, full_key, merged
 from ..config.load import Job, parse_override, resolve
 
@@ -68,8 +68,7 @@ def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: in
     Raises:
         InputError: a value does not go with the rest; two runs are the same; nothing is varied.
     """
-    if type(seeds) is not int or seeds < 1:
-        raise InputError(f"seeds is {seeds!r}; expected a whole number, at least 1")
+    seeds = whole_number("seeds", seeds, 1)
     keys = {key: list(v) if isinstance(v, list | tuple | range) else [v] for key, v in grid.items()}
     if empty := [key for key, values in keys.items() if not values]:
         raise InputError(f"'{empty[0]}' has no values; expected at least one")

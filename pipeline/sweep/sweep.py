@@ -13,7 +13,7 @@ from torch import nn
 
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.fingerprint import digest_record
 from ..config.load import Job
 from ..config.records import make_system
@@ -123,8 +123,8 @@ def _sweep(
     if isinstance(dataset, str | Path):
         base["dataset"] = str(dataset)
     planned = points(base, grid, seeds)
-    if jobs is not None and (type(jobs) is not int or jobs < 1):
-        raise InputError(f"jobs is {jobs!r}; expected a whole number, at least 1")
+    if jobs is not None:
+        jobs = whole_number("jobs", jobs, 1)
     in_memory = dataset if dataset is not None and not isinstance(dataset, str | Path) else None
     with locked(out):
         planned = [_with_data(p, in_memory, out) for p in planned]

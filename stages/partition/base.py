@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook
 from .rows import RowSource
@@ -114,19 +114,12 @@ def check_parts(parts: int, num_nodes: int | None = None) -> int:
     Raises:
         InputError: it is not.
     """
-    if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or not 1 <= parts <= MAX_PARTS:
-        raise InputError(f"parts is {parts!r}; expected a whole number from 1 to {MAX_PARTS}")
+    parts = whole_number("parts", parts, 1, MAX_PARTS)
     if num_nodes is not None and parts > num_nodes:
         raise InputError(
             f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node"
         )
-    return int(parts)
-
-
-def check_passes(passes: int, least: int, why: str) -> None:
-    """Raise InputError unless `passes` is a whole number from `least` on."""
-    if isinstance(passes, bool) or not isinstance(passes, int | np.integer) or passes < least:
-        raise InputError(f"passes is {passes!r}; expected a whole number from {least} on, {why}")
+    return parts
 
 
 def check_slack(slack: float) -> None:

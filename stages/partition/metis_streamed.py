@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.graph import index_dtype
 from ...storage.partition.book import PartitionBook, TableBook
 from ..kernels.partition.propagate import add_loads, cluster, collect_edges, refine
 from ..random import Purpose, stream
-from .base import check_parts, check_passes, check_slack
+from .base import check_parts, check_slack
 from .contiguous import Contiguous
 from .metis import metis
 from .packing import lay_out, pack
@@ -57,7 +57,7 @@ class MetisStreamed:
     def __post_init__(self) -> None:
         if self.balance not in ("nodes", "edges", "train"):
             raise InputError(f"balance is {self.balance!r}; expected 'nodes', 'edges' or 'train'")
-        check_passes(self.passes, 3, "to find clusters, to join them, and to improve parts")
+        whole_number("passes", self.passes, 3)  # to find clusters, to join them, and to improve parts
         check_slack(self.slack)
 
     def assign(

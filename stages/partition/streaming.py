@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.partition.book import TableBook
 from ..kernels.partition.stream import assign
-from .base import check_parts, check_passes, check_slack
+from .base import check_parts, check_slack
 from .rows import Passes, RowSource
 
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ class _Streamed:
 
     def __post_init__(self) -> None:
         check_slack(self.slack)
-        check_passes(self.passes, 1, "such as 5")
+        whole_number("passes", self.passes, 1)
 
     def assign(
         self,

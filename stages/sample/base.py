@@ -222,9 +222,11 @@ def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:
         second: the sampler's next argument, which is not a number.
 
     Raises:
-        InputError: numbers were given one by one, so that the second one fell on that argument.
+        InputError: it is no list, or numbers were given one by one, so that the second one fell on that argument.
     """
     if type(given) is not int:
+        if not isinstance(given, Sequence | np.ndarray):
+            raise InputError(f"{field} is {given!r}; expected one number per layer, nearest the seeds first")
         return given
     if type(second) is int:
         name = type(sampler).__name__

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.dataset import Dataset
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
 from ...storage.minibatch import MiniBatch
 from ..assignment import SeedPlan
@@ -70,12 +70,12 @@ def sample_minibatches(
     sampler.check(lists)
     plan = SeedPlan(
         _seeds(seeds, lists.num_nodes),
-        _count("batch_size", batch_size),
-        _count("bulk_size", bulk_size),
-        _count("seed", seed, 0),
+        whole_number("batch_size", batch_size, 1),
+        whole_number("bulk_size", bulk_size, 1),
+        whole_number("seed", seed, 0),
         bool(shuffle),
     )
-    at, most = _count("epoch", epoch, 0), None if threads is None else _count("threads", threads)
+    at, most = whole_number("epoch", epoch, 0), None if threads is None else whole_number("threads", threads, 1)
     return _minibatches(lists, sampler, plan, at, most, sampling_backend(kernel))
 
 
@@ -102,12 +102,6 @@ def _minibatches(
 
 def _kind(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else f"of type {type(value).__name__}"
-
-
-def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name} is {value!r}; expected a whole number, {least} or more")
-    return int(value)
 
 
 def _seeds(seeds: Any, num_nodes: int) -> npt.NDArray[np.int64]:

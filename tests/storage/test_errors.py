@@ -1,5 +1,6 @@
 """The error family: exit codes, and the builtins that each resembles."""
 
+import numpy as np
 import pytest
 
 from millrace.storage import errors
@@ -11,6 +12,7 @@ from millrace.storage.errors import (
     RunError,
     StoreError,
     nearest,
+    whole_number,
 )
 
 
@@ -49,3 +51,26 @@ def test_nearest():
         ("learning_rate", "weight_decay"),
     ):
         assert nearest(word, (far,)) == "", word
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "expected"),
+    [
+        ("a", (), "x is 'a'; expected a whole number"),
+        (True, (), "x is True; expected a whole number"),
+        (1.0, (0,), "x is 1.0; expected a whole number, 0 or more"),
+        (np.int64(-1), (0,), "expected a whole number, 0 or more"),
+        (0, (1, 8), "x is 0; expected a whole number from 1 to 8"),
+        (9, (1, 8), "x is 9; expected a whole number from 1 to 8"),
+    ],
+)
+def test_no_whole_number(value, bounds, expected):
+    with pytest.raises(InputError, match=expected):
+        whole_number("x", value, *bounds)
+
+
+def test_whole_numbers_are_ints():
+    for value in (3, np.uint8(3), np.int64(3)):
+        number = whole_number("x", value, 1, 3)
+        assert type(number) is int
+        assert number == 3

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, nearest, whole_number
 from ....storage.features import ArrayFeatures
 from ....storage.graph import ALWAYS, Graph, as_times, edge_rows
 from ....storage.node_names import NodeNames
@@ -208,9 +208,7 @@ def _counts(raw: TypedRaw) -> dict[str, int]:
     """Nodes of each type, the target first."""
     counts = {} if raw.target is None or raw.labels is None else {raw.target: len(raw.labels)}
     for t, n in raw.num_nodes.items():
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-            raise InputError(f"num_nodes of '{t}' is {n!r}; expected a whole number, at least 0")
-        if (known := counts.setdefault(str(t), int(n))) != n:
+        if (known := counts.setdefault(str(t), whole_number(f"num_nodes of '{t}'", n, 0))) != n:
             raise InputError(f"there are {known} labels of '{t}', and num_nodes says {n}; expected one number")
     for t, x in raw.features.items():
         if x is None and t not in counts:

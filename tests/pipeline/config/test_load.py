@@ -246,7 +246,7 @@ def test_a_cut_has_its_balance_and_its_passes():
             {"method": "hash", "passes": 3},
             "'hash' has no option 'passes'; leave it out, or take one of ldg, fennel, me",
         ),
-        ({"method": "metis-streamed", "passes": 2}, "passes is 2; expected a whole number from 3 on"),
+        ({"method": "metis-streamed", "passes": 2}, "passes is 2; expected a whole number, 3 or more"),
         ({"owners": "o.npy", "passes": 3}, "partition.passes is set, but partition.owners decides who owns a node"),
     ],
 )

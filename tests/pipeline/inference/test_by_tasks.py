@@ -115,7 +115,7 @@ def test_a_bare_model(data, run, scheduler, monkeypatch):
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True, "2"])
 def test_a_number_of_workers_that_is_none(run, workers):
-    with pytest.raises(mr.InputError, match=r"workers is .*; expected a whole number, at least 1"):
+    with pytest.raises(mr.InputError, match=r"workers is .*; expected a whole number, 1 or more"):
         mr.predict(run, workers=workers)
 
 

@@ -375,7 +375,7 @@ def test_a_store_without_a_slice_is_refused(tmp_path):
     ("given", "told"),
     [
         ({"memory": "much"}, "memory is 'much'; expected a size"),
-        ({"workers": 0}, "workers is 0; expected a whole number from 1"),
+        ({"workers": 0}, "workers is 0; expected a whole number, 1 or more"),
         ({"features": "zar"}, "did you mean 'zarr'"),
         ({"scheduler": "tcp://127.0.0.1:9"}, "no Dask scheduler answers"),
     ],
