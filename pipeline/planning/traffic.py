@@ -18,7 +18,7 @@ from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
-from ...stages.models.lazy import Lazy
+from ...stages.models.phased import PhasedModel
 from ...stages.partition.cut_counts import CutCounts, halo_counts
 from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunks import Chunks
@@ -135,7 +135,7 @@ def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
 def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
     """Rows of the boundary once for each phase that passes messages, after their ids and degrees."""
     model = s.model
-    assert isinstance(model, Lazy)
+    assert isinstance(model, PhasedModel)
     arrange(moved, cut, 0)
     moved.once["network", "graph"] += 2 * NUMBER * cut.boundary
     for k, width in enumerate(model.phase_widths):

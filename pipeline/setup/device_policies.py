@@ -8,7 +8,7 @@ import torch
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
-from ...stages.fetch.lazy import LazyFetch
+from ...stages.fetch.phase_fetch import PhaseFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
@@ -97,7 +97,7 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)
     elif isinstance(inner, ExchangeFetch):
         policy = DeviceExchangeFetch(inner, gpu.features, gpu.cache_bytes, gpu.topology)
-    elif isinstance(inner, VisitFetch | LazyFetch):
+    elif isinstance(inner, VisitFetch | PhaseFetch):
         # They know the device from the rank's job.
         return system, rank_job
     else:

@@ -7,9 +7,9 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from ...stages.feed.full_batch_feed import FullBatchWork
-from ...stages.fetch.lazy import LazyFetch
+from ...stages.fetch.phase_fetch import PhaseFetch
 from ...stages.memory.quantize import Payload
-from ...stages.models.lazy import V1, Phases
+from ...stages.models.phased import V1, Phases
 from ...stages.partition.base import Partitioner
 from ...stages.partition.metis import MetisWork
 from ...stages.placement.boundary import WithBoundary
@@ -79,7 +79,7 @@ def retexo(
         "retexo",
         WithBoundary(partitioner or MetisWork(), inductive=inductive),
         FullBatchWork(),
-        LazyFetch(
+        PhaseFetch(
             "val_loss" if mode == "v1" else "val_accuracy", clients=clients != "ranks" and local_steps is not None
         ),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),

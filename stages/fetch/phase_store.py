@@ -11,7 +11,7 @@ from ...storage.fingerprint import digest_arrays
 from ...storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from ...storage.store.store import Store
 from ..messages import RankJob
-from ..models.lazy import Phase
+from ..models.phased import Phase
 
 PHASES = "phases"
 """Folder of all phases in the run's folder."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..messages import Phase
 from ..models.base import ModelConfig
-from ..models.lazy import Lazy, Phases
+from ..models.phased import PhasedModel, Phases
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class LayerByLayer:
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
         """See `SchedulePolicy.build`."""
-        return Lazy(config, num_features, num_classes, self.cut)
+        return PhasedModel(config, num_features, num_classes, self.cut)
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
         """See `SchedulePolicy.phases`: each takes `epochs`."""
-        assert isinstance(model, Lazy)
+        assert isinstance(model, PhasedModel)
         names = [
             *(["an MLP on the features"] if self.cut.base == "mlp" else []),
             *(f"layer {i + 1}" for i in range(model.num_layers)),
@@ -91,5 +91,5 @@ class LayerByLayer:
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
         """See `SchedulePolicy.begin`."""
-        assert isinstance(model, Lazy)
+        assert isinstance(model, PhasedModel)
         return model.phase(phase.number)

@@ -17,7 +17,7 @@ from millrace.pipeline.setup.simulated_clients import with_clients
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
-from millrace.stages.fetch import lazy, phase_store
+from millrace.stages.fetch import phase_fetch, phase_store
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import PeerLostError
@@ -91,14 +91,14 @@ def _arm(what: str, number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if what == "epoch":
-        fetch = lazy.LazyRows.fetch
+        fetch = phase_fetch.PhaseRows.fetch
 
         def fetched(self: Any, work: Any) -> Any:
             if next(calls) == number:
                 die()
             return fetch(self, work)
 
-        lazy.LazyRows.fetch = fetched
+        phase_fetch.PhaseRows.fetch = fetched
         return
     write = phase_store.write_phase_rows
 

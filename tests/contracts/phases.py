@@ -23,7 +23,7 @@ from millrace.stages.memory.quantize import rounded
 from millrace.stages.messages import Fetched, RankJob, StepRules, WorkDone
 from millrace.stages.messages import Phase as Stretch
 from millrace.stages.models.base import ModelConfig
-from millrace.stages.models.lazy import Lazy
+from millrace.stages.models.phased import PhasedModel
 from millrace.stages.placement.boundary import BoundaryShare, Edges, WithBoundary
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
@@ -72,7 +72,7 @@ class Trained:
     """One rank of a finished run."""
 
     progress: Progress
-    model: Lazy
+    model: PhasedModel
     """The model with the best parameters."""
     share: BoundaryShare
     ledger: dict[str, dict[str, int]]
@@ -99,11 +99,11 @@ class Trained:
             return last.logits(last.still(neighbourhood, self.rows(last.number, graph)[torch.from_numpy(src)]))
 
 
-def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> Lazy:
+def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> PhasedModel:
     """A model all of whose parameters matter, including those that begin as zeros or ones."""
     torch.manual_seed(seed)
     model = system.schedule.build(config, num_features, C).double()
-    assert isinstance(model, Lazy)
+    assert isinstance(model, PhasedModel)
     for p in model.parameters():
         nn.init.normal_(p, std=0.5)
     return model
@@ -120,7 +120,7 @@ def system_for_threads(system: System) -> System:
 def train_ranks(
     case: Case,
     system: System,
-    model: Lazy,
+    model: PhasedModel,
     epochs: int,
     train: Train,
     look: Callable[[Trained], Any] = lambda t: t,

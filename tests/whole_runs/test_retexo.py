@@ -15,7 +15,7 @@ from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.result import Result
-from millrace.stages.models.lazy import Phases
+from millrace.stages.models.phased import Phases
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part

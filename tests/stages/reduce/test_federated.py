@@ -22,7 +22,7 @@ from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
-from millrace.stages.models.lazy import Lazy
+from millrace.stages.models.phased import PhasedModel
 from millrace.stages.models.sage import SAGE
 from millrace.stages.placement.clients import client_traffic, packed, write_clients
 from millrace.stages.reduce.federated import LocalSteps
@@ -53,7 +53,7 @@ def seen(t: Trained) -> dict[str, Any]:
 
 
 def train_clients(
-    case: Case, system: System, model: Lazy, rules: Train, client: np.ndarray, number: int
+    case: Case, system: System, model: PhasedModel, rules: Train, client: np.ndarray, number: int
 ) -> list[dict[str, Any]]:
     """Whole clients on each of the case's ranks."""
     case = replace(case, part_of=packed(client, number, case.parts).part(np.arange(len(client))).astype(np.int64))

@@ -13,10 +13,10 @@ from torch import nn
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.lazy import LazyFetch, LazyRows
+from millrace.stages.fetch.phase_fetch import PhaseFetch, PhaseRows
 from millrace.stages.messages import Phase
 from millrace.stages.models.gcn import GCN
-from millrace.stages.models.lazy import Lazy, Phases
+from millrace.stages.models.phased import PhasedModel, Phases
 from millrace.stages.placement.boundary import WithBoundary
 from millrace.storage.errors import StoreError
 from millrace.storage.partition.phase_rows import KIND, open_phase_rows, write_phase_rows
@@ -84,7 +84,7 @@ def test_damage_is_noticed(tmp_path: Path, where: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lazy]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PhasedModel]:
     """A finished run of one rank, and its model."""
     folder = tmp_path_factory.mktemp("run")
     system = retexo("v3")
@@ -93,15 +93,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lazy]:
     return folder, best
 
 
-def reopened(folder: Path, model: Lazy, phase: int, case: Any = CASE) -> LazyRows:
+def reopened(folder: Path, model: PhasedModel, phase: int, case: Any = CASE) -> PhaseRows:
     """Rows opened by a resumed run."""
     of = replace(job(Solo(), model.num_layers), folder=folder, seed=RUN_SEED)
     share = WithBoundary().place(case.part(0), Phase(0, 0, 1), of)
-    return LazyFetch().fetcher(share, of, model.phase(phase))
+    return PhaseFetch().fetcher(share, of, model.phase(phase))
 
 
 @pytest.mark.parametrize("phase", [0, 1, 2])
-def test_a_resumed_run_reads_the_rows_that_stand(run: tuple[Path, Lazy], phase: int) -> None:
+def test_a_resumed_run_reads_the_rows_that_stand(run: tuple[Path, PhasedModel], phase: int) -> None:
     folder, model = run
     path = folder / "phases" / f"phase-{phase}" / "rank-0000"
     before = {f: f.stat().st_mtime_ns for f in path.rglob("*")}
@@ -111,13 +111,13 @@ def test_a_resumed_run_reads_the_rows_that_stand(run: tuple[Path, Lazy], phase: 
     assert again["phase"] == phase and {f: f.stat().st_mtime_ns for f in path.rglob("*")} == before
 
 
-def other(model: Lazy, **changes: Any) -> Lazy:
+def other(model: PhasedModel, **changes: Any) -> PhasedModel:
     made = initial(GCN(hidden=4, layers=3, dropout=0.0), retexo("v3", **changes), F)
     made.load_state_dict(model.state_dict())
     return made.eval()
 
 
-def test_rows_of_other_parameters_are_refused(run: tuple[Path, Lazy]) -> None:
+def test_rows_of_other_parameters_are_refused(run: tuple[Path, PhasedModel]) -> None:
     folder, model = run
     changed = other(model)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_rows_of_other_parameters_are_refused(run: tuple[Path, Lazy]) -> None:
     reopened(folder, changed, 0)
 
 
-def test_the_parameters_of_this_phase_and_of_later_ones_do_not_matter(run: tuple[Path, Lazy]) -> None:
+def test_the_parameters_of_this_phase_and_of_later_ones_do_not_matter(run: tuple[Path, PhasedModel]) -> None:
     folder, model = run
     changed = other(model)
     for name, p in changed.named_parameters():
@@ -140,7 +140,7 @@ def test_the_parameters_of_this_phase_and_of_later_ones_do_not_matter(run: tuple
         reopened(folder, changed, 2)
 
 
-def test_rows_of_another_rounding_graph_or_phase_are_refused(run: tuple[Path, Lazy], tmp_path: Path) -> None:
+def test_rows_of_another_rounding_graph_or_phase_are_refused(run: tuple[Path, PhasedModel], tmp_path: Path) -> None:
     folder, model = run
     for phase in (0, 1):
         with pytest.raises(StoreError, match=r"rounding \(store full, wanted int8\)"):
@@ -158,7 +158,7 @@ def test_rows_of_another_rounding_graph_or_phase_are_refused(run: tuple[Path, La
 
 
 def test_damaged_rows_end_a_resumed_run_and_lacking_features_are_sent_again(
-    run: tuple[Path, Lazy], tmp_path: Path
+    run: tuple[Path, PhasedModel], tmp_path: Path
 ) -> None:
     folder, model = run
     shutil.copytree(folder, tmp_path / "run")
@@ -172,7 +172,7 @@ def test_damaged_rows_end_a_resumed_run_and_lacking_features_are_sent_again(
 
 
 def test_the_digest_of_a_phase_is_of_all_that_came_before_it() -> None:
-    model = Lazy(GCN(hidden=4, layers=3), F, 3, Phases(base="mlp"))
+    model = PhasedModel(GCN(hidden=4, layers=3), F, 3, Phases(base="mlp"))
     before = [model.phase(k).digest_before() for k in range(4)]
     assert len(set(before)) == 4
     for changed in range(4):

@@ -19,7 +19,7 @@ from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
-from millrace.stages.models.lazy import Lazy
+from millrace.stages.models.phased import PhasedModel
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.partition.metis import MetisWork
@@ -82,7 +82,7 @@ class Trial:
     def system(self) -> System:
         return retexo(**CUTS[self.cut], rounding=self.rounding, inductive=self.inductive)  # type: ignore[arg-type]
 
-    def model(self) -> Lazy:
+    def model(self) -> PhasedModel:
         return initial(self.config, self.system, F)
 
     def dense(self, state: Mapping[str, Tensor], norm: str = "none") -> Dense:
@@ -153,7 +153,7 @@ def close(got: Any, want: Any, what: str) -> None:
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-10, atol=1e-10, err_msg=what)
 
 
-def chain(model: Lazy, case: Case) -> list[Tensor]:
+def chain(model: PhasedModel, case: Case) -> list[Tensor]:
     """Every layer's result over the whole graph, as evaluation computes it."""
     neighbourhood, h, found = whole_graph(case.graph, F64), torch.from_numpy(case.x), []
     with torch.no_grad():
@@ -165,7 +165,7 @@ def chain(model: Lazy, case: Case) -> list[Tensor]:
 
 def check(case: Case, trial: Trial, dense: Dense, ranks: list[dict[str, Any]]) -> None:
     want, first = wanted(case, trial, dense), ranks[0]
-    model: Lazy = first["model"]
+    model: PhasedModel = first["model"]
     close(first["losses"], want.losses, f"{trial}: losses")
     assert first["best_epochs"] == want.best_epochs, trial
     assert want.state.keys() == model.state_dict().keys()

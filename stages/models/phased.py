@@ -63,7 +63,7 @@ class FrozenInputs:
         return names if names is None or self.h.device.type == "cpu" else on_device(names, self.h.device)
 
 
-class Lazy(Stack):
+class PhasedModel(Stack):
     """L convolutions, each with its head, and optionally an MLP before them."""
 
     def __init__(self, config: ModelConfig, num_features: int, num_classes: int, phases: Phases) -> None:
@@ -116,9 +116,9 @@ class Lazy(Stack):
 
 
 class Phase(nn.Module):
-    """One phase of a `Lazy` model: `logits` is trained, `hand_on` gives the input of the next."""
+    """One phase of a `PhasedModel`: `logits` is trained, `hand_on` gives the input of the next."""
 
-    def __init__(self, model: Lazy, number: int) -> None:
+    def __init__(self, model: PhasedModel, number: int) -> None:
         super().__init__()
         self._all = (model,)  # in a tuple, so that its parameters are not this module's
         self.number = number
@@ -131,7 +131,7 @@ class Phase(nn.Module):
         self.train(model.training)
 
     @property
-    def model(self) -> Lazy:
+    def model(self) -> PhasedModel:
         """The whole model."""
         return self._all[0]
 

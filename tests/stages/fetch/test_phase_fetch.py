@@ -11,7 +11,7 @@ from torch import Tensor
 from millrace.pipeline.datasets.open import open_dataset
 from millrace.pipeline.setup import device_policies
 from millrace.pipeline.systems.retexo import retexo
-from millrace.stages.fetch.lazy import LazyRows
+from millrace.stages.fetch.phase_fetch import PhaseRows
 from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.gat import GAT
 from millrace.stages.neighbourhood.full_batch import FullBatch
@@ -21,7 +21,7 @@ from millrace.tests.contracts.phase_ranks import train_phases
 from millrace.tests.contracts.phases import Trained, initial, train_ranks
 from millrace.tests.contracts.pretended_device import DEVICE, OnDevice
 from millrace.tests.contracts.thread_ranks import ThreadGroup
-from millrace.tests.stages.models.test_lazy import EPOCHS, LEARNING, Trial, check, close, larger, seen
+from millrace.tests.stages.models.test_phased import EPOCHS, LEARNING, Trial, check, close, larger, seen
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -33,9 +33,9 @@ pytestmark = [
 @pytest.fixture
 def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps upload nothing: what they read is there when they begin. Rows travel from device to device."""
-    fetch, all_to_all = LazyRows.fetch, ThreadGroup.all_to_all
+    fetch, all_to_all = PhaseRows.fetch, ThreadGroup.all_to_all
 
-    def fetched(self: LazyRows, work: FullBatch) -> Fetched:
+    def fetched(self: PhaseRows, work: FullBatch) -> Fetched:
         got = fetch(self, work)
         still: Any = got.neighbourhoods[0]
         read = got.y, got.weight, still.h, still.aggregated, still.names
@@ -47,7 +47,7 @@ def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {isinstance(x, OnDevice) for x in (*parts, *(into or ()))} == {of_rows}
         return all_to_all(self, parts, kind, into)
 
-    monkeypatch.setattr(LazyRows, "fetch", fetched)
+    monkeypatch.setattr(PhaseRows, "fetch", fetched)
     monkeypatch.setattr(ThreadGroup, "all_to_all", exchanged)
 
 

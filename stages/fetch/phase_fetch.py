@@ -27,7 +27,7 @@ from ..evaluate.layerwise import evaluating
 from ..evaluate.measures import Measures
 from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
 from ..messages import Fetched, RankJob, Validation
-from ..models.lazy import FrozenInputs, Phase
+from ..models.phased import FrozenInputs, Phase
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
@@ -44,7 +44,7 @@ best epoch is an early one is right more often than it is sure."""
 
 
 @dataclass(frozen=True)
-class LazyFetch:
+class PhaseFetch:
     """Exchanges rows of other ranks once before each phase that reads neighbours."""
 
     select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
@@ -52,7 +52,7 @@ class LazyFetch:
     clients: bool = False
     """Divide the work by clients, for policies that train each client by itself."""
 
-    def fetcher(self, placement: BoundaryShare, job: RankJob, module: nn.Module) -> "LazyRows":
+    def fetcher(self, placement: BoundaryShare, job: RankJob, module: nn.Module) -> "PhaseRows":
         """See `FetchPolicy.fetcher`.
 
         Raises:
@@ -60,15 +60,15 @@ class LazyFetch:
         """
         assert isinstance(module, Phase)
         client = None if not self.clients else open_clients(job.folder or Path(), placement.graph.names)
-        return LazyRows(self, placement, job, module, client)
+        return PhaseRows(self, placement, job, module, client)
 
 
-class LazyRows:
+class PhaseRows:
     """Rows that one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
 
     def __init__(
         self,
-        policy: LazyFetch,
+        policy: PhaseFetch,
         share: BoundaryShare,
         job: RankJob,
         module: Phase,
