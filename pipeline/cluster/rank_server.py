@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 import dask.config
 
@@ -301,24 +301,17 @@ def forked(host: str, environment: Mapping[str, str], errors: IO[str]) -> Forked
 
 def main() -> NoReturn:
     """Import, then fork a rank for each worker that asks. Arguments: the socket that they call, and its folder."""
+    from ...stages.kernels.runtime.jit import prepare_numba
+
     leave_signals_to_driver()
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         importlib.import_module(name, __package__)
-    _prepare_numba()
+    prepare_numba()
     gc.freeze()  # so that a rank's first collection does not copy all of it
     if len(os.listdir("/proc/self/task")) > 1:
         os._exit(1)
     _serve(listener)
-
-
-def _prepare_numba() -> None:
-    """Let numba register the types and functions that it registers at a first call."""
-    from numba.core import registry
-
-    cpu_target: Any = registry.cpu_target
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
 
 
 def _serve(listener: socket.socket) -> NoReturn:

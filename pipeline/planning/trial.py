@@ -1,34 +1,25 @@
 """Trials: short runs on this machine, whose reports tell what a step costs here."""
 
 import json
-import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 
 from ...stages.assignment import SeedPlan
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
-from ...storage.dataset import Split
-from ...storage.errors import RunError
 from ..config.load import Job
 from ..run import run
-from ..setup.open_data import open_data
-from ..setup.result import peak_rss_bytes, read_result
+from ..setup.result import read_result
 from ..setup.run_folder import METRICS
 from ..telemetry.events import silent
-from ..telemetry.usage import own_bytes
-from ..training.dynamo import leave_compiler_out
 from .candidate import Candidate
+from .one_rank import OneRank
 
 EPOCHS = 5
 """Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
@@ -69,57 +60,34 @@ class TrialResult:
     """Network messages that the first rank waited for, by kind."""
 
 
-def run_short(job: Job, out: Path, seeds: int | None = None, *, own: bool = False) -> dict[str, Any]:
-    """Run a job into a new folder. One rank without a cluster runs in a process of its own, as if from the command
-    line.
+def run_short(
+    job: Job, out: Path, alone: OneRank | None, seeds: int | None = None, *, own: bool = False
+) -> dict[str, Any]:
+    """Run a job into a new folder.
 
     Args:
         job: the job.
         out: the folder.
-        seeds: train nodes of the dataset to train on, in that process; None: all.
+        alone: runs it, if it has one rank and no cluster, as if from the command line.
+        seeds: train nodes of its dataset to train on there; None: all.
         own: memory is without the pages of files.
 
     Returns:
-        The result, with ``events``, and the ``base_bytes`` of that process before it opened data, or 0.
+        The result, with ``events``.
 
     Raises:
         RunError: the run failed.
     """
-    base = 0
-    if job.executor == "inline":
-        command = [sys.executable, "-c", f"import {__name__} as t; t.main()"]
-        done = subprocess.run(command, input=pickle.dumps((job, out, seeds, own)), capture_output=True)
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {done.returncode}"]
-            raise RunError(f"the trial of system '{job.system}' failed: {said[0]}")
-        base = int(done.stdout.split()[0])
+    if alone is not None:
+        alone.run(job, out, seeds)
     else:
         run(config=job, out=out, emit=silent)
-    events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-    result = {**(read_result(out) or {}), "events": events, "base_bytes": base}
+    result = read_result(out) or {}
+    result["events"] = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     if own:
-        pulses = [e for e in events if e["event"] == "Pulse"]
+        pulses = [e for e in result["events"] if e["event"] == "Pulse"]
         result["peak_rss_bytes"] = [max(e["own_bytes"] for e in pulses if e["rank"] == r) for r in range(job.ranks)]
     return result
-
-
-def main() -> None:
-    """Run the job that standard input describes, and print the memory of this process before."""
-    leave_compiler_out()
-    job, out, seeds, own = pickle.load(sys.stdin.buffer)
-    print(own_bytes(psutil.Process()) if own else peak_rss_bytes(), flush=True)
-    data = None
-    if seeds is not None:
-        data = open_data(job, None, silent)
-        data = replace(data, split=shortened(data.split, seeds))
-    run(data, config=job, out=out, emit=silent)
-
-
-def shortened(split: Split, seeds: int) -> Split:
-    """The split with at most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
-    if seeds >= len(split.train):
-        return split
-    return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
 
 
 def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float]]:

@@ -35,8 +35,9 @@ from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
+from .one_rank import OneRank, shortened
 from .stand_in import detailed
-from .trial import EPOCHS, TrialResult, measured, run_short, shortened
+from .trial import EPOCHS, TrialResult, measured, run_short
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
@@ -85,6 +86,7 @@ class Trials:
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
         self._short, self._base = cache(self._write_short), cache(self._measure_base)
+        self._alone = cache(lambda: OneRank(exits))
 
         def share_cluster(keeps: int) -> None:
             """Start the cluster of all trials on several ranks; see `sharing_cluster`."""
@@ -118,11 +120,16 @@ class Trials:
         split, seeds = self.at.dataset.split, None
         if s.is_sampled:
             seeds = MOST_STEPS * s.job.train.batch_size * s.job.train.per_step(self._ranks)
-            split = shortened(split, seeds)
+            split = shortened(self.at.dataset, seeds).split
         job = self._trial_of(s, seeds)
-        maps, shortens = job.graph == "mapped", job.dataset == self._spec
-        result = run_short(job, self._scratch / f"run-{s.label}", seeds if shortens else None, own=maps)
-        return measured(s, job, result, result["base_bytes"] or self._base(maps), split.train)
+        maps, alone = job.graph == "mapped", self._alone() if job.executor == "inline" else None
+        seeds = seeds if job.dataset == self._spec else None
+        result = run_short(job, self._scratch / f"run-{s.label}", alone, seeds, own=maps)
+        if alone is not None:
+            base = alone.own_base_bytes if maps else alone.base_bytes
+        else:
+            base = self._base(maps)
+        return measured(s, job, result, base, split.train)
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""
@@ -142,15 +149,14 @@ class Trials:
         return resolve({**table, "epochs": 1})
 
     def _measure_base(self, own: bool) -> int:
-        """Memory of a rank with next to no data; see `run_short`."""
-        return max(run_short(self._tiny(), self._scratch / f"base-{own}", own=own)["peak_rss_bytes"])
+        """Memory of a rank of several with next to no data; see `run_short`."""
+        return max(run_short(self._tiny(), self._scratch / f"base-{own}", None, own=own)["peak_rss_bytes"])
 
     def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
         """A store of the dataset with so many train nodes."""
         path, data = self._scratch / f"seeds-{seeds}-{graph}", self.at.dataset
         data = data.as_read() if isinstance(data, LazyDataset) else data
-        data = replace(data, split=shortened(data.split, seeds))
-        write_dataset(path, data, features_format=features, graph_format=graph)
+        write_dataset(path, shortened(data, seeds), features_format=features, graph_format=graph)
         return path
 
     def _trial_of(self, s: Candidate, seeds: int | None) -> Job:

@@ -1,32 +1,76 @@
-"""The process of a plan's trial on one rank, forked from one that has imported what it needs."""
+"""The process that forks a plan's trials on one rank, itself forked from one that has imported what it needs."""
 
-import io
+import os
 import sys
-from multiprocessing.connection import Connection
-from types import SimpleNamespace
+import tempfile
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from millrace.tests.contracts.forked_cluster import fork_server
 
 
-def forked_run(command: list[str], input: bytes, capture_output: bool) -> Any:
-    """`subprocess.run` of `planning.trial.main`."""
+class ForkedTrials:
+    """`subprocess.Popen` of `planning.one_rank.serve`."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        context = fork_server()
+        theirs_in, ours_out = context.Pipe(duplex=False)
+        ours_in, theirs_out = context.Pipe(duplex=False)
+        self._process = context.Process(target=_serve, args=(theirs_in, theirs_out))
+        self._process.start()
+        self.pid = self._process.pid
+        self.stdin, self.stdout = os.fdopen(os.dup(ours_out.fileno()), "wb"), os.fdopen(os.dup(ours_in.fileno()), "rb")
+
+    def __enter__(self) -> "ForkedTrials":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self._process.join()
+
+
+def _serve(asked: Any, answers: Any) -> None:
+    from millrace.pipeline.planning import one_rank
+
+    os.setpgid(0, 0)
+    for stream, pipe in enumerate((asked, answers)):
+        os.dup2(pipe.fileno(), stream)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115  not the server's
+    one_rank.serve()
+
+
+def sizes_of_files() -> list[int]:
+    """KiB of resident pages of files: of a process that has read a file of 16 MiB, of one that it forks, and of that
+    once it has read these pages."""
     context = fork_server()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_become_trial, args=(theirs, input))
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_say_sizes, args=(theirs,))
     process.start()
-    said = ours.recv_bytes()
+    theirs.close()
+    told = ours.recv()
     process.join()
-    return SimpleNamespace(returncode=process.exitcode, stdout=said, stderr=said)
+    return told
 
 
-def _become_trial(answers: Connection, given: bytes) -> None:
-    from millrace.pipeline.planning import trial
+def _say_sizes(answers: Any) -> None:
+    from millrace.pipeline.planning.one_rank import read_pages, resident_pages
 
-    sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(given)), io.StringIO()
-    try:
-        trial.main()
-        answers.send_bytes(sys.stdout.getvalue().encode())
-    except BaseException as e:
-        answers.send_bytes(f"{type(e).__name__}: {e}".encode())
-        raise
+    with tempfile.NamedTemporaryFile() as file:
+        np.ones(16 << 20, np.uint8).tofile(file.name)
+        kept = np.memmap(file.name, mode="r")
+        assert kept.all()
+        pages, sizes = list(resident_pages()), [_of_files()]
+    if (pid := os.fork()) == 0:
+        sizes.append(_of_files())
+        read_pages(pages)
+        answers.send([*sizes, _of_files()])
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _of_files() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile:"))

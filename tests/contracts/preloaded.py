@@ -22,7 +22,7 @@ MODULES = (
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",
     "millrace.stages.comm.gloo",
-    "millrace.pipeline.planning.trial",
+    "millrace.pipeline.planning.one_rank",
     "millrace.stages.partition.stage",
     "millrace.pipeline.cluster.partition_task",
     "millrace.pipeline.cluster.rank_host",

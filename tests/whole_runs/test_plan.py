@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
-from millrace.pipeline.planning import inputs, traffic, trial, trial_setup
+from millrace.pipeline.planning import inputs, one_rank, traffic, trial, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
@@ -25,7 +25,7 @@ from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_cluster import forked_cluster
-from millrace.tests.contracts.forked_trials import forked_run
+from millrace.tests.contracts.forked_trials import ForkedTrials
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
 
@@ -68,10 +68,10 @@ def played() -> Played:
 
 
 def only(patch: pytest.MonkeyPatch, *labels: str) -> None:
-    """Plans of candidates with these labels. A run of one rank is in a process that is forked."""
+    """Plans of candidates with these labels. The process of trials on one rank is forked."""
     known = inputs.variants()
     patch.setattr(inputs, "variants", lambda: {label: known[label] for label in labels or known})
-    patch.setattr(trial, "subprocess", SimpleNamespace(run=forked_run))
+    patch.setattr(one_rank, "subprocess", SimpleNamespace(Popen=ForkedTrials, PIPE=None, DEVNULL=None))
 
 
 @pytest.fixture(scope="module")

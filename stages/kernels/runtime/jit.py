@@ -58,6 +58,15 @@ def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callab
     return decorate
 
 
+def prepare_numba() -> None:
+    """Let numba register the types and functions that it registers at a first call, before processes are forked."""
+    from numba.core.registry import cpu_target
+
+    target: Any = cpu_target
+    target.typing_context.refresh()
+    target.target_context.refresh()
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """Collect no garbage meanwhile: looking through the compiler's own objects takes a tenth of its time."""

@@ -1,4 +1,4 @@
-"""Measurements of a trial, from reports with known seconds; the seeds that it trains on, and minibatches drawn."""
+"""Measurements of a trial, from reports with known seconds, and minibatches drawn."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +8,7 @@ import pytest
 
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.planning import trial
-from millrace.pipeline.planning.trial import TrialResult, draw, measured, run_short, shortened
-from millrace.storage.dataset import Split
-from millrace.storage.errors import RunError
+from millrace.pipeline.planning.trial import TrialResult, draw, measured
 
 SAMPLED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "queue": {"bulk_size": 1}}
 FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
@@ -97,22 +95,3 @@ def test_full_minibatches_of_a_rank_are_counted_together():
     assert found[0] == 10 / 7 and found[1] >= 0
     # Each node's row once; those of the edges of all lists, of nested blocks the first.
     assert found[2][:2] == [(307 + 107) / 2, (512 + 314) / 2] and len(found[2]) == 8
-
-
-def test_seeds_are_spread_over_the_split():
-    split = Split(np.arange(100), np.empty(0, np.int64), np.empty(0, np.int64))
-    assert shortened(split, 3).train.tolist() == [0, 49, 99]
-    assert shortened(split, 100) is split
-
-
-def test_a_run_in_a_process_of_its_own_fails_with_its_reason(tmp_path, monkeypatch):
-    job = resolve({"dataset": str(tmp_path / "absent"), "epochs": 1})
-    monkeypatch.setattr(trial.sys, "executable", "/bin/false")
-    with pytest.raises(RunError, match="the trial of system 'bulk' failed: status 1"):
-        run_short(job, tmp_path / "run")
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho first >&2\necho reason >&2\nexit 3\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(trial.sys, "executable", str(program))
-    with pytest.raises(RunError, match="failed: reason"):
-        run_short(job, tmp_path / "run")

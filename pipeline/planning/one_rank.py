@@ -1,0 +1,139 @@
+"""Processes for trials on one rank, forked from one that has imported what they need: most of a start is imports.
+
+A user's run on one rank is a process of its own. A trial's is as large as that: it reads the pages of libraries that
+were resident in the process that it is forked from, which a fork leaves out.
+"""
+
+import ctypes
+import gc
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ...stages.kernels import aggregation_backend, sampling_backend
+from ...stages.kernels.runtime.jit import prepare_numba
+from ...storage.dataset import Dataset
+from ...storage.errors import RunError
+from ..config.load import Job
+from ..run import run
+from ..setup.open_data import open_data
+from ..setup.result import peak_rss_bytes
+from ..telemetry.events import silent
+from ..telemetry.usage import own_bytes
+from ..training.dynamo import leave_compiler_out
+
+Pages = list[tuple[int, npt.NDArray[np.int64]]]
+"""Addresses of mapped files, and the numbers of those of their pages that are resident."""
+
+
+class OneRank:
+    """Runs jobs of one rank, each in a process of its own."""
+
+    def __init__(self, exits: ExitStack) -> None:
+        """
+        Args:
+            exits: ends the processes.
+        """
+        command = [sys.executable, "-c", f"import {__name__} as of; of.serve()"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = exits.enter_context(subprocess.Popen(command, **pipes, process_group=0))
+        exits.callback(os.killpg, self._process.pid, signal.SIGKILL)
+        self.base_bytes, self.own_base_bytes = self._answer(2)
+        """Memory of a process before it opens data; without the pages of files."""
+
+    def run(self, job: Job, out: Path, seeds: int | None) -> None:
+        """Run a job into a new folder; on so many train nodes; None: all. Raises RunError if it fails."""
+        # pyrefly: ignore[bad-argument-type]
+        pickle.dump((job, out, seeds), self._process.stdin)
+        # pyrefly: ignore[missing-attribute]
+        self._process.stdin.flush()
+        (status,) = self._answer(1)
+        if status:
+            said = _log(out).read_text(errors="replace").strip().splitlines()[-1:] or [f"status {status}"]
+            raise RunError(f"the trial of system '{job.system}' failed: {said[0]}")
+
+    def _answer(self, count: int) -> list[int]:
+        # pyrefly: ignore[missing-attribute]
+        words = self._process.stdout.readline().split()
+        if len(words) != count:
+            raise RunError("the process of trials on one rank has ended")
+        return [int(word) for word in words]
+
+
+def _log(out: Path) -> Path:
+    return out.with_suffix(".log")
+
+
+def serve() -> None:
+    """Print this process's memory; then fork one for each run that standard input describes, and print its status."""
+    leave_compiler_out()
+    aggregation_backend()
+    sampling_backend()
+    prepare_numba()
+    print(peak_rss_bytes(), own_bytes(psutil.Process()), flush=True)
+    gc.freeze()  # so that a collection does not copy all of it
+    pages = list(resident_pages())
+    with suppress(EOFError):
+        while True:
+            given = pickle.load(sys.stdin.buffer)
+            if (pid := os.fork()) == 0:
+                _become_run(pages, *given)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _become_run(pages: Pages, job: Job, out: Path, seeds: int | None) -> NoReturn:
+    status = 1
+    try:
+        with _log(out).open("w") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        read_pages(pages)
+        data = None if seeds is None else shortened(open_data(job, None, silent), seeds)
+        run(data, config=job, out=out, emit=silent)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def shortened(data: Dataset, seeds: int) -> Dataset:
+    """The dataset with at most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
+    train = data.split.train
+    if seeds >= len(train):
+        return data
+    kept = train[np.linspace(0, len(train) - 1, seeds).astype(np.int64)]
+    return replace(data, split=replace(data.split, train=kept))
+
+
+def resident_pages() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Pages of files that this process has mapped and used. None where the system does not say."""
+    with suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", buffering=0) as table:
+        for line in maps:
+            place, access, *_, name = line.split()
+            if access.startswith("r") and name.startswith("/"):
+                start, end = (int(address, 16) for address in place.split("-"))
+                table.seek(start // mmap.PAGESIZE * 8)
+                entries = np.frombuffer(table.read((end - start) // mmap.PAGESIZE * 8), np.int64)
+                yield start, np.flatnonzero(entries < 0)  # the highest bit: present
+
+
+def read_pages(pages: Pages) -> None:
+    """Make pages resident."""
+    for start, numbers in pages:
+        if len(numbers):
+            size = (int(numbers[-1]) + 1) * mmap.PAGESIZE
+            np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))[numbers * mmap.PAGESIZE].sum()
