@@ -8,7 +8,7 @@ from ...stages.feed.local_feed import Local
 from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
 from .traffic import Moved, moves, rows_asked
-from .trial import TrialResult
+from .trial import EPOCHS, TrialResult
 
 Parts = dict[str, int]
 """Bytes of memory by use."""
@@ -128,7 +128,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     trial_s = train_s = max(1e-9, seen.step_s / s.in_turn(seen.ranks))
     if s.job.train.evaluate_every and s.at.dataset.split_sizes["val"]:
         train_s += seen.evaluate_s * share_of_work(s) / s.job.train.evaluate_every * s.ranks / s.minibatches
-    trial, run = (seen.minibatches, seen.ranks, seen.epochs, trial_s), (s.minibatches, s.ranks, s.epochs, train_s)
+    trial, run = (seen.minibatches, seen.ranks, EPOCHS, trial_s), (s.minibatches, s.ranks, s.epochs, train_s)
 
     def ready(prepare_s: float, minibatches: float, ranks: int, epochs: int, train_s: float) -> float:
         return minibatches * epochs / ranks * max(0.0, 1 - prepare_s / train_s)

@@ -21,7 +21,6 @@ from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from ...stages.kernels import aggregation_backend, sampling_backend
 from ...stages.kernels.runtime.jit import prepare_numba
@@ -30,9 +29,7 @@ from ...storage.errors import RunError
 from ..config.load import Job
 from ..run import run
 from ..setup.open_data import open_data
-from ..setup.result import peak_rss_bytes
 from ..telemetry.events import silent
-from ..telemetry.usage import own_bytes
 from ..training.dynamo import leave_compiler_out
 
 Pages = list[tuple[int, npt.NDArray[np.int64]]]
@@ -49,28 +46,20 @@ class OneRank:
         """
         command = [sys.executable, "-c", f"import {__name__} as of; of.serve()"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = exits.enter_context(subprocess.Popen(command, **pipes, process_group=0))
+        self._process = exits.enter_context(subprocess.Popen(command, bufsize=0, process_group=0, **pipes))
         exits.callback(os.killpg, self._process.pid, signal.SIGKILL)
-        self.base_bytes, self.own_base_bytes = self._answer(2)
-        """Memory of a process before it opens data; without the pages of files."""
 
     def run(self, job: Job, out: Path, seeds: int | None) -> None:
         """Run a job into a new folder; on so many train nodes; None: all. Raises RunError if it fails."""
-        # pyrefly: ignore[bad-argument-type]
-        pickle.dump((job, out, seeds), self._process.stdin)
-        # pyrefly: ignore[missing-attribute]
-        self._process.stdin.flush()
-        (status,) = self._answer(1)
-        if status:
-            said = _log(out).read_text(errors="replace").strip().splitlines()[-1:] or [f"status {status}"]
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None and answers is not None, "pipes"
+        with suppress(BrokenPipeError):
+            pickle.dump((job, out, seeds), asked)
+        status = answers.readline().decode().strip() or "none: the process of such trials has ended"
+        if status != "0":
+            log = _log(out).read_text(errors="replace") if _log(out).exists() else ""
+            said = log.strip().splitlines()[-1:] or [f"status {status}"]
             raise RunError(f"the trial of system '{job.system}' failed: {said[0]}")
-
-    def _answer(self, count: int) -> list[int]:
-        # pyrefly: ignore[missing-attribute]
-        words = self._process.stdout.readline().split()
-        if len(words) != count:
-            raise RunError("the process of trials on one rank has ended")
-        return [int(word) for word in words]
 
 
 def _log(out: Path) -> Path:
@@ -78,12 +67,11 @@ def _log(out: Path) -> Path:
 
 
 def serve() -> None:
-    """Print this process's memory; then fork one for each run that standard input describes, and print its status."""
+    """Fork a process for each run that standard input describes, and print its exit status."""
     leave_compiler_out()
     aggregation_backend()
     sampling_backend()
     prepare_numba()
-    print(peak_rss_bytes(), own_bytes(psutil.Process()), flush=True)
     gc.freeze()  # so that a collection does not copy all of it
     pages = list(resident_pages())
     with suppress(EOFError):

@@ -28,7 +28,7 @@ from ...storage.ledger import KINDS
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
 from .network import Link
-from .trial import TrialResult
+from .trial import EPOCHS, TrialResult
 
 NUMBER = 8
 """Bytes of an id, or of a size that travels before a message."""
@@ -179,7 +179,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches
     if not s.exchanges:
-        each = seen.bytes["store"]["features"] / (seen.epochs * by_rows(seen.minibatches, seen))
+        each = seen.bytes["store"]["features"] / (EPOCHS * by_rows(seen.minibatches, seen))
         moved.per_epoch["store", "features"] += each * by_rows(s.minibatches, seen)
         return
     c = s.replication
@@ -190,7 +190,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
-        each = count / (begun + (seen.epochs - 1) * again) * share
+        each = count / (begun + (EPOCHS - 1) * again) * share
         moved.add(kind, np.full(s.ranks, later * each / s.ranks), seen.waits[kind] / seen.steps * s.steps)
         moved.once["network", kind] += (first - later) * each
 

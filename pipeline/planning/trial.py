@@ -1,10 +1,8 @@
 """Trials: short runs on this machine, whose reports tell what a step costs here."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,7 @@ from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
 from ..config.load import Job
-from ..run import run
-from ..setup.result import read_result
-from ..setup.run_folder import METRICS
-from ..telemetry.events import silent
 from .candidate import Candidate
-from .one_rank import OneRank
 
 EPOCHS = 5
 """Epochs of a trial. Those of minibatches have `MOST_STEPS` steps, whose rows of other ranks are requested together."""
@@ -30,7 +23,6 @@ class TrialResult:
     """Measurements of a trial. Lists of several ranks are by rank."""
 
     ranks: int
-    epochs: int
     steps: int
     """Steps of all epochs."""
     step_s: float
@@ -49,7 +41,7 @@ class TrialResult:
     evaluate_s: float
     """Seconds of evaluating a split."""
     base_bytes: int
-    """Resident size of a rank without data."""
+    """Peak of a rank's memory with next to no data."""
     peak_rss_bytes: list[int]
     """Peak of each rank's memory; of a job that maps its graph, without the pages of files."""
     memory_bytes: list[dict[str, int]]
@@ -58,36 +50,6 @@ class TrialResult:
     """Bytes of all ranks, by channel and kind."""
     waits: dict[str, int]
     """Network messages that the first rank waited for, by kind."""
-
-
-def run_short(
-    job: Job, out: Path, alone: OneRank | None, seeds: int | None = None, *, own: bool = False
-) -> dict[str, Any]:
-    """Run a job into a new folder.
-
-    Args:
-        job: the job.
-        out: the folder.
-        alone: runs it, if it has one rank and no cluster, as if from the command line.
-        seeds: train nodes of its dataset to train on there; None: all.
-        own: memory is without the pages of files.
-
-    Returns:
-        The result, with ``events``.
-
-    Raises:
-        RunError: the run failed.
-    """
-    if alone is not None:
-        alone.run(job, out, seeds)
-    else:
-        run(config=job, out=out, emit=silent)
-    result = read_result(out) or {}
-    result["events"] = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-    if own:
-        pulses = [e for e in result["events"] if e["event"] == "Pulse"]
-        result["peak_rss_bytes"] = [max(e["own_bytes"] for e in pulses if e["rank"] == r) for r in range(job.ranks)]
-    return result
 
 
 def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float]]:
@@ -142,7 +104,6 @@ def measured(s: Candidate, job: Job, result: Mapping[str, Any], base: int, seeds
     ends = [e for e in events if e["event"] == "EpochDone"]
     return TrialResult(
         ranks=job.ranks,
-        epochs=job.epochs,
         steps=steps * len(epochs),
         step_s=epoch_s / whole,
         minibatches=minibatches,

@@ -1,5 +1,6 @@
-"""A plan's trials: the data, cut for the ranks, and the jobs of the short runs."""
+"""A plan's trials: the data, cut for the ranks, and the short runs."""
 
+import json
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,9 +27,12 @@ from ..config.schema import LossOptions, Schedule
 from ..config.systems import System
 from ..datasets import ReadOptions
 from ..machine.malloc import allocator
+from ..run import run
 from ..setup.checks import check_edges, check_types
 from ..setup.model import Outline, with_edges
 from ..setup.open_data import open_data
+from ..setup.result import read_result
+from ..setup.run_folder import METRICS
 from ..setup.shared_dataset import share
 from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
@@ -37,7 +41,7 @@ from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
 from .one_rank import OneRank, shortened
 from .stand_in import detailed
-from .trial import EPOCHS, TrialResult, measured, run_short
+from .trial import EPOCHS, TrialResult, measured
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
@@ -86,13 +90,13 @@ class Trials:
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
         self._short, self._base = cache(self._write_short), cache(self._measure_base)
+        kept = job.cluster.keep_freed_bytes
+        here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept}
+        tiny = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
+        self._tiny = resolve({**tiny, "cluster": here})
         self._alone = cache(lambda: OneRank(exits))
-
-        def share_cluster(keeps: int) -> None:
-            """Start the cluster of all trials on several ranks; see `sharing_cluster`."""
-            exits.enter_context(sharing_cluster(self._tiny(), 1, *map(allocator, sorted({0, keeps}))))
-
-        self._share_cluster = cache(share_cluster)
+        variables = map(allocator, sorted({0, kept}))
+        self._share_cluster = cache(lambda: exits.enter_context(sharing_cluster(self._tiny, 1, *variables)))
 
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
@@ -117,19 +121,42 @@ class Trials:
 
     def _try(self, s: Candidate) -> TrialResult:
         """Run the trial of a candidate."""
-        split, seeds = self.at.dataset.split, None
+        data, seeds = self.at.dataset, None
         if s.is_sampled:
             seeds = MOST_STEPS * s.job.train.batch_size * s.job.train.per_step(self._ranks)
-            split = shortened(self.at.dataset, seeds).split
-        job = self._trial_of(s, seeds)
-        maps, alone = job.graph == "mapped", self._alone() if job.executor == "inline" else None
-        seeds = seeds if job.dataset == self._spec else None
-        result = run_short(job, self._scratch / f"run-{s.label}", alone, seeds, own=maps)
-        if alone is not None:
-            base = alone.own_base_bytes if maps else alone.base_bytes
+            data = shortened(data, seeds)
+        job = self._trial_of(s, data)
+        maps = job.graph == "mapped"
+        result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None, maps)
+        return measured(s, job, result, self._base(maps), data.split.train)
+
+    def _run(self, job: Job, name: str, seeds: int | None, own: bool) -> dict[str, Any]:
+        """Run a job.
+
+        Args:
+            job: the job.
+            name: of the run's folder.
+            seeds: train nodes of the job's own dataset to train on, on one rank; None: all.
+            own: memory is without the pages of files.
+
+        Returns:
+            The result, with ``events``.
+
+        Raises:
+            RunError: the run failed.
+        """
+        out = self._scratch / name
+        if job.executor == "inline":
+            self._alone().run(job, out, seeds)
         else:
-            base = self._base(maps)
-        return measured(s, job, result, base, split.train)
+            self._share_cluster()
+            run(config=job, out=out, emit=silent)
+        events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+        result = {**(read_result(out) or {}), "events": events}
+        if own:
+            pulses = [e for e in events if e["event"] == "Pulse"]
+            result["peak_rss_bytes"] = [max(e["own_bytes"] for e in pulses if e["rank"] == r) for r in range(job.ranks)]
+        return result
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""
@@ -142,15 +169,9 @@ class Trials:
             self._cuts[key] = count_cut(data.graph, book, data.split.train, int(job.model["layers"]))
         return self._cuts[key]
 
-    def _tiny(self) -> Job:
-        """A job of the trials' ranks with next to no data."""
-        here = {"dashboard_port": 0, "on_rank_loss": "stop"}
-        table = {"ranks": self._ranks, "threads": self.at.threads, "dataset": "sbm:nodes=60,classes=2", "cluster": here}
-        return resolve({**table, "epochs": 1})
-
     def _measure_base(self, own: bool) -> int:
-        """Memory of a rank of several with next to no data; see `run_short`."""
-        return max(run_short(self._tiny(), self._scratch / f"base-{own}", None, own=own)["peak_rss_bytes"])
+        """Memory of a rank with next to no data; see `_run`."""
+        return max(self._run(self._tiny, f"base-{own}", None, own)["peak_rss_bytes"])
 
     def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
         """A store of the dataset with so many train nodes."""
@@ -159,8 +180,8 @@ class Trials:
         write_dataset(path, shortened(data, seeds), features_format=features, graph_format=graph)
         return path
 
-    def _trial_of(self, s: Candidate, seeds: int | None) -> Job:
-        """The job of a candidate's trial, on `seeds` train nodes; None: all."""
+    def _trial_of(self, s: Candidate, data: Dataset) -> Job:
+        """The job of a candidate's trial on the dataset, or on `data`, the same with fewer train nodes."""
         job, stands_in = s.job, self.at.stands_in
         # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
         train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
@@ -174,7 +195,7 @@ class Trials:
             "epochs": EPOCHS,
             "ranks": self._ranks,
             "threads": self.at.threads,
-            "cluster": self._tiny().cluster,
+            "cluster": self._tiny.cluster,
             "track": [],
             "train": job.train.model_copy(update=train),
             # One bulk is sampled ahead, as within a long epoch.
@@ -190,11 +211,11 @@ class Trials:
             path, place = self._whole()
             # Ranks that map their parts have features where the job says.
             kept = job.features == "owned" or (maps and (inline or s.cut is not None))
-            if seeds is not None:
-                path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
+            if data is not self.at.dataset:
+                path = self._short(
+                    len(data.split.train), "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr"
+                )
             changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
-        if not inline:
-            self._share_cluster(job.cluster.keep_freed_bytes)
         if s.trial_cut is not None and self._ranks > 1:
             owners = self._scratch / "owners.npy"
             np.save(owners, s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))

@@ -21,7 +21,10 @@ class ForkedTrials:
         self._process = context.Process(target=_serve, args=(theirs_in, theirs_out))
         self._process.start()
         self.pid = self._process.pid
-        self.stdin, self.stdout = os.fdopen(os.dup(ours_out.fileno()), "wb"), os.fdopen(os.dup(ours_in.fileno()), "rb")
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(ours_out.fileno()), "wb", 0),
+            os.fdopen(os.dup(ours_in.fileno()), "rb"),
+        )
 
     def __enter__(self) -> "ForkedTrials":
         return self

@@ -326,7 +326,7 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
         seen, distinct=[4800.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
     )
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of the trial's too.
-    held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), seen.epochs * seen.minibatches / 2
+    held, tried = forecasting.waiting_bytes(replace(s, job=job), fast), trial.EPOCHS * seen.minibatches / 2
     assert held["rows"] == pytest.approx((468.75 - tried) * 0.5 * (100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
     # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
