@@ -92,6 +92,7 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise InputError(
             "a report draws with matplotlib, which is not installed; install the extra: pip install "
@@ -117,12 +118,10 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
         mpl.rcParams.update(mpl.rcParamsDefault)
         mpl.rcParams.update(settings)
         for narrow in (False, True):
-            figure = Figure(layout="constrained")
+            figure = Figure()
             on(Sheet(figure, narrow))
-            # Laid out once, for both files.
-            if (engine := figure.get_layout_engine()) is not None:
-                engine.execute(figure)
-            figure.set_layout_engine("none")
+            # Laid out once, for both files. A figure that has an engine is drawn twice for each file.
+            ConstrainedLayoutEngine().execute(figure)
             svg = io.StringIO()
             figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
             made[narrow] = _for_page(svg.getvalue(), f"{name}-{'narrow' if narrow else 'wide'}-", caption, colours)
