@@ -25,7 +25,8 @@ from distributed.nanny import WorkerProcess
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.signals import leave_signals_to_driver
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
+MS_REC, MS_SLAVE = 0x4000, 0x80000
 
 
 def enter_network(namespace: Path) -> None:
@@ -34,6 +35,20 @@ def enter_network(namespace: Path) -> None:
     with namespace.open() as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+
+
+def hide(folder: Path) -> None:
+    """Give this process, and those that it starts, mounts of their own, with an empty folder in place of this one.
+
+    Raises OSError if it cannot.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_SLAVE), None)
+        or libc.mount(b"none", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(0), None)
+    ):
+        raise OSError(ctypes.get_errno(), f"cannot hide {folder}")
 
 
 def fork_server() -> ForkServerContext:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from distributed.deploy.spec import SpecCluster
 
-from millrace.tests.contracts.forked_cluster import become_fork_server, enter_network, fork_server, forked_cluster
+from millrace.tests.contracts.forked_cluster import become_fork_server, enter_network, fork_server, forked_cluster, hide
 
 COMMAND = "millrace.pipeline.__main__"
 """The module of ``millrace``."""
@@ -37,6 +37,7 @@ class ForkedCommand:
         err: Path | None = None,
         program: str = COMMAND,
         namespace: Path | None = None,
+        hidden: Path | None = None,
         stuck_by: Path | None = None,
         forks_workers: bool = True,
         variables: Mapping[str, str | None] = {},
@@ -48,13 +49,14 @@ class ForkedCommand:
             err: the same of standard error. It may be the same file.
             program: the module whose `main` is called.
             namespace: the network namespace to run in.
+            hidden: a folder that it finds empty.
             stuck_by: once this file is there, the event loop of the command's client and scheduler hangs.
             forks_workers: workers and servers of ranks are forked too.
             variables: environment variables that differ from this process's; None: there is none.
         """
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
         files = [str(file or os.devnull) for file in (out, err)]
-        arguments = (program, [*map(str, words)], files, environment, namespace, stuck_by, forks_workers)
+        arguments = (program, [*map(str, words)], files, environment, namespace, hidden, stuck_by, forks_workers)
         self._process = fork_server().Process(target=_become, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -104,6 +106,7 @@ def _become(
     files: list[str],
     environment: dict[str, str],
     namespace: Path | None,
+    hidden: Path | None,
     stuck_by: Path | None,
     forks_workers: bool,
 ) -> NoReturn:
@@ -120,6 +123,8 @@ def _become(
         sys.stdout, sys.stderr = (open(number, "w", closefd=False, buffering=1) for number in (1, 2))  # noqa: SIM115
     if namespace is not None:
         enter_network(namespace)
+    if hidden is not None:
+        hide(hidden)
     # A run that inherits an ignored SIGHUP, as under nohup, keeps ignoring it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["millrace", *words]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from millrace.pipeline import cli
 from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
+from millrace.tests.contracts.fresh_python import run_python
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 SCHEDULER = f"tls://{HERE}:8786"
@@ -37,7 +39,7 @@ class Link:
     def __init__(self) -> None:
         name = f"mr{os.getpid()}"
         self.spaces = {HERE: f"{name}a", THERE: f"{name}b"}
-        self.running: list[subprocess.Popen[str]] = []
+        self.running: list[ForkedCommand] = []
         self.worker = ""
         """The address of the worker there."""
 
@@ -53,35 +55,27 @@ class Link:
 
     def down(self) -> None:
         for process in self.running:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
         for process in self.running:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(10)
         for space in self.spaces.values():
             with suppress(subprocess.CalledProcessError):
                 ip("netns", "del", space)
-
-    def at(self, address: str, *words: str | Path) -> list[str]:
-        """The command line that runs Python there."""
-        return ["ip", "netns", "exec", self.spaces[address], sys.executable, *map(str, words)]
 
     def namespace(self, address: str) -> Path:
         """The file of the network namespace there."""
         return Path("/run/netns", self.spaces[address])
 
-    def start(self, address: str, log: Path, *words: str | Path, hidden: Path | None = None) -> subprocess.Popen[str]:
-        """Start Python there, where the folder `hidden` is empty."""
-        command = self.at(address, *words)
-        if hidden is not None:
-            # `ip netns exec` gives it mounts of its own.
-            command[4:4] = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
-        with log.open("w") as f:
-            process = subprocess.Popen(command, stdout=f, stderr=f, text=True)
-        self.running.append(process)
-        return process
+    def start(self, address: str, log: Path, program: str, *words: str | Path, hidden: Path | None = None) -> None:
+        """Start a program of Dask there, where the folder `hidden` is empty. Ranks of its workers are started from
+        scratch."""
+        log.touch()
+        options = {"program": f"distributed.cli.{program}", "namespace": self.namespace(address), "hidden": hidden}
+        self.running.append(ForkedCommand(*words, out=log, err=log, **options))
 
     def received_bytes(self, address: str) -> int:
         shown = subprocess.run(
@@ -158,20 +152,9 @@ def cluster(link: Link, tls: dict[str, Path], tmp_path_factory: pytest.TempPathF
     def files(of: dict[str, Path]) -> list[str | Path]:
         return ["--tls-ca-file", of["ca"], "--tls-cert", of["cert"], "--tls-key", of["key"]]
 
-    link.start(
-        HERE,
-        logs / "scheduler",
-        "-m",
-        "dask",
-        "scheduler",
-        "--host",
-        HERE,
-        "--port",
-        "8786",
-        "--no-dashboard",
-        *files(tls),
-    )
-    worker = ("-m", "dask", "worker", SCHEDULER, "--nthreads", "1", "--no-dashboard", "--local-directory", logs)
+    listen = ("--host", HERE, "--port", "8786", "--no-dashboard")
+    link.start(HERE, logs / "scheduler", "dask_scheduler", *listen, *files(tls))
+    worker = ("dask_worker", SCHEDULER, "--nthreads", "1", "--no-dashboard", "--local-directory", logs)
     link.start(HERE, logs / HERE, *worker, "--host", HERE, *files(tls))
     link.start(THERE, logs / THERE, *worker, "--host", THERE, *files(copies), hidden=hidden)
     end = time.monotonic() + START_S
@@ -239,10 +222,8 @@ with Client(address, security=security, timeout=120) as client:
 @pytest.mark.slow
 def test_who_has_no_certificate_of_ours_is_refused(cluster, tls, stranger):
     def ask(program, *words):
-        done = subprocess.run(
-            cluster.at(HERE, "-c", program, *words), capture_output=True, text=True, timeout=240, check=False
-        )
-        return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+        _, out, err = run_python("-c", program, *words, namespace=cluster.namespace(HERE))
+        return out.strip() or err.strip().splitlines()[-1]
 
     ours, theirs = ([files["cert"], files["key"]] for files in (tls, stranger))
     # What a client sees depends on whether it reads before it is cut off.
