@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from millrace.tests.contracts.fresh_python import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("storage", "stages", "pipeline")
@@ -21,6 +24,16 @@ MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES = 450, 17, 80
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+parsed = cache(ast.parse)
+"""The tree of a source: several tests look at each module's."""
+
+
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    """All nodes of a source's tree."""
+    return list(ast.walk(parsed(source)))
+
+
 def is_late(node: ast.AST) -> bool:
     """True if the code inside does not run when the module is imported."""
     if isinstance(node, ast.If):
@@ -30,11 +43,10 @@ def is_late(node: ast.AST) -> bool:
 
 def imports(module: Path, source: str) -> list[tuple[str, int, bool]]:
     """Every import as (absolute name, relative level, at module level). `module` is relative to the package's root."""
-    tree = ast.parse(source)
-    lazily = {id(n) for f in ast.walk(tree) if is_late(f) for n in ast.walk(f)}
+    lazily = {id(n) for f in nodes(source) if is_late(f) for n in ast.walk(f)}
     package = ("millrace", *module.parent.parts)
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         top = id(node) not in lazily
         if isinstance(node, ast.Import):
             found += [(alias.name, 0, top) for alias in node.names]
@@ -123,7 +135,7 @@ def folder_of(module: str) -> str:
 def arrows(module: Path, source: str, modules: set[str]) -> set[tuple[str, str]]:
     """(importing, imported) modules inside the package, imports inside functions included."""
     package, found = module.parent.parts, set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else ()))
@@ -172,7 +184,7 @@ def test_folders_are_small_and_say_what_belongs_there():
     folders = sorted({m.parent for m in MODULES})
     sizes = {f.as_posix(): sum(m.parent == f for m in MODULES) for f in folders}
     assert not {f: n for f, n in sizes.items() if n > MOST_FILES}
-    docs = {f: ast.get_docstring(ast.parse((ROOT / f / "__init__.py").read_text())) or "" for f in folders}
+    docs = {f: ast.get_docstring(parsed((ROOT / f / "__init__.py").read_text())) or "" for f in folders}
     assert not [f for f, doc in docs.items() if not doc.split("\n\n")[0].endswith(".")]
 
 
@@ -188,11 +200,10 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_functions_are_short():
-    trees = {m.as_posix(): ast.parse((ROOT / m).read_text()) for m in MODULES}
     functions = [
-        (f"{module}:{node.lineno} {node.name}", code_lines(node))
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
+        (f"{module.as_posix()}:{node.lineno} {node.name}", code_lines(node))
+        for module in MODULES
+        for node in nodes((ROOT / module).read_text())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert len(functions) > 1000
@@ -204,13 +215,13 @@ def backends_reached(module: Path, source: str) -> list[str]:
     if module.parts[:2] == ("stages", "kernels"):
         return []
     wrong = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         path = (node.module or "").split(".")
         inside = {name for alias in node.names for name in (*path, alias.name)} if "kernels" in path else set()
         if inside & BACKENDS:
-            wrong.append(f"{module}:{node.lineno} imports a backend: choose it through stages.kernels")
+            wrong.append(f"{module.as_posix()}:{node.lineno} imports a backend: choose it through stages.kernels")
     return wrong
 
 
@@ -268,15 +279,15 @@ def test_importing_millrace_does_nothing(tmp_path):
     assert done.stdout == "nothing\n", done.stderr
 
 
-def test_importing_any_module_does_nothing(tmp_path):
+def test_importing_any_module_does_nothing():
     names = [
         ".".join(("millrace", *m.with_suffix("").parts)) for m in MODULES if m.stem not in ("__init__", "__main__")
     ]
-    # torch and Dask come first: what *their* import does to a process is not ours to answer for.
-    done = run(
-        "import torch, distributed, sklearn\n" + NOTHING.format(names=names, lazy=LAZY - {"networkx"}), cwd=tmp_path
-    )
-    assert done.stdout == "nothing\n", done.stderr
+    # torch and Dask come first: what *their* import does to a process is not ours to answer for. A process that has
+    # imported them is forked.
+    code = "import torch, distributed, sklearn\n" + NOTHING.format(names=names, lazy=LAZY - {"networkx"})
+    ended, out, err = run_python("-c", code)
+    assert (ended, out) == (0, "nothing\n"), err
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -297,7 +308,7 @@ def test_no_system_is_named_outside_its_module_and_the_registry():
     for module in MODULES:
         if module.parts[0] != "pipeline" or module.parts[1] == "systems" or module == SYSTEM_REGISTRY:
             continue
-        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        for node in nodes((ROOT / module).read_text()):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in SYSTEM_NAMES:
                 named.add((module, node.value))
     assert named == OTHER_MEANINGS

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import millrace
+from millrace.tests.contracts.fresh_python import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("storage", "stages", "pipeline")
@@ -73,17 +74,16 @@ for name in {packages}:
 from millrace.storage.graph import from_edges
 print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
 """
-    env = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
-    )
+    variables = {"PYTHONPATH": str(installed)}
+    # Elsewhere than in the checkout.
+    _, out, err = run_python("-c", f"import os; os.chdir({str(tmp_path)!r})\n{code}", variables=variables)
     version = millrace.__version__
     assert wheel.name.startswith(f"millrace_gnn-{version}-")
-    assert done.stdout == f"{version} 2\n", done.stderr
+    assert out == f"{version} 2\n", err
     named = subprocess.run(
         [sys.executable, "-m", "millrace", "--version"],
         cwd=tmp_path,
-        env=env,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=240,
