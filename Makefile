@@ -49,9 +49,10 @@ lint: venv
 types: venv
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --output-format min-text --summary=none
 
-# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once. Three on two
-# cores: they wait at times.
+# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once, and so are the
+# kernels that processes which others are forked from load. Three on two cores: they wait at times.
 tests: venv
+	@$(BIN)/python -m millrace.tests.contracts.common_kernels
 	@$(BIN)/python -c 'import millrace.tests.contracts.preloaded'
 	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --nbmake tests notebooks
 

@@ -19,7 +19,7 @@ from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts.forked_command import ForkedCommand
 
-DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
+DATASET = "sbm:nodes=1200,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, TOLD_S, GONE_S = 6, 120.0, 120.0
 JOB = {
     "epochs": EPOCHS, "batch_size": 10, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "seed": 3,
