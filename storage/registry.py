@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from .errors import InputError, nearest
@@ -15,13 +15,14 @@ LONGEST = 80
 
 
 @cache
-def all_entry_points() -> EntryPoints:
-    """Those of all installed packages, whose files are read once, not for each kind."""
-    return entry_points()
+def entry_points_by_group() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Entry points for Millrace of all installed packages, whose files are read once, not for each kind."""
+    found = entry_points()
+    return {group: tuple(found.select(group=group)) for group in found.groups if group.startswith("millrace.")}
 
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(all_entry_points().select(group=group))
+    return entry_points_by_group().get(group, ())
 
 
 class Registry(Mapping[str, T], Generic[T]):

@@ -1,5 +1,5 @@
-"""Imports what ranks and commands need, once, in the fork server of `process_ranks`, and does what each of them would do
-first: loads the most common kernels, looks for entry points.
+"""Imports what ranks and commands need, once, in the fork server of `process_ranks`, and does what each of them would
+do first: loads the most common kernels, looks for entry points.
 
 The fork server ignores an import that fails, and every rank is then seconds slower; `test_process_ranks.py` checks for
 that.
@@ -13,7 +13,7 @@ from contextlib import suppress
 from numba.core.registry import cpu_target
 
 from millrace.pipeline.cluster import rank_server
-from millrace.storage.registry import all_entry_points
+from millrace.storage.registry import entry_points_by_group
 from millrace.tests.contracts import common_kernels, interpreter
 
 MODULES = (
@@ -44,7 +44,7 @@ for name in MODULES:
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
 common_kernels.load()
-all_entry_points()
+entry_points_by_group()
 # See tests/conftest.py.
 if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
