@@ -1,6 +1,6 @@
 """The kernels that most runs in tests need, which the process that others are forked from loads for all of them.
 
-Run as a module, this compiles them. Each run would load them from the cache, which takes a quarter of its processor time.
+Run as a module, this compiles them. Each run would load them from the cache, a quarter of its processor time.
 """
 
 import importlib
