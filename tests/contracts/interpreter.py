@@ -8,12 +8,13 @@ from typing import Any
 
 
 def prepare() -> None:
-    """Run one kernel at a time, patch the language once, remember shapes, and let integers overflow unchecked as on a
-    GPU.
+    """Run one kernel at a time, patch the language once, remember shapes and operands' types, and let integers overflow
+    unchecked as on a GPU.
 
     The interpreter keeps the grid of the running kernel in one place for all threads. It patches the language for
     every call of a function inside a kernel, and computes the check of each sum that it then does not make: a third
-    of the time of a launch. A third of the rest describes shapes, of which there are few.
+    of the time of a launch. A third of the rest describes shapes, of which there are few, and a third of what remains
+    finds the common type of two operands, which are of few types, and makes blocks of constants.
     """
     from triton.runtime import interpreter
 
@@ -28,6 +29,7 @@ def prepare() -> None:
     builder: Any = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     _remember_shapes(interpreter)
+    _remember_operands()
 
 
 def _once(patch: Callable[[Any], object], nothing: Callable[[], object]) -> Callable[[Any], object]:
@@ -94,3 +96,46 @@ def _remember_shapes(interpreter: Any) -> None:
     core.tensor.__init__ = tensor
     interpreter._get_np_dtype = type_of
     semantic.TritonSemantic.broadcast_impl_value = broadcast_unless_equal
+
+
+MOST_OPERANDS = 4096
+"""Pairs of operands that are remembered: bounds of loops are constants that differ."""
+
+
+def _remember_operands() -> None:
+    """Check two operands of known types and shapes once, if the check leaves tensors as they are, and make the block of
+    a constant once."""
+    from triton.language import core, semantic
+
+    check = semantic.TritonSemantic.binary_op_type_checking_impl
+    # What the check makes of both operands: None for one that stays; False where it makes another tensor of a tensor.
+    known: dict[Any, Any] = {}
+
+    def kind(operand: Any) -> tuple[Any, Any]:
+        if isinstance(operand, core.tensor):
+            # Descriptions of shapes live as long as the process.
+            return operand.dtype.name, id(getattr(operand.type, "of_shape", None))
+        return type(operand), operand
+
+    def constant(given: Any, made: Any) -> Any:
+        if isinstance(given, core.tensor):
+            return None if made is given else False
+        made.handle.data.flags.writeable = False
+        return made
+
+    def remembered(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> tuple[Any, Any]:
+        key = kind(lhs), kind(rhs), flags, tuple(named.items())
+        found = known.get(key)
+        if found is None:
+            both = check(self, lhs, rhs, *flags, **named)
+            if len(known) >= MOST_OPERANDS:
+                known.clear()
+            left, right = constant(lhs, both[0]), constant(rhs, both[1])
+            known[key] = False if left is False or right is False else (left, right)
+            return both
+        if found is False:
+            return check(self, lhs, rhs, *flags, **named)
+        left, right = found
+        return lhs if left is None else left, rhs if right is None else right
+
+    semantic.TritonSemantic.binary_op_type_checking_impl = remembered

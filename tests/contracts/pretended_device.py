@@ -120,7 +120,7 @@ class OnDevice(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = _tensors((args, kwargs))
         if any(type(t) not in (Tensor, nn.Parameter, OnDevice) for t in tensors):
             return NotImplemented
         _check(func, args, kwargs, [t for t in tensors if not isinstance(t, OnDevice)])
@@ -128,7 +128,7 @@ class OnDevice(Tensor):
         to = options.pop("device", None)
         if to is not None:
             options["device"] = "cpu"
-        given, named = tree_map(_held, args), tree_map(_held, options)
+        given, named = _mapped(_held, args), _mapped(_held, options)
 
         def run() -> Any:
             if func in PRODUCTS:
@@ -146,7 +146,14 @@ class OnDevice(Tensor):
             return args[0]
         if func._schema.name.startswith("aten::_foreach") and func._schema.name.endswith("_"):
             return result
-        return return_and_correct_aliasing(func, args, kwargs, tree_map(_on_device, result))
+        made = _mapped(_on_device, result)
+        return return_and_correct_aliasing(func, args, kwargs, made) if _aliases(func) else made
+
+
+@functools.cache
+def _aliases(func: Any) -> bool:
+    """True if an operation's result, or one of its arguments, may be another's memory."""
+    return any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
 
 
 def _check(func: Any, args: Any, kwargs: dict[str, Any], of_host: list[Tensor]) -> None:
@@ -200,8 +207,22 @@ def _record(func: Any, run: Callable[[], Any], result: Any, inputs: list[Tensor]
     steps.append(again)
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+# As torch's trees do, in a tenth of their time, which was a quarter of an operation's.
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if type(values) in (tuple, list, dict):
+        return [t for v in (values.values() if type(values) is dict else values) for t in _tensors(v)]
+    return [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def _mapped(change: Callable[[Any], Any], values: Any) -> Any:
+    kind = type(values)
+    if kind is tuple or kind is list:
+        return kind([_mapped(change, v) for v in values])
+    if kind is dict:
+        return {key: _mapped(change, v) for key, v in values.items()}
+    return change(values) if isinstance(values, Tensor | int | float | None) else tree_map(change, values)
 
 
 def _gradients(real: Any) -> Any:
