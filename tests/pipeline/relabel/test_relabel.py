@@ -36,6 +36,10 @@ INLINE = resolve({"executor": "inline"})
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
+    cut_small(monkeypatch)
+
+
+def cut_small(monkeypatch):
     """Everything is cut into many pieces."""
     monkeypatch.setattr(store_arrays, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(fingerprint, "LEAF_BYTES", 1024)
@@ -146,13 +150,23 @@ class Killed(BaseException):
 STAGES = ["assign", "spill", "sort", "labels", "name", "unpack", "features", "gather", "seams", "arrays", "count"]
 
 
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory):
+    """A store, and that of what is reordered in memory."""
+    place, data = tmp_path_factory.mktemp("stores"), made(200, 900, names=True, weighted=True)
+    with pytest.MonkeyPatch.context() as patch:
+        cut_small(patch)
+        write_dataset(place / "before", data)
+        write_dataset(place / "want", reorder(data, Metis().assign(data.graph, 3, 1)), features_format="npy")
+    return place / "before", contents(place / "want")
+
+
 @pytest.mark.parametrize(
     ("stage", "before"), [*((stage, True) for stage in STAGES), ("spill", False), ("arrays", False)]
 )
-def test_one_that_is_killed_goes_on(tmp_path, monkeypatch, stage, before):
-    data = made(200, 900, names=True, weighted=True)
-    write_dataset(tmp_path / "before", data)
-    lazy, cut, events = open_lazily(tmp_path / "before"), Cut(Metis(), 3, 1), []
+def test_one_that_is_killed_goes_on(in_memory, tmp_path, monkeypatch, stage, before):
+    store, want = in_memory
+    lazy, cut, events = open_lazily(store), Cut(Metis(), 3, 1), []
 
     def killed(name, calls):
         for number, (recorded, task, record, *arguments) in enumerate(calls):
@@ -165,14 +179,13 @@ def test_one_that_is_killed_goes_on(tmp_path, monkeypatch, stage, before):
         patch.setattr(convert, "inline", killed)
         with pytest.raises(Killed):
             relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, events.append)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got", "before"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got"]
     kept = len(list((tmp_path / ".ingest-got" / "done").glob("*.json")))
     relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, events.append)
     told = f"going on with the renumbering into {tmp_path / 'got'} that was stopped"
     assert (told in [getattr(e, "text", None) for e in events]) == (kept > 0)
-    write_dataset(tmp_path / "want", reorder(data, Metis().assign(data.graph, 3, 1)), features_format="npy")
-    assert contents(tmp_path / "got") == contents(tmp_path / "want")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got", "want"]
+    assert contents(tmp_path / "got") == want
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["got"]
 
 
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch):

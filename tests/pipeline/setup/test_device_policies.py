@@ -244,16 +244,21 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
     assert result.bytes["store"]["features"] == NODES * 5 * np.dtype(dtype).itemsize
 
 
+@pytest.fixture(scope="module")
+def all_rows(sbm, tmp_path_factory):
+    """The parameters that a rank learns which has all rows on its device."""
+    return train(sbm, tmp_path_factory.mktemp("whole"), "cuda")[1].parameters_sha256
+
+
 @pytest.mark.parametrize("where", ["device", "pinned"])
 @pytest.mark.parametrize(
     "options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"]
 )
-def test_rows_that_ranks_own(sbm, tmp_path, options, where):
+def test_rows_that_ranks_own(sbm, all_rows, tmp_path, options, where):
     """One rank reads all rows: the same bits as if every rank had all of them."""
     gpu = {"features": where, "cache_bytes": 20 * ROW_BYTES}
     _, result = agree(sbm, tmp_path, gpu=gpu, **options)
-    _, whole = train(sbm, tmp_path / "whole", "cuda")
-    assert result.parameters_sha256 == whole.parameters_sha256
+    assert result.parameters_sha256 == all_rows
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.hot_rows is not None
 
