@@ -26,6 +26,19 @@ JOB = {"epochs": 2, "seed": 3, "threads": 1, "fanout": [3, 2], "batch_size": 12,
 """Three minibatches an epoch, of sizes that differ."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def instructions():
+    """Instructions that every processor of its kind has, instead of the widest that this one proves to have: torch
+    would compile and load a probe for each."""
+    from torch._inductor import config, cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    with config.patch({"cpp.vec_isa_ok": True, "cpp.simdlen": 256}), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_vec_isa.VecISA, "check_build", lambda self, code: False)
+        yield
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def sbm():
     return mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3", seed=1)

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 SAMPLING = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -186,12 +184,15 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "kernels"), [pytest.param(SAMPLING, 27, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
-)
-def test_every_kernel_compiles(code, kernels, tmp_path):
+def test_every_kernel_compiles(tmp_path):
+    """In one process, since importing torch and Triton takes seconds."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, "-c", SAMPLING + LAYERS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
-    assert done.stdout == f"{kernels}\n", done.stderr
+    assert done.stdout == "27\n26\n", done.stderr
