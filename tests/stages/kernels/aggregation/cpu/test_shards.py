@@ -265,7 +265,7 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
 @pytest.mark.parametrize("name", AGGREGATION)
 def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: str) -> None:
     k, lists, rng = aggregation_backend(name), make_case(9, 60, 1, 5).lists, np.random.default_rng(0)
-    edge = np.lexsort((rng.random(60), lists.rows))
+    edge = np.lexsort((rng.random(60), lists.rows)).astype(np.int32)
     other = InLists.of(lists.indptr, lists.indices[edge], 9)
     numbers = EdgeNumbers(np.zeros(9, np.int64), 60 + np.arange(9), edge)
     rand = make_case(9, 60, 1, 5).rand
@@ -363,7 +363,7 @@ def test_float32_is_as_good_as_float32() -> None:
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [None, np.array([1, 2, 4])])
+@pytest.mark.parametrize("rows", [None, np.array([1, 2, 4], np.int32)])
 def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
     rng, k = np.random.default_rng(0), aggregate_cpu
     base, ids = rng.standard_normal((30, 5)).astype(np.float32), rng.integers(0, 30, 6)
