@@ -82,7 +82,7 @@ class Gloo:
         self._ledger = ledger
         self._channel = "network"
         self._timeout_s = timeout_s
-        self._ahead: dict[tuple[int, torch.dtype], _Ahead] = {}
+        self._posted: dict[tuple[int, torch.dtype], _PostedReceive] = {}
         self._under_way: Any = None
         """The sum under way. Held here and in no variable: connections stay open while anything refers to them, even
         the frames of an error, and peers learn of a loss when they close."""
@@ -133,7 +133,7 @@ class Gloo:
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks
-        send each other their gradients, whose size is the same in every step, without a handshake (`_Ahead`)."""
+        send each other their gradients, whose size is that of every step, without a handshake (`_PostedReceive`)."""
         assert flat.is_contiguous()
         if not flat.numel():
             return
@@ -210,7 +210,7 @@ class Gloo:
             self._group.shutdown()
             self._group = None
         self._under_way = None
-        self._ahead.clear()
+        self._posted.clear()
 
     def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
         """Begin to sum over the ranks. Returns the tensor that is summed: the given one, or a copy."""
@@ -234,12 +234,12 @@ class Gloo:
         _hand_over(there, flat)
         return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
 
-    def _pair(self, flat: Tensor) -> "_Ahead":
+    def _pair(self, flat: Tensor) -> "_PostedReceive":
         """Exchanges vectors like this one with the only other rank, on the host."""
         sort = flat.numel(), flat.dtype
-        if sort not in self._ahead:
-            self._ahead[sort] = _Ahead(self._group, 1 - self.rank, flat, TAGS + len(self._ahead))
-        return self._ahead[sort]
+        if sort not in self._posted:
+            self._posted[sort] = _PostedReceive(self._group, 1 - self.rank, flat, TAGS + len(self._posted))
+        return self._posted[sort]
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         """Overwrite with the tensor of rank `source`. Returns bytes that this rank has sent, and waits."""
@@ -313,7 +313,7 @@ class _Swap:
         self._sent = self._mine = None
 
 
-class _Ahead:
+class _PostedReceive:
     """Vectors of one size between two ranks. Room for the next one is offered as soon as the last one has been read.
 
     So the peer sends without a handshake, and its vector arrives while this rank computes: the slower of the two never

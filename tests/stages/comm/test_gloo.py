@@ -349,27 +349,27 @@ def test_a_silent_peer_is_an_error_in_time(how: str, what: str) -> None:
 
 
 def last_sum(group: Gloo) -> tuple[float, str]:
-    listen = gloo._Ahead.listen
+    listen = gloo._PostedReceive.listen
 
-    def listen_late(ahead: gloo._Ahead) -> None:
-        if hasattr(ahead, "_received"):
+    def listen_late(posted: gloo._PostedReceive) -> None:
+        if hasattr(posted, "_received"):
             group._store.wait(["ended"])
             until = time.monotonic() + 10
-            while ahead._lost is None and time.monotonic() < until:
-                listen(ahead)
+            while posted._lost is None and time.monotonic() < until:
+                listen(posted)
                 time.sleep(0.01)
             return
-        listen(ahead)
+        listen(posted)
 
     if group.rank == 0:
-        gloo._Ahead.listen = listen_late
+        gloo._PostedReceive.listen = listen_late
     total = torch.ones(5)
     group.all_reduce(total, "gradients")
     if group.rank == 1:
         group.close()
         group._store.set("ended", "")
         return float(total[0]), ""
-    assert any(ahead._lost for ahead in group._ahead.values())
+    assert any(posted._lost for posted in group._posted.values())
     with pytest.raises(PeerLostError) as lost:
         group.all_reduce(total.clone(), "gradients")
     return float(total[0]), str(lost.value)
