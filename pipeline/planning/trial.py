@@ -82,13 +82,14 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
 
 
-def measured(s: Candidate, job: Job, result: Mapping[str, Any], base: int, seeds: Any) -> TrialResult:
+def measured(s: Candidate, job: Job, result: Mapping[str, Any], peaks: list[int], base: int, seeds: Any) -> TrialResult:
     """Measurements of a trial.
 
     Args:
         s: the run that is planned.
         job: the trial's.
         result: of the trial's run.
+        peaks: see `TrialResult.peak_rss_bytes`.
         base: see `TrialResult.base_bytes`.
         seeds: train nodes of the trial.
     """
@@ -114,7 +115,7 @@ def measured(s: Candidate, job: Job, result: Mapping[str, Any], base: int, seeds
         fetch_s=seconds["exchange"] / total * job.ranks,
         evaluate_s=seconds["evaluate"] / (1 + sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)),
         base_bytes=base,
-        peak_rss_bytes=result["peak_rss_bytes"],
+        peak_rss_bytes=peaks,
         memory_bytes=result["memory_bytes"],
         bytes={channel: result["bytes"][channel] for channel in ("network", "store")},
         waits=result["waits"]["network"],

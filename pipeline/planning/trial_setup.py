@@ -89,13 +89,13 @@ class Trials:
         self._cuts = dict[tuple[str, int], CutCounts]()
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
-        self._short, self._base = cache(self._write_short), cache(self._measure_base)
+        self._short, self._alone = cache(self._write_short), cache(lambda: OneRank(exits))
         kept = job.cluster.keep_freed_bytes
         here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept}
-        tiny = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
-        self._tiny = resolve({**tiny, "cluster": here})
-        self._alone = cache(lambda: OneRank(exits))
-        variables = map(allocator, sorted({0, kept}))
+        table = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
+        self._tiny = resolve({**table, "cluster": here})
+        self._base = cache(lambda: self._run(self._tiny, "base"))
+        variables = [allocator(kept_bytes) for kept_bytes in sorted({0, kept})]
         self._share_cluster = cache(lambda: exits.enter_context(sharing_cluster(self._tiny, 1, *variables)))
 
     def fitted(self, job: Job) -> tuple[Job, System]:
@@ -126,21 +126,16 @@ class Trials:
             seeds = MOST_STEPS * s.job.train.batch_size * s.job.train.per_step(self._ranks)
             data = shortened(data, seeds)
         job = self._trial_of(s, data)
-        maps = job.graph == "mapped"
-        result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None, maps)
-        return measured(s, job, result, self._base(maps), data.split.train)
+        # The system can take back the pages of files that a job maps.
+        memory = "own_bytes" if job.graph == "mapped" else "peak_rss_bytes"
+        result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None)
+        return measured(s, job, result, result[memory], max(self._base()[memory]), data.split.train)
 
-    def _run(self, job: Job, name: str, seeds: int | None, own: bool) -> dict[str, Any]:
-        """Run a job.
-
-        Args:
-            job: the job.
-            name: of the run's folder.
-            seeds: train nodes of the job's own dataset to train on, on one rank; None: all.
-            own: memory is without the pages of files.
+    def _run(self, job: Job, name: str, seeds: int | None = None) -> dict[str, Any]:
+        """Run a job in a folder of that name; on one rank, on at most so many train nodes.
 
         Returns:
-            The result, with ``events``.
+            The result, with ``events``, and of each rank ``own_bytes``: peak memory without the pages of files.
 
         Raises:
             RunError: the run failed.
@@ -152,11 +147,9 @@ class Trials:
             self._share_cluster()
             run(config=job, out=out, emit=silent)
         events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-        result = {**(read_result(out) or {}), "events": events}
-        if own:
-            pulses = [e for e in events if e["event"] == "Pulse"]
-            result["peak_rss_bytes"] = [max(e["own_bytes"] for e in pulses if e["rank"] == r) for r in range(job.ranks)]
-        return result
+        pulses = [e for e in events if e["event"] == "Pulse"]
+        own = [max(e["own_bytes"] for e in pulses if e["rank"] == rank) for rank in range(job.ranks)]
+        return {**(read_result(out) or {}), "events": events, "own_bytes": own}
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""
@@ -168,10 +161,6 @@ class Trials:
             book = make_book(partitioner, data.graph, parts, self._seed, data.split.train)
             self._cuts[key] = count_cut(data.graph, book, data.split.train, int(job.model["layers"]))
         return self._cuts[key]
-
-    def _measure_base(self, own: bool) -> int:
-        """Memory of a rank with next to no data; see `_run`."""
-        return max(self._run(self._tiny, f"base-{own}", None, own)["peak_rss_bytes"])
 
     def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
         """A store of the dataset with so many train nodes."""

@@ -34,7 +34,6 @@ def report(
         "sampled_edges": 10 * minibatches,
         "bytes": {"network": {"features": 14}, "store": {"features": 2}, "per_rank": []},
         "waits": {"network": {"features": 3}},
-        "peak_rss_bytes": [100, 100],
         "memory_bytes": [{"step": 5}] * 2,
         "events": [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs),
     }
@@ -42,7 +41,7 @@ def report(
 
 def seen_of(patch: pytest.MonkeyPatch, s: Any, of: dict[str, Any], seeds: int = 90) -> TrialResult:
     patch.setattr(trial, "draw", lambda *of: (15.0, 0.15, [11.0, 19.0]))
-    return measured(s, s.job, of, 7, np.arange(seeds))
+    return measured(s, s.job, of, [100, 100], 7, np.arange(seeds))
 
 
 def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
