@@ -26,6 +26,7 @@ from millrace.pipeline.config.aliases import SHORTHANDS
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.run_folder import locked
 from millrace.pipeline.telemetry.events import StageStarted
+from millrace.tests.contracts.forked_command import ForkedCommand
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
 OTHER = "sbm:nodes=60,classes=2,degree=4,features=3,seed=1"
@@ -699,33 +700,24 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
         cli.main()
 
 
-COMMAND = (sys.executable, "-m", "millrace.pipeline")
-
-
-def started(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *map(str, words)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
-
-
 def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(tmp_path):
     out, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
     words = [*SMALL, "--set", "train.evaluate_every=0"]
-    process = started("run", *words, "--epochs", "100000", "--out", out)
+    printed, err = tmp_path / "printed", tmp_path / "err"
+    process = ForkedCommand("run", *words, "--epochs", "100000", "--out", out, out=printed, err=err)
     try:
         deadline = time.monotonic() + 240
         while not (metrics.exists() and "StepDone" in metrics.read_text()):
             assert time.monotonic() < deadline, "the run does not begin"
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, err.read_text()
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        printed, err = process.communicate(timeout=240)
+        assert process.wait(240) == 130
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert printed == ""
-    assert "--resume" in err.splitlines()[-1]
-    assert "Traceback" not in err
+    assert printed.read_text() == ""
+    assert "--resume" in err.read_text().splitlines()[-1]
+    assert "Traceback" not in err.read_text()
     assert json.loads((out / "result.json").read_text())["status"] == "stopped"
     steps = max(int(p.name.rpartition("-")[2]) for p in (out / "checkpoints").iterdir())
     epochs = str(steps // 3 + 1)
@@ -752,7 +744,10 @@ def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):
     os.close(reading)
     try:
         done_with = subprocess.run(
-            [*COMMAND, "run", *SMALL, "--out", str(tmp_path / "run")], stdout=writing, stderr=writing, check=False
+            [sys.executable, "-m", "millrace.pipeline", "run", *SMALL, "--out", str(tmp_path / "run")],
+            stdout=writing,
+            stderr=writing,
+            check=False,
         )
     finally:
         os.close(writing)

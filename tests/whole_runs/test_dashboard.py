@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.fresh_python import FreshPython
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, STEPS = 4, 4
@@ -430,11 +430,8 @@ def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millr
         "--port",
         "0",
     ]
-    command += ["--dashboard-address", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [sys.executable, *command, "--scheduler-file", str(file)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    command += ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
+    process = FreshPython(*command, variables={"PYTHONPATH": os.pathsep.join(paths)})
     try:
         until(lambda: file.exists() and file.stat().st_size)
         with Client(scheduler_file=str(file)) as client:
@@ -446,5 +443,5 @@ def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millr
             else:
                 assert note.startswith("the dashboard has no page for this run (ModuleNotFoundError: ")
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.wait(240)
