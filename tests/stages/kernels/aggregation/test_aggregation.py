@@ -216,14 +216,14 @@ def test_large_logits_stay_finite() -> None:
 @given(
     lists=lists_of,
     width=st.sampled_from([1, 7, 33]),
+    dtype=st.sampled_from([np.float32, np.float64]),
     dropout=st.sampled_from([0.0, 0.3]),
 )
 @settings(deadline=None, max_examples=25)
-def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dropout: float) -> None:
+def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: Any, dropout: float) -> None:
     """The same bits as from gathered rows, and nothing is gathered."""
-    # Each pair of types is a compiled version more, and seconds: rows of float64 with few ids are those of
-    # `test_either_order_equals_the_dense_formula_on_any_block`.
-    dtype: Any = np.float64 if lists.indices.dtype == np.int64 else np.float32
+    # Each pair of types is a compiled version more, and seconds: of wide ids one is enough.
+    dtype = np.float64 if lists.indices.dtype == np.int64 else dtype
     rng = np.random.default_rng(width)
     base = rng.standard_normal((30, width)).astype(dtype)
     ids = rng.integers(0, 30, lists.num_src).astype(lists.indices.dtype)
