@@ -36,6 +36,7 @@ def test_closing_waits_for_the_last_messages_but_not_for_a_frozen_scheduler(monk
     monkeypatch.undo()
     monkeypatch.setattr(publisher, "END_S", 60.0)
     client.answer.set()
+    page._thread.join(60)
     page = publisher._Publisher(client, "topic", "run", lambda event: None)
     page(Note("two"))
     page.close()
