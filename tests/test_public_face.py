@@ -60,6 +60,10 @@ def test_a_partitioning_by_public_names(tmp_path):
         (lambda d: mr.NeighborSampler(1.5), "fanout is 1.5; expected one number per layer"),
         (lambda d: mr.to_pyg(d), "minibatch is of type Dataset; expected a MiniBatch"),
         (lambda d: mr.report(1), "runs is of type int; expected the folder of a run"),
+        (lambda d: mr.Numbers("a", 1), "nodes is 'a'; expected a whole number of at least 2"),
+        (lambda d: mr.Cluster(hosts=None).check(2), "hosts is None; expected a whole number"),
+        (lambda d: mr.Cluster(memory_bytes="8 GB").check(2), "the memory of a rank is '8 GB' bytes; expected more"),
+        (lambda d: mr.Cluster(link=mr.Link("a", 0)).check(2), "the link is Link(bandwidth='a', latency_s=0)"),
         (lambda d: mr.open_queue(None), "location is of type NoneType; expected a store's folder or URL"),
     ],
 )

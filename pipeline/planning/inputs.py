@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset, Task, require_nodes
-from ...storage.errors import InputError
+from ...storage.errors import InputError, whole_number
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
@@ -41,10 +42,11 @@ class Numbers:
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"{name} is {value}; expected a whole number of at least {least}")
-        if not 0 < self.train <= 1:
-            raise InputError(f"the share of train nodes is {self.train}; expected a number above 0, at most 1")
+            value: float = getattr(self, name)
+            if not isinstance(value, Real) or not value >= least:
+                raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
+        if not isinstance(self.train, Real) or not 0 < self.train <= 1:
+            raise InputError(f"the share of train nodes is {self.train!r}; expected a number above 0, at most 1")
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
@@ -93,11 +95,11 @@ class Cluster:
 
     def check(self, ranks: int) -> "Cluster":
         """The cluster itself. Raises InputError if `ranks` ranks cannot run on it."""
-        if not 1 <= self.hosts <= ranks:
+        if not 1 <= whole_number("hosts", self.hosts) <= ranks:
             raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise InputError(f"the memory of a rank is {self.memory_bytes} bytes; expected more than 0")
-        if self.link is not None and (self.link.bandwidth <= 0 or self.link.latency_s < 0):
+        if self.memory_bytes is not None and not (isinstance(self.memory_bytes, Real) and self.memory_bytes > 0):
+            raise InputError(f"the memory of a rank is {self.memory_bytes!r} bytes; expected more than 0")
+        if self.link is not None and not self.link.is_sound:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and self.link is None:
             raise InputError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ...storage.errors import InputError, nearest
@@ -15,6 +16,12 @@ class Link:
     """Bytes of payload a second, each way. The headers of TCP and Ethernet take another twentieth of a link."""
     latency_s: float
     """Seconds from one rank to another, one way."""
+
+    @property
+    def is_sound(self) -> bool:
+        """True if both are numbers in range."""
+        numbers = self.bandwidth, self.latency_s
+        return all(isinstance(n, Real) for n in numbers) and self.bandwidth > 0 and self.latency_s >= 0
 
     def seconds(self, num_bytes: float, waits: float) -> float:
         """Time of so many bytes. Every message that is waited for takes a round trip, since it is sent once the
