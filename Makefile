@@ -52,8 +52,7 @@ types: venv
 # With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once, and so are the
 # kernels that processes which others are forked from load. Three on two cores: they wait at times.
 tests: venv
-	@$(BIN)/python -m millrace.tests.contracts.common_kernels
-	@$(BIN)/python -c 'import millrace.tests.contracts.preloaded'
+	@$(BIN)/python -c 'from millrace.tests.contracts import common_kernels, preloaded; common_kernels.compile_all()'
 	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --nbmake tests notebooks
 
 notebooks: venv

@@ -27,12 +27,13 @@ import numpy as np
 
 BATCH, BULK = 1024, 32
 FANOUT = {"sampling": (15, 10, 5), "epoch": (15, 10, 5), "full-batch": (15, 10, 5), "typed": (25, 10)}
+TRAINED = ("epoch", "full-batch")
 FEATURES, HIDDEN, CLASSES = 100, 256, 47
 
 
 def serve(job: dict[str, Any]) -> None:
-    """Do the work once for each line that comes, and answer its processor seconds; at the end, the edges in all.
-    Nothing is imported from Millrace but what both checkouts have."""
+    """Do the work once for each line that comes, and answer its processor seconds; at the end, what has come out: edges
+    drawn in all, or a digest of the parameters. Nothing is imported from Millrace but what both checkouts have."""
     import torch
 
     import millrace as mr
@@ -51,18 +52,18 @@ def serve(job: dict[str, Any]) -> None:
         seeds = np.random.default_rng(0).permutation(graph.num_nodes)
     seeds = seeds[: job["minibatches"] * BATCH]
     print(json.dumps({"file": mr.__file__}), flush=True)
-    if job["work"] in ("epoch", "full-batch"):
+    if job["work"] in TRAINED:
         config = _config(fanout, threads, "sar" if job["work"] == "full-batch" else "bulk")
-        edges = _train(mr, graph, np.sort(seeds), config, job["turns"])
+        outcome = _train(mr, graph, np.sort(seeds), config, job["turns"])
     else:
-        edges = 0
+        outcome = 0
         for epoch in range(job["turns"]):
             sys.stdin.readline()
             start, sampler = time.process_time(), mr.NeighborSampler(fanout)
             for m in mr.sample_minibatches(graph, sampler, seeds, bulk_size=BULK, epoch=epoch, threads=threads):
-                edges += m.num_edges
+                outcome += m.num_edges
             print(json.dumps({"seconds": time.process_time() - start}), flush=True)
-    print(json.dumps({"edges": edges}))
+    print(json.dumps({"outcome": outcome}))
 
 
 def _config(fanout: tuple[int, ...], threads: int, system: str) -> dict[str, Any]:
@@ -82,9 +83,9 @@ def _config(fanout: tuple[int, ...], threads: int, system: str) -> dict[str, Any
     return config
 
 
-def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) -> int:
+def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) -> str:
     """Train an epoch for each line that comes, between a first and a last one that do not count, in one run, which
-    waits in the watcher of its events."""
+    waits in the watcher of its events. Returns the digest of its parameters."""
     rng, none = np.random.default_rng(0), np.empty(0, np.int64)
     features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
     labels = rng.integers(0, CLASSES, graph.num_nodes)
@@ -105,8 +106,7 @@ def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) 
             sys.stdin.readline()
 
     with tempfile.TemporaryDirectory() as out:
-        result = mr.run(data, config=config, epochs=turns + 2, out=Path(out) / "run", emit=watch)
-    return result.sampled_edges if config["system"] == "bulk" else 0
+        return mr.run(data, config=config, epochs=turns + 2, out=Path(out) / "run", emit=watch).parameters_sha256
 
 
 class Checkout:
@@ -133,9 +133,9 @@ class Checkout:
         self._process.stdin.flush()
         return 1000 * self._answer("seconds") / self._minibatches
 
-    def edges(self) -> int:
-        """Wait for its end: edges drawn in all."""
-        return self._answer("edges")
+    def outcome(self) -> int | str:
+        """Wait for its end, and return what has come out; see `serve`."""
+        return self._answer("outcome")
 
     def close(self) -> None:
         """End it."""
@@ -153,7 +153,7 @@ class Checkout:
 def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int, starts: int) -> dict[str, Any]:
     """Milliseconds a minibatch before and after, in turns, and their ratio."""
     found: list[list[float]] = []
-    edges: list[tuple[int, int]] = []
+    same = True
     job = {**job, "turns": 1 + pairs // starts}
     for start in range(starts):
         # The process that is started second is slower, by 2 % of an epoch.
@@ -166,7 +166,7 @@ def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int, starts: i
                 pair = {i: both[i].turn() for i in ((0, 1) if n % 2 == 0 else (1, 0))}
                 found.append([pair[0], pair[1]])
                 print(f"  {pair[0]:.3f} {pair[1]:.3f} ms", flush=True)
-            edges.append((both[0].edges(), both[1].edges()))
+            same &= both[0].outcome() == both[1].outcome()
         finally:
             for c in both.values():
                 c.close()
@@ -175,7 +175,7 @@ def compare(roots: tuple[Path, Path], job: dict[str, Any], pairs: int, starts: i
     low, high = np.quantile(drawn[:, 1] / drawn[:, 0], [0.025, 0.975])
     before, after = ms.mean(0)
     row = {"before_ms": before, "after_ms": after, "ratio": after / before, "low": low, "high": high}
-    return {**job, **row, "same_edges": all(a == b for a, b in edges), "pairs": found}
+    return {**job, **row, "same_outcome": same, "pairs": found}
 
 
 def main() -> None:
@@ -199,7 +199,8 @@ def main() -> None:
     if unknown := set(args.work) - set(FANOUT):
         parser.error(f"unknown work {', '.join(sorted(unknown))}; known are {', '.join(FANOUT)}")
     # A process that stays on a slower CPU than the other would be measured by it.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.threads :])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.threads :])
     report = []
     for work in args.work:
         import graphs
@@ -214,7 +215,7 @@ def main() -> None:
         print(
             f"{work}, {args.threads} threads: {r['before_ms']:.2f} -> {r['after_ms']:.2f} ms {unit}, "
             f"ratio {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f}), "
-            f"{'the same' if r['same_edges'] else 'OTHER'} edges"
+            f"{'the same' if r['same_outcome'] else 'OTHER'} {'parameters' if work in TRAINED else 'edges'}"
         )
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -39,9 +39,9 @@ from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee
 from .inputs import Cluster, Numbers
-from .one_rank import OneRank, shortened
 from .stand_in import detailed
 from .trial import EPOCHS, TrialResult, measured
+from .trial_server import TrialServer, shortened
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
@@ -89,7 +89,7 @@ class Trials:
         self._cuts = dict[tuple[str, int], CutCounts]()
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
-        self._short, self._alone = cache(self._write_short), cache(lambda: OneRank(exits))
+        self._short, self._server = cache(self._write_short), cache(lambda: TrialServer(exits))
         kept = job.cluster.keep_freed_bytes
         here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept}
         table = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
@@ -142,7 +142,7 @@ class Trials:
         """
         out = self._scratch / name
         if job.executor == "inline":
-            self._alone().run(job, out, seeds)
+            self._server().run(job, out, seeds)
         else:
             self._share_cluster()
             run(config=job, out=out, emit=silent)

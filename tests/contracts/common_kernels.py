@@ -1,6 +1,6 @@
-"""The kernels that most runs in tests need, which the process that others are forked from loads for all of them.
+"""The kernels that most runs in tests need: the process that others are forked from loads them for all.
 
-Run as a module, this compiles them. Each run would load them from the cache, a quarter of its processor time.
+Each run would load them from the cache, a quarter of its processor time.
 """
 
 import importlib
@@ -25,7 +25,7 @@ OF_RANKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (NUMBERING, "_gather", (I64, I64, I64, I64, I64)),
     (JOIN, "count_edges", (I32, I32, I32, I64, "int64", I64)),
 )
-"""What several ranks need beside `KERNELS`, in the same form."""
+"""Kernels of several ranks beside `KERNELS`, in the same form."""
 
 
 def kernels() -> Iterator[tuple[Any, Any]]:
@@ -45,11 +45,7 @@ def load() -> None:
             kernel.compile(types)
 
 
-def main() -> None:
+def compile_all() -> None:
     """Compile those that are not in the cache."""
     for kernel, types in kernels():
         kernel.compile(types)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from millrace.tests.contracts.forked_cluster import fork_server
 
 
 class ForkedTrials:
-    """`subprocess.Popen` of `planning.one_rank.serve`."""
+    """`subprocess.Popen` of `planning.trial_server.serve`."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         context = fork_server()
@@ -36,13 +36,13 @@ class ForkedTrials:
 
 
 def _serve(asked: Any, answers: Any) -> None:
-    from millrace.pipeline.planning import one_rank
+    from millrace.pipeline.planning import trial_server
 
     os.setpgid(0, 0)
     for stream, pipe in enumerate((asked, answers)):
         os.dup2(pipe.fileno(), stream)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115  not the server's
-    one_rank.serve()
+    trial_server.serve()
 
 
 def sizes_of_files() -> list[int]:
@@ -59,7 +59,7 @@ def sizes_of_files() -> list[int]:
 
 
 def _say_sizes(answers: Any) -> None:
-    from millrace.pipeline.planning.one_rank import read_pages, resident_pages
+    from millrace.pipeline.planning.trial_server import read_pages, resident_pages
 
     with tempfile.NamedTemporaryFile() as file:
         np.ones(16 << 20, np.uint8).tofile(file.name)

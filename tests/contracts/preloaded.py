@@ -10,9 +10,8 @@ import importlib.util
 import os
 from contextlib import suppress
 
-from numba.core.registry import cpu_target
-
 from millrace.pipeline.cluster import rank_server
+from millrace.stages.kernels.runtime.jit import prepare_numba
 from millrace.storage.registry import entry_points_by_group
 from millrace.tests.contracts import common_kernels, interpreter
 
@@ -23,7 +22,7 @@ MODULES = (
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",
     "millrace.stages.comm.gloo",
-    "millrace.pipeline.planning.one_rank",
+    "millrace.pipeline.planning.trial_server",
     "millrace.stages.partition.stage",
     "millrace.pipeline.cluster.partition_task",
     "millrace.pipeline.cluster.rank_host",
@@ -41,8 +40,7 @@ MODULES = (
 
 for name in MODULES:
     importlib.import_module(name)
-cpu_target.typing_context.refresh()
-cpu_target.target_context.refresh()
+prepare_numba()
 common_kernels.load()
 entry_points_by_group()
 # See tests/conftest.py.

@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.config.records import make_system, without_partitioner
 from millrace.pipeline.planning import forecast as forecasting
-from millrace.pipeline.planning import inputs, one_rank, traffic, trial, trial_setup
+from millrace.pipeline.planning import inputs, traffic, trial, trial_server, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
@@ -71,7 +71,7 @@ def only(patch: pytest.MonkeyPatch, *labels: str) -> None:
     """Plans of candidates with these labels. The process of trials on one rank is forked."""
     known = inputs.variants()
     patch.setattr(inputs, "variants", lambda: {label: known[label] for label in labels or known})
-    patch.setattr(one_rank, "subprocess", SimpleNamespace(Popen=ForkedTrials, PIPE=None, DEVNULL=None))
+    patch.setattr(trial_server, "subprocess", SimpleNamespace(Popen=ForkedTrials, PIPE=None, DEVNULL=None))
 
 
 @pytest.fixture(scope="module")

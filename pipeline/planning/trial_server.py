@@ -1,7 +1,7 @@
-"""Processes for trials on one rank, forked from one that has imported what they need: most of a start is imports.
+"""The server of trials on one rank: a process that has imported what they need, and forks one for each trial.
 
-A user's run on one rank is a process of its own. A trial's is as large as that: it reads the pages of libraries that
-were resident in the process that it is forked from, which a fork leaves out.
+Most of a start is imports. A trial's process is as large as that of a user's run: it reads the pages of libraries that
+were resident in the server, which a fork leaves out.
 """
 
 import ctypes
@@ -36,15 +36,15 @@ Pages = list[tuple[int, npt.NDArray[np.int64]]]
 """Addresses of mapped files, and the numbers of those of their pages that are resident."""
 
 
-class OneRank:
-    """Runs jobs of one rank, each in a process of its own."""
+class TrialServer:
+    """Runs jobs of one rank, each in a process that is forked from the server."""
 
     def __init__(self, exits: ExitStack) -> None:
         """
         Args:
-            exits: ends the processes.
+            exits: ends the server and the trial under way.
         """
-        command = [sys.executable, "-c", f"import {__name__} as of; of.serve()"]
+        command = [sys.executable, "-c", f"import {__name__} as server; server.serve()"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = exits.enter_context(subprocess.Popen(command, bufsize=0, process_group=0, **pipes))
         exits.callback(os.killpg, self._process.pid, signal.SIGKILL)
@@ -55,7 +55,7 @@ class OneRank:
         assert asked is not None and answers is not None, "pipes"
         with suppress(BrokenPipeError):
             pickle.dump((job, out, seeds), asked)
-        status = answers.readline().decode().strip() or "none: the process of such trials has ended"
+        status = answers.readline().decode().strip() or "none: the server of trials has ended"
         if status != "0":
             log = _log(out).read_text(errors="replace") if _log(out).exists() else ""
             said = log.strip().splitlines()[-1:] or [f"status {status}"]
