@@ -22,7 +22,7 @@ from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
 from ...storage.errors import InputError, MissingExtraError, RunError
 from ..config.load import Job
-from ..config.schema import Cluster
+from ..config.schema import ClusterOptions
 from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, assign_gpus, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
@@ -73,7 +73,7 @@ SETTINGS = {
 trains is a child of the worker: profiling the worker, and polling several times a second, would take a core from it."""
 
 
-def check_reachable(c: Cluster) -> None:
+def check_reachable(c: ClusterOptions) -> None:
     """Check, before anything is written, that the cluster can be used.
 
     Raises:
@@ -280,7 +280,7 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
         ) from e
 
 
-def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Client:
+def _client(c: ClusterOptions, cluster: LocalCluster | None, security: Security | None) -> Client:
     try:
         return Client(
             cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S
@@ -292,7 +292,7 @@ def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None)
         ) from None
 
 
-def _security(c: Cluster) -> Security | None:
+def _security(c: ClusterOptions) -> Security | None:
     files = {"cluster.tls_ca": c.tls_ca, "cluster.tls_cert": c.tls_cert, "cluster.tls_key": c.tls_key}
     given = {name: path for name, path in files.items() if path is not None}
     if given:
@@ -329,7 +329,7 @@ def _security(c: Cluster) -> Security | None:
     return None
 
 
-def _check_host(c: Cluster, client: Client) -> None:
+def _check_host(c: ClusterOptions, client: Client) -> None:
     """Check that workers can reach this process. Ranks that cannot would wait in vain for the store."""
     if not _is_here(c.host):
         raise InputError(

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
-from ..config.schema import Cluster
+from ..config.schema import ClusterOptions
 
 TIMEOUT_S = 60.0
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 class Meeting:
     """The stores of a run, in the driver: one for each generation of ranks."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterOptions) -> None:
         self._folder = self._server = None
         if cluster.scheduler is None:
             self._folder = TemporaryDirectory(prefix="millrace-meeting-", ignore_cleanup_errors=True)

@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 
 from ...storage.errors import RunError
-from ..config.schema import Cluster
+from ..config.schema import ClusterOptions
 from ..machine.time_limit import in_time
 from .unresponsive import Silence
 
@@ -36,7 +36,7 @@ class SchedulerWatch:
     def __init__(
         self,
         client: Client,
-        cluster: Cluster,
+        cluster: ClusterOptions,
         note: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ..datasets import ReadOptions
-from .schema import CheckpointEvery, Cluster, Gpu, Learned, Links, Partition, Queue, Section, Seeds, Train
+from .schema import CheckpointEvery, ClusterOptions, Gpu, Learned, Links, Partition, Queue, Section, Seeds, Train
 
 
 def canonical(registry: Container[str], name: str) -> str:
@@ -75,7 +75,7 @@ class Job(Section):
     queue: Queue = Queue()
     partition: Partition = Partition()
     gpu: Gpu = Gpu()
-    cluster: Cluster = Cluster()
+    cluster: ClusterOptions = ClusterOptions()
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
     """Options for cleaning the dataset's input."""

@@ -256,7 +256,7 @@ class Partition(Section):
     """File written by ``numpy.save`` with the part of each node, in place of a method."""
 
 
-class Cluster(Section):
+class ClusterOptions(Section):
     """Cluster of a run with ``executor = "dask"``: addresses, security, and the response to failures."""
 
     scheduler: str | None = None

@@ -48,26 +48,26 @@ class RunView:
         end ``test_accuracy`` and ``test_NAME``."""
         self.status = "running"
         """``running``; in `on_end` ``done``, ``stopped`` (it can be resumed) or ``failed``."""
-        self.update: Any = None
+        self.phase_optimizer: Any = None
         self.stop_asked = False
         self._emit = emit
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimiser of the steps."""
-        return self.update.optimizer
+        return self.phase_optimizer.optimizer
 
     @property
     def lr(self) -> float:
         """The learning rate of the first group of parameters. Setting it scales those of all groups, now and for
         the rest of the schedule."""
-        return self.update.lr
+        return self.phase_optimizer.lr
 
     @lr.setter
     def lr(self, value: float) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
             raise InputError(f"a callback set lr to {value!r}; expected a number, at least 0")
-        self.update.lr = float(value)
+        self.phase_optimizer.lr = float(value)
 
     def stop(self) -> None:
         """End training after the next step, or with the epoch: the last parameters are validated, the best ones

@@ -70,9 +70,9 @@ def own_code(
     )
     given = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
     measured, called = _metrics(metrics), _callbacks(callbacks)
-    names = {kind: _words(value) for kind, value in given.items() if value is not None}
+    names = {kind: _name_of(value) for kind, value in given.items() if value is not None}
     names |= {"metric": ", ".join(measured)} if measured else {}
-    names |= {"callback": ", ".join(_words(c) for c in called)} if called else {}
+    names |= {"callback": ", ".join(_name_of(c) for c in called)} if called else {}
     digests = {kind: describe(value) for kind, value in given.items() if value is not None}
     return OwnCode(loss, optimizer, scheduler, measured, called, digests, names)
 
@@ -106,7 +106,8 @@ def split_options(
         beside = [key for key in INSTEAD_OF[kind] if key in keys]
         if value is not None and beside:
             raise InputError(
-                f"{' and '.join(beside)} would not reach the {kind}, which is your own ({_words(value)}); set it there"
+                f"{' and '.join(beside)} would not reach the {kind}, which is your own ({_name_of(value)}); set it "
+                "there"
             )
     return optimizer, scheduler, metrics, options
 
@@ -188,7 +189,7 @@ def _callbacks(callbacks: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _words(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """A name of code for messages and records: that of a function, else of the object's class."""
     if isinstance(value, str):
         return value

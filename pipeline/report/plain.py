@@ -15,7 +15,7 @@ def number(value: Any, *, negative: bool = False) -> float:
     return float(value)
 
 
-def whole(value: Any, least: int = 0, most: float = MOST) -> int:
+def integer(value: Any, least: int = 0, most: float = MOST) -> int:
     """A whole number. Raises TypeError or ValueError for anything else, or out of range."""
     if type(value) is not int:
         raise TypeError("expected a whole number")

@@ -16,7 +16,7 @@ from ..config.load import Job, read_run_table, resolve
 from ..setup.result import read_result
 from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_locked
 from ..telemetry.main_metric import main_metric_of_epoch
-from .plain import MOST_RANKS, number, ranks, table, whole
+from .plain import MOST_RANKS, integer, number, ranks, table
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
 """Stages that a rank goes through one after the other; the rest of its time is ``other``."""
@@ -45,24 +45,24 @@ class RankLog:
 
     def add(self, at: float, pulse: dict[str, Any]) -> None:
         """Add a pulse. Raises KeyError, TypeError or ValueError for anything else."""
-        seconds, steps = {name: number(s) for name, s in table(pulse["seconds"]).items()}, whole(pulse["steps"])
+        seconds, steps = {name: number(s) for name, s in table(pulse["seconds"]).items()}, integer(pulse["steps"])
         row = {name: seconds.get(name, 0.0) for name in self.seconds}
-        total, rss = seconds["total"], whole(pulse["rss_bytes"])
+        total, rss = seconds["total"], integer(pulse["rss_bytes"])
         level = _level(at, pulse["queue"]) if pulse["queue"] else None
         last = {
             "stage": str(pulse["stage"]),
             "bytes": {
-                str(k): {str(n): whole(b) for n, b in table(kinds).items()}
+                str(k): {str(n): integer(b) for n, b in table(kinds).items()}
                 for k, kinds in table(pulse["bytes"]).items()
             },
             "sent_to": {
-                str(k): {str(n): [whole(b) for b in ranks(to)] for n, to in table(kinds).items()}
+                str(k): {str(n): [integer(b) for b in ranks(to)] for n, to in table(kinds).items()}
                 for k, kinds in table(pulse["sent_to"]).items()
             },
             "seconds": seconds,
-            "hot": {str(name): whole(n) for name, n in table(pulse["hot"]).items()},
-            "epoch": whole(pulse["epoch"], -1),
-            "step": whole(pulse["step"], -1),
+            "hot": {str(name): integer(n) for name, n in table(pulse["hot"]).items()},
+            "epoch": integer(pulse["epoch"], -1),
+            "step": integer(pulse["step"], -1),
         }
         if not self.time or steps < self.steps[-1] or total < self.total[-1]:
             self.lives.append(last)
@@ -232,7 +232,7 @@ def read_events(path: Path) -> EventHistory:
 
 
 def _level(at: float, queue: dict[str, Any]) -> tuple[float, int, int, int]:
-    return at, whole(queue["bulks"]), whole(queue["bytes"]), whole(queue["bound"])
+    return at, integer(queue["bulks"]), integer(queue["bytes"]), integer(queue["bound"])
 
 
 def _take(
@@ -240,7 +240,7 @@ def _take(
 ) -> None:
     match kind:
         case "Pulse":
-            rank = whole(event["rank"], most=MOST_RANKS - 1)
+            rank = integer(event["rank"], most=MOST_RANKS - 1)
             log = history.ranks.get(rank) or RankLog()
             log.add(at, event)
             history.ranks[rank] = log
@@ -248,8 +248,8 @@ def _take(
             history.levels.append(_level(at, event))
         case "StepDone":
             epoch, step, steps, loss = (
-                *(whole(event[k]) for k in ("epoch", "step")),
-                whole(event["steps_per_epoch"], 1),
+                *(integer(event[k]) for k in ("epoch", "step")),
+                integer(event["steps_per_epoch"], 1),
                 event["loss"],
             )
             history.steps[epoch, step] = (
@@ -271,7 +271,7 @@ def _take(
                 "seconds": number(event["seconds"]),
                 "best": bool(event["best"]),
             }
-            history.epochs[whole(event["epoch"])] = done | {"time": at}
+            history.epochs[integer(event["epoch"])] = done | {"time": at}
         case "Note":
             history.notes.append((at, str(event["text"])))
         case "StageStarted" | "StageEnded":

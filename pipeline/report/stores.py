@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dashboard.command import record_of
-from .plain import number, table, whole
+from .plain import integer, number, table
 from .summary import amount, duration
 
 MOST_ROWS = 200
@@ -136,7 +136,7 @@ class _Reader:
         before, self._last = self._last, max(self._last, at)
         self.record.seconds = self._offset + self._last - self._began
         if kind == "Usage":
-            self._use(whole(event["memory"]), whole(event["read"]), whole(event["written"]))
+            self._use(integer(event["memory"]), integer(event["read"]), integer(event["written"]))
         elif kind == "StageStarted":
             stage = str(event["stage"])
             self._end(stage)
@@ -144,7 +144,7 @@ class _Reader:
         elif kind == "StageAdvanced":
             row = self._open.get(str(event["stage"])) or self._row(str(event["stage"]), "", before)
             self._open[row.stage] = row
-            row.tasks = whole(event["done"])
+            row.tasks = integer(event["done"])
         elif kind == "StageEnded":
             stage = str(event["stage"])
             if stage not in self._open and stage in OF_ALL:

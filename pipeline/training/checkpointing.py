@@ -14,7 +14,7 @@ from ..telemetry.timers import Clock
 from .async_losses import StepLosses
 from .context import TrainContext
 from .lost_ranks import is_leader, missing
-from .optimize.update import Update
+from .optimize.phase_optimizer import PhaseOptimizer
 from .progress import COUNTED, POOLED, Progress
 
 LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
@@ -86,7 +86,7 @@ class Checkpointer:
         self._stopping = self._stopping or context.stop()
         return self._stopping or context.save() or time.monotonic() - self._saved_at >= context.checkpoint_every.every_s
 
-    def after_step(self, due: bool, requested: bool, update: Update) -> None:
+    def after_step(self, due: bool, requested: bool, optimizer: PhaseOptimizer) -> None:
         """Save if a checkpoint is due or requested, then stop if some rank was asked to.
 
         Ranks differ in their clocks, and in when a request to stop reaches them, but must not differ in what they do
@@ -100,11 +100,11 @@ class Checkpointer:
         if not due and not requested:
             return
         stopping = group.any(self._stopping)
-        self.save(update)
+        self.save(optimizer)
         if stopping and self._progress.cursor.step < self._total_steps:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
 
-    def save(self, update: Update | None) -> None:
+    def save(self, optimizer: PhaseOptimizer | None) -> None:
         """Write a checkpoint, with the optimiser unless the next phase has its own. All ranks call this at once."""
         context, progress = self._context, self._progress
         if context.checkpoints is None:
@@ -119,7 +119,7 @@ class Checkpointer:
                 progress.cursor,
                 {
                     "model": on_host(context.model.state_dict()),
-                    **(on_host(update.state_dict()) if update is not None else {"optimizer": None}),
+                    **(on_host(optimizer.state_dict()) if optimizer is not None else {"optimizer": None}),
                     "progress": on_host({**state, **totals}),
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),

@@ -56,7 +56,7 @@ class TrainContext:
         return make_optimizer(self.train, [(names.get(id(p), ""), p) for p in parameters])
 
     @property
-    def rules(self) -> StepRules:
+    def step_rules(self) -> StepRules:
         """Settings of forward and backward, the same for the whole run."""
         precision, group = self.train.matmul_precision, self.job.group
         return StepRules(self.job.seed, self.task, precision, group, self.optimizer, self.loss)

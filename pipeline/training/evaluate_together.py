@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.cuda import Room
+from ...stages.evaluate.cuda import DeviceBudget
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs, link_metrics, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
@@ -194,7 +194,7 @@ def fits_there(share: Share, module: nn.Module, device: torch.device) -> bool:
     whole = share.graph.whole
     widest = max((max(p.shape) for p in module.parameters() if p.ndim > 1), default=1)
     layers = 3 * (whole.num_src + whole.remote_rows) * max(widest, share.x.shape[1]) * share.x.itemsize
-    stays, half = share.new_bytes_on(device), Room.on(device).num_bytes
+    stays, half = share.new_bytes_on(device), DeviceBudget.on(device).num_bytes
     used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return stays + layers <= half and stays <= half - used // 2
 

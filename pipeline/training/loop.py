@@ -48,7 +48,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
         training.finish(last=phase.number + 1 == len(phases))
         if gone := missing(group):
             raise ShortHandedError(f"{phase.name} ended without rank {', '.join(map(str, gone))}")
-        before = None if phase.fresh_optimizer else training.update.state_dict()
+        before = None if phase.fresh_optimizer else training.phase_optimizer.state_dict()
         del training  # its memory is free before the next phase is laid out
     return progress
 

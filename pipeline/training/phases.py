@@ -43,7 +43,7 @@ class PhaseTraining:
             placement: the phase's data on this rank.
             progress: of the run, which the phase carries on.
             clock: of this rank.
-            before: state of the optimiser to go on with (`Update.state_dict`); None: a fresh one.
+            before: state of the optimiser to go on with (`PhaseOptimizer.state_dict`); None: a fresh one.
             total_epochs: of the whole run.
 
         Raises:
@@ -60,9 +60,9 @@ class PhaseTraining:
         self.runner = StepRunner(
             context, phase, self.module, placement, self.steps, self.fetcher, progress, clock, total_epochs
         )
-        self.update = self.runner.update
+        self.phase_optimizer = self.runner.phase_optimizer
         if before is not None:
-            self.update.load_state_dict(before)
+            self.phase_optimizer.load_state_dict(before)
         self.pace = Pace.of(self.steps)
         self.checkpoints = Checkpointer(
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
@@ -70,7 +70,7 @@ class PhaseTraining:
         self.lost = LostRanks(context, phase, self.steps, progress)
         if context.callbacks is not None:
             run = context.callbacks.run
-            run.update, run.steps_per_epoch = self.update, len(self.steps)
+            run.phase_optimizer, run.steps_per_epoch = self.phase_optimizer, len(self.steps)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Move the cursor behind the minibatches that a checkpoint's ranks have trained on, whatever their pace."""
@@ -123,7 +123,7 @@ class PhaseTraining:
 
     def checkpoint_after_step(self, requested: bool) -> None:
         """Write a checkpoint between two steps of an epoch, if it is time."""
-        self.checkpoints.after_step(self.checkpoints.is_due(), requested, self.update)
+        self.checkpoints.after_step(self.checkpoints.is_due(), requested, self.phase_optimizer)
 
     def end_epoch(self, epoch: int) -> None:
         """Sum the losses, validate, record and report the epoch, and write a checkpoint if it is time."""
@@ -149,16 +149,16 @@ class PhaseTraining:
         if found is not None:
             record |= self._record_of(found)
         progress.history.append(record)
-        lr = self.update.last_lr if self.update.reports_lr else None
+        lr = self.phase_optimizer.last_lr if self.phase_optimizer.reports_lr else None
         accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
         context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values))
-        self.update.end_epoch(found)
+        self.phase_optimizer.end_epoch(found)
         self._tell_callbacks(record, found)
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = context.checkpoint_every.every_epochs
         due = every_epochs is not None and (epoch + 1) % every_epochs == 0
         due = due or self.has_ended(epoch + 1) or self.checkpoints.is_due()
-        self.checkpoints.after_step(due, bool(sums[2]), self.update)
+        self.checkpoints.after_step(due, bool(sums[2]), self.phase_optimizer)
 
     def _record_of(self, found: Validation) -> dict[str, float]:
         """A validation in the record of its epoch."""
@@ -194,7 +194,7 @@ class PhaseTraining:
 
     def _validate(self, whole: Validate, epoch: int) -> tuple[Validation, bool]:
         """Validation after `epoch`, and whether it is the best so far."""
-        with self.clock.measure("evaluate"), self.update.averaged():
+        with self.clock.measure("evaluate"), self.phase_optimizer.averaged():
             if isinstance(self.fetcher, PhaseFetcher):
                 with self.context.job.group.counting("evaluation"):
                     found = self.fetcher.validate(self.module)
@@ -208,8 +208,8 @@ class PhaseTraining:
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""
         progress = self.progress
-        if self.update.average is not None and progress.best_epoch < 0:
-            with self.update.averaged():
+        if self.phase_optimizer.average is not None and progress.best_epoch < 0:
+            with self.phase_optimizer.averaged():
                 progress.keep(self.context.model)
         if isinstance(self.fetcher, PhaseFetcher):
             self._finish_part(self.fetcher, last)
@@ -221,7 +221,7 @@ class PhaseTraining:
             progress.ended = False
             if self.context.callbacks is not None:
                 self.context.callbacks.run.stop_asked = self.context.callbacks.stops_steps = False
-        self.checkpoints.save(None if self.phase.fresh_optimizer else self.update)
+        self.checkpoints.save(None if self.phase.fresh_optimizer else self.phase_optimizer)
 
     def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:
         """Leave to the next phase what it reads, computed with the best parameters, and record this one."""

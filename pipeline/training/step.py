@@ -24,7 +24,7 @@ from .async_losses import StepLosses
 from .checkpointing import Checkpointer
 from .context import TrainContext
 from .evaluation_cost import validation_note
-from .optimize.update import Update
+from .optimize.phase_optimizer import PhaseOptimizer
 from .progress import Progress
 
 MEMORY_NOTE_BYTES = 256 << 20
@@ -62,10 +62,17 @@ class StepRunner:
         """
         self.context, self.phase, self.module, self.placement = context, phase, module, placement
         self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
-        self.update = Update(
-            context.train, context.system.reduce, context.rules, phase, module, len(steps), total_epochs, context.code
+        self.phase_optimizer = PhaseOptimizer(
+            context.train,
+            context.system.reduce,
+            context.step_rules,
+            phase,
+            module,
+            len(steps),
+            total_epochs,
+            context.code,
         )
-        self.parameters, self.rules = self.update.parameters, context.rules
+        self.parameters, self.rules = self.phase_optimizer.parameters, context.step_rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.train.compile else module
         self.recorded = self._recorded()
@@ -157,10 +164,10 @@ class StepRunner:
             self.statistics.finish(count)
         if total:
             with clock.measure("forward_backward"):
-                self.update.step(epoch, step, progress.history)
+                self.phase_optimizer.step(epoch, step, progress.history)
         if context.job.learned is not None:
             with clock.measure("reduce"):
-                context.job.learned.step(total, self.update.last_factor)
+                context.job.learned.step(total, self.phase_optimizer.last_factor)
         self.feed.release(epoch, span.stop - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds

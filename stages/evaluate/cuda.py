@@ -31,7 +31,7 @@ CALL_BYTES = 24
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceBudget:
     """Device that computes a model's layers, and the memory that evaluation may take there."""
 
     device: torch.device
@@ -40,7 +40,7 @@ class Room:
     """See `BlockNeighbourhood`."""
 
     @classmethod
-    def on(cls, device: torch.device) -> "Room":
+    def on(cls, device: torch.device) -> "DeviceBudget":
         """Half of the free memory of a CUDA device: the allocator fragments it, and training goes on beside
         evaluation."""
         free, _ = torch.cuda.mem_get_info(device)
@@ -79,15 +79,15 @@ class Layers:
         return rows
 
 
-def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, room: Room) -> bool:
-    """True if the rows of two layers take at most half of the room, leaving the rest to chunks.
+def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, budget: DeviceBudget) -> bool:
+    """True if the rows of two layers take at most half of the budget, leaving the rest to chunks.
 
     Args:
         needed: L times [V], rows of each layer.
         row_bytes: bytes of the widest row.
-        room: how much there is.
+        budget: how much there is.
     """
-    return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= room.num_bytes // 2
+    return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= budget.num_bytes // 2
 
 
 def fits(
@@ -115,7 +115,7 @@ def fits(
     return lists + max(layer) <= num_bytes
 
 
-def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Tensor, room: Room) -> Layers:
+def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Tensor, budget: DeviceBudget) -> Layers:
     times = np.add.reduce(needed, dtype=np.int16)
     nodes = np.flatnonzero(times)
     nodes = nodes[np.argsort(-times[nodes], kind="stable")]
@@ -135,7 +135,7 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
         indices[here] = place[graph.indices[edges]]
         if weight is not None and graph.edge_weight is not None:
             weight[here] = graph.edge_weight[edges]
-    degree = degree[torch.from_numpy(nodes)].to(room.device)
+    degree = degree[torch.from_numpy(nodes)].to(budget.device)
     neighbourhoods: list[BlockNeighbourhood] = []
     for before, own in pairwise(rows):
         if neighbourhoods and (before, own) == (neighbourhoods[-1].num_src, neighbourhoods[-1].num_dst):
@@ -144,8 +144,8 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
             continue
         e = int(indptr[own])
         block = Block(own, nodes[:before], indptr[: own + 1], indices[:e], None if weight is None else weight[:e])
-        neighbourhoods.append(BlockNeighbourhood(block, degree[:before], room.kernels))
-    return Layers(nodes, tuple(neighbourhoods), room.device)
+        neighbourhoods.append(BlockNeighbourhood(block, degree[:before], budget.kernels))
+    return Layers(nodes, tuple(neighbourhoods), budget.device)
 
 
 _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()
@@ -161,7 +161,7 @@ def layers_for(
     width: int,
     widest: int,
     dtype: torch.dtype,
-    room: Room,
+    budget: DeviceBudget,
 ) -> Layers | None:
     """Layers for the outputs of `wanted`; None if they do not fit.
 
@@ -173,16 +173,16 @@ def layers_for(
         width: F.
         widest: rows of the model's widest weight.
         dtype: of the model.
-        room: device and available memory.
+        budget: device and available memory.
     """
     known = _kept.get(graph)
-    key = num_layers, width, widest, dtype, room.device, room.kernels
+    key = num_layers, width, widest, dtype, budget.device, budget.kernels
     if known is not None and known[0] is degree and known[1] == key and np.array_equal(known[2], wanted):
         return known[3]
     _kept.pop(graph, None)
     needed = needed_rows(graph, wanted, num_layers + 1)
-    if not fits(graph, needed, width, widest, dtype.itemsize, room.num_bytes):
+    if not fits(graph, needed, width, widest, dtype.itemsize, budget.num_bytes):
         return None
-    layers = _laid_out(graph, needed, degree.to(dtype), room)
+    layers = _laid_out(graph, needed, degree.to(dtype), budget)
     _kept[graph] = degree, key, wanted, layers
     return layers

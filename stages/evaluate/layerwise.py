@@ -26,7 +26,7 @@ from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.checks import no_edge_features
 from ..nodes import node_ids
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
-from .cuda import Layers, Room, layers_for, rows_fit
+from .cuda import DeviceBudget, Layers, layers_for, rows_fit
 from .direct import Limits, infer_in_parts, layer_counts
 from .rows import DeviceSink, HostSink
 
@@ -46,7 +46,7 @@ def infer(
     scratch: Path | None = None,
     on_progress: Progress | None = None,
     base: Tensor | None = None,
-    room: Room | None = None,
+    budget: DeviceBudget | None = None,
     rows: Rows = "full",
 ) -> Tensor:
     """The model's outputs for `nodes`, each over all of its in-edges in every layer.
@@ -82,7 +82,7 @@ def infer(
         scratch: folder for nameless temporary files; without one, all results stay in memory.
         on_progress: called with (rows done, rows in all), over all layers.
         base: [V, F], the features, if they lie on the model's device already; `features` is then not read.
-        room: device and memory for the computation; by default those of the parameters' device.
+        budget: device and memory for the computation; by default those of the parameters' device.
         rows: ``bfloat16`` keeps rows between layers in 16 bits, which halves their memory; they are summed in float32,
             and logits agree to two or three digits. For Millrace's own models in float32, on the CPU; others keep them
             in full.
@@ -100,7 +100,7 @@ def infer(
             f"rows is {rows!r}; expected one of {', '.join(get_args(Rows))}{nearest(str(rows), get_args(Rows))}"
         )
     limits: dict[str, Any] = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base}
-    limits |= {"room": room, "rows": rows}
+    limits |= {"budget": budget, "rows": rows}
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
@@ -147,7 +147,7 @@ def outputs(
     scratch: Path | None = None,
     on_progress: Progress | None = None,
     base: Tensor | None = None,
-    room: Room | None = None,
+    budget: DeviceBudget | None = None,
     rows: Rows = "full",
     group: Group | None = None,
 ) -> Tensor:
@@ -161,11 +161,11 @@ def outputs(
     dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
     widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
     device = parameters[0].device if parameters else torch.device("cpu")
-    if room is None and device.type == "cuda":
-        room = Room.on(device)
+    if budget is None and device.type == "cuda":
+        budget = DeviceBudget.on(device)
     if device.type == "cpu" and dtype not in (torch.float32, torch.float64):
         raise InputError(f"the model is {dtype} on the CPU; expected float32 or float64: call model.float()")
-    if room is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
+    if budget is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
         limits = Limits(max_bytes, scratch, rows == "bfloat16" and dtype == torch.float32, group)
         logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
@@ -173,20 +173,20 @@ def outputs(
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
-    if room is not None and not keeps_edges(model) and graph.types is None:
-        layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
+    if budget is not None and not keeps_edges(model) and graph.types is None:
+        layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, budget)
     with evaluating(model):
         if layers is not None:
             logits = _in_blocks(model, layers, layers.rows(features if base is None else base, dtype), on_progress)
         else:
-            source = (
-                HostRows(features, None, device, dtype, room is None) if base is None else DeviceRows(base, None, dtype)
-            )
+            on_host = budget is None
+            source = HostRows(features, None, device, dtype, on_host) if base is None else DeviceRows(base, None, dtype)
             needed = needed_rows(graph, wanted, num_layers)
-            resident = room is not None and rows_fit(needed, max(features.num_features, widest) * dtype.itemsize, room)
-            if room is not None and resident:
-                max_bytes = max(max_bytes, room.num_bytes // 4)
-            kernels = None if room is None else room.kernels
+            row_bytes = max(features.num_features, widest) * dtype.itemsize
+            resident = budget is not None and rows_fit(needed, row_bytes, budget)
+            if budget is not None and resident:
+                max_bytes = max(max_bytes, budget.num_bytes // 4)
+            kernels = None if budget is None else budget.kernels
             chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges, keeps_edges(model))
             logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
     logits = logits.to(device)
@@ -298,7 +298,7 @@ def evaluate(
     scratch: Path | None = None,
     on_progress: Progress | None = None,
     base: Tensor | None = None,
-    room: Room | None = None,
+    budget: DeviceBudget | None = None,
     group: Group | None = None,
 ) -> dict[str, float | None]:
     """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as
@@ -309,7 +309,7 @@ def evaluate(
     """
     if dataset.task not in ("multiclass", "multilabel"):
         raise InputError(f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.of")
-    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "budget": budget}
     rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
     found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
     # On a device, read all at once.

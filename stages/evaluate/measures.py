@@ -172,7 +172,7 @@ class Measures:
         group.all_reduce(sums, "control")
         values = torch.zeros(len(metrics), dtype=torch.float64)
         if metrics:
-            rows = [_gathered(x, group) for x in (logits, labels)]
+            rows = [_gather_rows(x, group) for x in (logits, labels)]
             if group.rank == 0:
                 values = torch.tensor([_number(k, m(*rows)) for k, m in metrics.items()], dtype=torch.float64)
             group.broadcast(values, 0, "control")
@@ -232,7 +232,7 @@ def _confusion(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.bincount(cells, minlength=width * width)[: width * width].view(width, width).double().cpu()
 
 
-def _gathered(rows: Tensor, group: Group) -> Tensor:
+def _gather_rows(rows: Tensor, group: Group) -> Tensor:
     """The rows of all ranks, on the first; others get none."""
     flat = rows.unsqueeze(1) if rows.ndim == 1 else rows
     parts = [flat.contiguous() if to == 0 else flat[:0] for to in range(group.size)]

@@ -63,7 +63,7 @@ class ExchangeFetch:
 
     def owned(self, placement: Placement, job: RankJob) -> tuple[OwnedRows, OwnedRows | None]:
         """Rows of nodes, and of edges if the model reads them. All ranks call this at the same time."""
-        features, first, book, group, degree = self.held(placement, job)
+        features, first, book, group, degree = self.open_rows(placement, job)
         owned = OwnedRows(features, first, book, group, degree, job.arrays.features)
         edges, empty = placement.edge_features, job.arrays.features
         if edges is None:
@@ -74,7 +74,7 @@ class ExchangeFetch:
         books = RangeBook(edges.num_rows * np.arange(book.num_parts + 1, dtype=np.int64) // book.num_parts)
         return owned, OwnedRows(edges, int(books.offsets[group.rank]), books, group, None, empty)
 
-    def held(
+    def open_rows(
         self, placement: Placement, job: RankJob, same_thread: bool = False
     ) -> tuple[FeatureStore, int, RangeBook, Group, Tensor | None]:
         """This rank's rows, and access to the others: see `OwnedRows`. All ranks call this at the same time.

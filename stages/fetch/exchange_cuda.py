@@ -45,7 +45,7 @@ class DeviceExchangeFetch:
         assert job.device is not None
         if job.resident and job.produce:
             place_graph(placement.graph, self.topology)
-        features, first, book, group, degree = self.inner.held(placement, job, same_thread=True)
+        features, first, book, group, degree = self.inner.open_rows(placement, job, same_thread=True)
         uploaded = upload(features, job.device, self.features, range(first, first + int(book.sizes()[group.rank])))
         kept = uploaded.cache(placement, self.cache_bytes, job.device, int(book.offsets[group.rank]))
         degree = None if degree is None else degree.to(job.device)

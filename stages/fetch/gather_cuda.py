@@ -192,7 +192,7 @@ class DeviceGather:
         bulk, q = resident_there(work, self._device, self._edges is not None)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
-        h = LazyRows(self._base, nodes) if self._near else self._gathered(bulk, q)
+        h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
         neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]), self._edges)
         return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
 
@@ -214,7 +214,7 @@ class DeviceGather:
             else None
         )
 
-    def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
+    def _gather_rows(self, bulk: ResidentBulk, q: int) -> Tensor:
         """Rows of minibatch q; starts gathering those of the next one."""
         self._steps.mark()
         here, self._ahead = self._ahead, None

@@ -27,7 +27,7 @@ from ..evaluate.layerwise import evaluating
 from ..evaluate.measures import Measures
 from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
 from ..messages import Fetched, RankJob, Validation
-from ..models.phased import FrozenInputs, Phase
+from ..models.phased import FrozenInputs, PhaseModule
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
@@ -58,7 +58,7 @@ class PhaseFetch:
         Raises:
             StoreError: rows of the previous phase are missing, damaged, or made by other parameters.
         """
-        assert isinstance(module, Phase)
+        assert isinstance(module, PhaseModule)
         client = None if not self.clients else open_clients(job.folder or Path(), placement.graph.names)
         return PhaseRows(self, placement, job, module, client)
 
@@ -71,7 +71,7 @@ class PhaseRows:
         policy: PhaseFetch,
         share: BoundaryShare,
         job: RankJob,
-        module: Phase,
+        module: PhaseModule,
         client: npt.NDArray[np.integer] | None,
     ) -> None:
         """
@@ -103,7 +103,7 @@ class PhaseRows:
 
     def validate(self, module: nn.Module) -> Validation:
         """See `PhaseFetcher.validate`. Uses the rows that the phase reads, so only counts are exchanged."""
-        assert isinstance(module, Phase)
+        assert isinstance(module, PhaseModule)
         with evaluating(module):
             logits, y = module.logits(self._validation), self._validation_labels
         measures = self._job.measures or Measures("multiclass" if y.ndim == 1 else "multilabel")
@@ -116,7 +116,7 @@ class PhaseRows:
 
     def finish(self, module: nn.Module) -> dict[str, Any]:
         """See `PhaseFetcher.finish`: exchanges and stores the rows that the next phase reads."""
-        assert isinstance(module, Phase)
+        assert isinstance(module, PhaseModule)
         model, group = module.model, self._job.group
         message: dict[str, Any] = {
             "phase": module.number,
@@ -169,7 +169,7 @@ class PhaseRows:
         return replace(whole, clients=clients)
 
     def _fetched(self, rows: IdArray, index: int) -> Fetched:
-        still = self._still("train", rows)
+        still = self._frozen_inputs("train", rows)
         neighbourhoods: Any = (still,)
         labels = self._share.labels[torch.from_numpy(rows)].to(self._device)
         return Fetched(0, index, neighbourhoods, still.h, labels)
@@ -188,7 +188,7 @@ class PhaseRows:
         target[at] += of_label * (F.one_hot(y, said.shape[1]) if y.ndim == 1 else y).to(target.dtype)
         weight = torch.full((len(rows),), share, dtype=torch.float64)
         weight[at] += of_label
-        still = self._still("train", rows)
+        still = self._frozen_inputs("train", rows)
         neighbourhoods: Any = (still,)
         target, weight = (target / weight.to(target.dtype)[:, None]).to(self._device), weight.to(self._device)
         return Fetched(0, 0, neighbourhoods, still.h, target, weight)
@@ -210,23 +210,23 @@ class PhaseRows:
 
     @cached_property
     def _validation(self) -> FrozenInputs:
-        return self._still("val", self._share.splits["val"].numpy())
+        return self._frozen_inputs("val", self._share.splits["val"].numpy())
 
     @cached_property
     def _validation_labels(self) -> Tensor:
         return self._share.labels[self._share.splits["val"]].to(self._device)
 
-    def _still(self, graph: str, rows: IdArray) -> FrozenInputs:
+    def _frozen_inputs(self, graph: str, rows: IdArray) -> FrozenInputs:
         module, graph = self._module, self._graph(graph)
         neighbourhood, src = self._edges.graphs[graph].around(rows, module.passes_messages, self._device)
-        return module.still(neighbourhood, self._rows[graph][torch.from_numpy(src).to(self._device)])
+        return module.frozen_inputs(neighbourhood, self._rows[graph][torch.from_numpy(src).to(self._device)])
 
-    def _handed_on(self, module: Phase, graph: str) -> Tensor:
+    def _handed_on(self, module: PhaseModule, graph: str) -> Tensor:
         n = self._share.graph.whole.num_dst
-        pieces = [module.hand_on(self._still(graph, rows)) for rows in _pieces(n)]
-        return torch.cat(pieces) if pieces else module.hand_on(self._still(graph, np.arange(0)))
+        pieces = [module.hand_on(self._frozen_inputs(graph, rows)) for rows in _pieces(n)]
+        return torch.cat(pieces) if pieces else module.hand_on(self._frozen_inputs(graph, np.arange(0)))
 
-    def _exchanged(self, own: Tensor, phase: Phase) -> Tensor:
+    def _exchanged(self, own: Tensor, phase: PhaseModule) -> Tensor:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D] on the host."""
         self._agree(phase.number)
         start = time.perf_counter()
@@ -246,7 +246,7 @@ class PhaseRows:
                     f"expects those for phase {phase} (start {generation}); end all of them and go on with --resume"
                 )
 
-    def _opened(self, module: Phase) -> dict[str, Tensor]:
+    def _opened(self, module: PhaseModule) -> dict[str, Tensor]:
         """Rows that the phase reads of each graph, [N + B, D] on the device."""
         self._module = module
         graphs = self._edges.graphs

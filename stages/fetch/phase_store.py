@@ -11,7 +11,7 @@ from ...storage.fingerprint import digest_arrays
 from ...storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from ...storage.store.store import Store
 from ..messages import RankJob
-from ..models.phased import Phase
+from ..models.phased import PhaseModule
 
 PHASES = "phases"
 """Folder of all phases in the run's folder."""
@@ -31,7 +31,7 @@ class PhaseStore:
             raise InputError("training layer after layer writes rows down; expected the folder of a run")
         self._job, self._folder, self._rows = job, job.folder / PHASES, digest_arrays(rows=rows)
 
-    def read(self, phase: Phase) -> Store:
+    def read(self, phase: PhaseModule) -> Store:
         """Read the rows of a phase.
 
         Raises:
@@ -39,7 +39,7 @@ class PhaseStore:
         """
         return open_phase_rows(self._path(phase), self._fingerprint(phase))
 
-    def write(self, phase: Phase, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    def write(self, phase: PhaseModule, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Store the rows, replacing any that are there. All ranks call this at the same time."""
         sent = self._job.ledger.get("network", kind(phase))
         write_phase_rows(self._path(phase), self._fingerprint(phase), self._job.generation, arrays, sent)
@@ -47,7 +47,7 @@ class PhaseStore:
         # them.
         self._job.group.any(False)
 
-    def stand(self, phase: Phase, *, replaceable: bool = False) -> bool:
+    def stand(self, phase: PhaseModule, *, replaceable: bool = False) -> bool:
         """True if an earlier start of the run left the rows of a phase on every rank; their bytes are then counted.
 
         All ranks call this at the same time.
@@ -76,10 +76,10 @@ class PhaseStore:
             ledger.add("network", kind(phase), missed, 1)
         return True
 
-    def _path(self, phase: Phase) -> Path:
+    def _path(self, phase: PhaseModule) -> Path:
         return self._folder / f"phase-{phase.number}" / f"rank-{self._job.group.rank:04d}"
 
-    def _fingerprint(self, phase: Phase) -> dict[str, str]:
+    def _fingerprint(self, phase: PhaseModule) -> dict[str, str]:
         return {
             "run": self._job.fingerprint,
             "phase": str(phase.number),
@@ -89,6 +89,6 @@ class PhaseStore:
         }
 
 
-def kind(phase: Phase) -> str:
+def kind(phase: PhaseModule) -> str:
     """Ledger kind of the rows that a phase reads."""
     return "activations" if phase.number else "features"

@@ -151,7 +151,7 @@ class LearnedTable:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shape = self.num_nodes, self.width
                 file = new_npy(aside, own.numpy().dtype, shape)
-            for at, rows in self._gathered(own):
+            for at, rows in self._gather(own):
                 assert file is not None
                 file[at : at + len(rows)] = rows.numpy()
             if file is not None:
@@ -181,11 +181,11 @@ class LearnedTable:
         if self.group.size == 1:
             return own
         whole = own.new_empty(self.num_nodes if self.group.rank == 0 else 0, self.width)
-        for at, rows in self._gathered(own):
+        for at, rows in self._gather(own):
             whole[at : at + len(rows)] = rows
         return whole
 
-    def _gathered(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _gather(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(node of the first row, rows) in pieces, on rank 0 alone. All ranks go through it."""
         size = max(1, PIECE_BYTES // (self.width * own.itemsize))
         for source in range(self.group.size):

@@ -96,9 +96,9 @@ class PhasedModel(Stack):
         """Number of phases."""
         return len(self.phase_widths)
 
-    def phase(self, number: int) -> "Phase":
+    def phase(self, number: int) -> "PhaseModule":
         """Module that phase `number` trains; it shares its parameters with this model."""
-        return Phase(self, number)
+        return PhaseModule(self, number)
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`: the output of this convolution's phase, or the logits of the last."""
@@ -115,7 +115,7 @@ class PhasedModel(Stack):
         return h if self.training else rounded(h, self.phases.rounding)
 
 
-class Phase(nn.Module):
+class PhaseModule(nn.Module):
     """One phase of a `PhasedModel`: `logits` is trained, `hand_on` gives the input of the next."""
 
     def __init__(self, model: PhasedModel, number: int) -> None:
@@ -145,7 +145,7 @@ class Phase(nn.Module):
         """True if it reads neighbours."""
         return self.conv is not None
 
-    def still(self, neighbourhood: Neighbourhood, h: Tensor) -> FrozenInputs:
+    def frozen_inputs(self, neighbourhood: Neighbourhood, h: Tensor) -> FrozenInputs:
         """Part of the computation that is the same for the whole phase, from rows [num_src, D]."""
         if not isinstance(self.conv, AggregateFirst):
             return FrozenInputs(neighbourhood, h)

@@ -127,7 +127,7 @@ class MatrixSampler(ABC):
         """P with the masses that entries are drawn by. By default P itself."""
         return P
 
-    def words(self, Q: Sparse, key: int, c: Context) -> Words:
+    def row_streams(self, Q: Sparse, key: int, c: Context) -> Words:
         """uint64, the stream of each row. By default by its number."""
         return branches(key, np.arange(Q.num_rows))
 
@@ -197,7 +197,7 @@ class MatrixSampler(ABC):
         drawn: list[list[Sparse]] = [[] for _ in cs]
         for h, most in enumerate(self.draws):
             P = [self.norm(p, c) for p, c in zip(products(Q), cs)]
-            words = [self.words(q, int(c.keys[h]), c) for q, c in zip(Q, cs)]
+            words = [self.row_streams(q, int(c.keys[h]), c) for q, c in zip(Q, cs)]
             S = draws(P, most, words)
             for i in range(len(cs)):
                 selectors[i].append(Q[i])

@@ -135,7 +135,7 @@ class _RemoteLayers:
         while group.any(any(t.wants_more for t in throws)):
             self._round(throws)
         if group.any(any(t.ran_out for t in throws)):
-            (self._race_everywhere if self.every_row else self._add_up)(throws)
+            (self._race_at_owners if self.every_row else self._add_up)(throws)
         return [t.drawn() for t in throws]
 
     def _round(self, throws: Sequence[Throw]) -> None:
@@ -205,7 +205,7 @@ class _RemoteLayers:
             if t.ran_out:
                 t.finish(*summed(*(np.concatenate([p[i] for p in parts]) for i in (0, 1))))
 
-    def _race_everywhere(self, throws: Sequence[Throw]) -> None:
+    def _race_at_owners(self, throws: Sequence[Throw]) -> None:
         """Let each owner's columns race; the first of all are among the first of each."""
         owners = self.thrown_to
         header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]
@@ -270,7 +270,7 @@ class _RemoteLayers:
                 )
             row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
             values = found[1][cut] if self.weighted else np.empty(1, np.float32)
-            weighed = self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)
+            weighed = self._with_weights(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)
             minibatches[q].blocks.append((*weighed, found[-1][cut].copy() if self.keep else np.empty(0, np.int64)))
 
         parallel(block, [(q,) for q in range(len(minibatches))])
@@ -308,7 +308,7 @@ class _RemoteLayers:
         parallel(one, [(i,) for i in range(len(asked))])
         return [np.concatenate([f[i] for f in found]) for i in range(4)]
 
-    def _weighed(
+    def _with_weights(
         self,
         m: LayerMinibatch,
         drawn: Drawn,

@@ -26,7 +26,7 @@ class MatrixNeighbor(MatrixSampler):
     def draws(self) -> tuple[int, ...]:
         return self.fanout
 
-    def words(self, Q: Sparse, key: int, c: Any) -> Any:
+    def row_streams(self, Q: Sparse, key: int, c: Any) -> Any:
         return node_words(key, Q.columns)
 
     def advance(self, selectors: Any, S: Sparse, c: Any) -> Sparse:

@@ -96,7 +96,7 @@ class Trained:
         last = self.model.phase(len(self.model) - 1).eval()
         neighbourhood, src = self.edges(graph).around(np.arange(len(self.share.graph.names)))
         with torch.no_grad():
-            return last.logits(last.still(neighbourhood, self.rows(last.number, graph)[torch.from_numpy(src)]))
+            return last.logits(last.frozen_inputs(neighbourhood, self.rows(last.number, graph)[torch.from_numpy(src)]))
 
 
 def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> PhasedModel:

@@ -11,7 +11,7 @@ from distributed import LocalCluster
 
 from millrace.pipeline.cluster.dask_cluster import SETTINGS
 from millrace.pipeline.cluster.rank_server import serving
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.machine.malloc import allocator
 from millrace.tests.contracts.forked_cluster import forked_cluster
 
@@ -29,7 +29,7 @@ def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
     its dashboard, if any.
     """
     environment = dict(os.environ)
-    variables = [{**OF_WORKERS, **more} for more in ({}, allocator(Cluster().keep_freed_bytes))]
+    variables = [{**OF_WORKERS, **more} for more in ({}, allocator(ClusterOptions().keep_freed_bytes))]
     with dask.config.set(SETTINGS), forked_cluster(), serving(*variables):
         cluster = LocalCluster(
             n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None,

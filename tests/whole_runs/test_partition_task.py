@@ -10,7 +10,7 @@ import millrace as mr
 from millrace.pipeline.cluster import partition_task
 from millrace.pipeline.cluster.partition_task import parts_by
 from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset_store import write_dataset
@@ -57,7 +57,7 @@ def test_what_cannot_be_is_refused(tmp_path, key):
 
 
 def watch(client):
-    return SchedulerWatch(client, Cluster(), print)
+    return SchedulerWatch(client, ClusterOptions(), print)
 
 
 def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):

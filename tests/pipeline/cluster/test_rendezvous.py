@@ -7,12 +7,12 @@ import pytest
 import torch.distributed as dist
 
 from millrace.pipeline.cluster.rendezvous import Meeting, connect
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 
 
 @pytest.mark.parametrize("scheduler", [None, "tcp://127.0.0.1:8786"])
 def test_both_ends_see_the_same_and_generations_do_not_meet(scheduler):
-    meeting = Meeting(Cluster(scheduler=scheduler))
+    meeting = Meeting(ClusterOptions(scheduler=scheduler))
     driver, rank = meeting.store(0), connect(meeting.place(0))
     assert not rank.check(["0/order"])
     driver.set("0/order", "stop")
@@ -25,7 +25,7 @@ def test_both_ends_see_the_same_and_generations_do_not_meet(scheduler):
 
 
 def test_files_are_their_owners_and_go_with_the_run():
-    meeting = Meeting(Cluster())
+    meeting = Meeting(ClusterOptions())
     (place,) = meeting.place(0)
     meeting.store(0).set("0/order", "stop")
     folder = Path(place).parent
@@ -35,7 +35,7 @@ def test_files_are_their_owners_and_go_with_the_run():
 
 
 def test_what_a_killed_rank_left_half_written_does_not_reach_the_next_generation():
-    meeting = Meeting(Cluster())
+    meeting = Meeting(ClusterOptions())
     meeting.store(0).set("0/order", "abort")
     with Path(meeting.place(0)[0]).open("ab") as file:
         file.write(b"\x09\x00\x00\x00\x00\x00\x00\x00half")

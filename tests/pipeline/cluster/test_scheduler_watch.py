@@ -8,7 +8,7 @@ import pytest
 
 from millrace.pipeline.cluster import scheduler_watch
 from millrace.pipeline.cluster.scheduler_watch import ASK_S, SILENCE_LIMIT_S, SchedulerWatch, WatchedTime
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.storage.errors import RunError
 
 
@@ -21,7 +21,7 @@ class Bench:
             status="running", cluster=None if settings.get("scheduler") else "started by the run"
         )
         monkeypatch.setattr(scheduler_watch, "ask", self._ask)
-        self.watch = SchedulerWatch(self.client, Cluster(**settings), self.notes.append, lambda: self.now)
+        self.watch = SchedulerWatch(self.client, ClusterOptions(**settings), self.notes.append, lambda: self.now)
 
     def _ask(self, client: Any) -> Future[dict[str, Any]]:
         self.questions.append(Future())

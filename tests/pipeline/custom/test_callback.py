@@ -11,7 +11,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Schedule, Train
 from millrace.pipeline.custom.callback import EVENTS, Callback, Callbacks, RunView
 from millrace.pipeline.telemetry.events import Logged
-from millrace.pipeline.training.optimize.update import Update
+from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer
 from millrace.stages.comm.solo import Solo
 from millrace.stages.messages import Phase, StepRules
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
@@ -80,7 +80,7 @@ def update_of(schedule="constant", groups=()):
         return torch.optim.SGD(own if groups else parameters, lr=0.1)
 
     rules = StepRules(0, "multiclass", "float32", Solo(), optimizer)
-    return Update(train, SeedWeightedMean(), rules, Phase(0, 0, 9), model, 1, 9)
+    return PhaseOptimizer(train, SeedWeightedMean(), rules, Phase(0, 0, 9), model, 1, 9)
 
 
 def rates(update):
@@ -89,25 +89,25 @@ def rates(update):
 
 def test_a_learning_rate_that_is_set_scales_all_groups_and_the_rest_of_the_schedule():
     run = view()
-    run.update = update_of("step", [{"match": "bias", "lr": 0.01}])
-    run.update.step(0, 0, [])
+    run.phase_optimizer = update_of("step", [{"match": "bias", "lr": 0.01}])
+    run.phase_optimizer.step(0, 0, [])
     run.lr = 0.05
-    assert rates(run.update) == pytest.approx([0.05, 0.005])
-    run.update.step(1, 0, [])
-    assert run.lr == pytest.approx(0.025) and rates(run.update) == pytest.approx([0.025, 0.0025])
+    assert rates(run.phase_optimizer) == pytest.approx([0.05, 0.005])
+    run.phase_optimizer.step(1, 0, [])
+    assert run.lr == pytest.approx(0.025) and rates(run.phase_optimizer) == pytest.approx([0.025, 0.0025])
     again = update_of("step", [{"match": "bias", "lr": 0.01}])
-    again.load_state_dict(run.update.state_dict())
+    again.load_state_dict(run.phase_optimizer.state_dict())
     again.step(2, 0, [])
     assert rates(again) == pytest.approx([0.0125, 0.00125]), "a resumed run goes on from it"
 
 
 def test_a_rate_of_nothing_can_be_left_again():
     run = view()
-    run.update = update_of()
+    run.phase_optimizer = update_of()
     run.lr = 0
-    assert rates(run.update) == [0]
+    assert rates(run.phase_optimizer) == [0]
     run.lr = 0.2
-    assert rates(run.update) == [0.2]
+    assert rates(run.phase_optimizer) == [0.2]
     for wrong in (-1, "much", float("nan"), True):
         with pytest.raises(mr.InputError, match="a callback set lr"):
             run.lr = wrong

@@ -16,7 +16,7 @@ from distributed.client import FutureCancelledError
 from millrace.pipeline.cluster import scheduler_watch
 from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
 from millrace.pipeline.cluster.unresponsive import Silence
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.supervision import generation
 from millrace.pipeline.supervision.generation import Generation
 from millrace.pipeline.telemetry.events import EpochDone
@@ -39,7 +39,7 @@ class Driver:
         monkeypatch.setattr(generation, "Silence", lambda note_s, tell: Silence(note_s, tell, self.clock))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
-        cluster = Cluster(on_rank_loss=on_rank_loss, silence_limit_s=silence_limit_s)
+        cluster = ClusterOptions(on_rank_loss=on_rank_loss, silence_limit_s=silence_limit_s)
         client: Any = SimpleNamespace(cancel=self.cancelled.extend, status="running", cluster="started by the run")
         owner = SimpleNamespace(
             ranks=RANKS,

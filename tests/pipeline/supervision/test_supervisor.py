@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from millrace.pipeline.config.schema import Cluster
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.supervision import supervisor
 from millrace.pipeline.supervision.rank_failures import Failure, lost_rank
 from millrace.storage.errors import Interrupted, RunError
@@ -27,7 +27,7 @@ class Bench:
 
         monkeypatch.setattr(supervisor, "Generation", generation)
         self.run: Any = SimpleNamespace(
-            job=SimpleNamespace(cluster=Cluster(**settings)),
+            job=SimpleNamespace(cluster=ClusterOptions(**settings)),
             meeting=SimpleNamespace(store=lambda number: f"store {number}"),
             stop=lambda: stop,
             note=self.notes.append,

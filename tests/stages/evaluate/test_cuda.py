@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.stages.evaluate import cuda
 from millrace.stages.evaluate import layerwise as module
-from millrace.stages.evaluate.cuda import Room, fits
+from millrace.stages.evaluate.cuda import DeviceBudget, fits
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
 from millrace.stages.evaluate.measures import METRICS, Measures
 from millrace.stages.kernels import aggregation_backend
@@ -37,8 +37,8 @@ def bytes_for(fitting: str, model: torch.nn.Module) -> int:
     return {"blocks": 1 << 30, "rows": 4 * 40 * widest * 8, "nothing": 4 * 40 * widest * 8 - 1}[fitting]
 
 
-def room(num_bytes: int) -> Room:
-    return Room(DEVICE, num_bytes, aggregation_backend("cuda"))
+def limit(num_bytes: int) -> DeviceBudget:
+    return DeviceBudget(DEVICE, num_bytes, aggregation_backend("cuda"))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -66,7 +66,7 @@ def test_equals_a_dense_forward(monkeypatch: pytest.MonkeyPatch, name: str, weig
         degree_of(graph),
         np.arange(40),
         max_bytes=3000,
-        room=room(bytes_for(fitting, model)),
+        budget=limit(bytes_for(fitting, model)),
     )
     assert got.device.type == DEVICE.type
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
@@ -103,7 +103,14 @@ def test_any_nodes_of_any_graph_in_any_order(
     base = torch.from_numpy(x).to(DEVICE) if there else None
     features = ArrayFeatures(np.full_like(x, np.nan) if there else x)
     got = infer(
-        model.to(DEVICE), graph, features, degree_of(graph), nodes, base=base, room=room(num_bytes), max_bytes=700
+        model.to(DEVICE),
+        graph,
+        features,
+        degree_of(graph),
+        nodes,
+        base=base,
+        budget=limit(num_bytes),
+        max_bytes=700,
     )
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
@@ -115,7 +122,7 @@ def test_lists_in_pieces_and_features_in_pieces(monkeypatch: pytest.MonkeyPatch,
     nodes = np.array([7, 3, 3, 39])
     want = dense(model, graph, x)[nodes]
     got = infer(
-        model.to(DEVICE), graph, ArrayFeatures(x), degree_of(graph), nodes, room=room(bytes_for(fitting, model))
+        model.to(DEVICE), graph, ArrayFeatures(x), degree_of(graph), nodes, budget=limit(bytes_for(fitting, model))
     )
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
@@ -124,7 +131,7 @@ def test_only_what_the_nodes_depend_on_is_computed() -> None:
     """A path 0 -> 1 -> ... -> 9: three layers at node 9 need the rows 9, {8, 9}, {7, 8, 9}."""
     graph, model, steps = from_edges(np.arange(9), np.arange(1, 10), 10), build("sage"), []
     want = dense(model, graph, rows_of(10))[[9]]
-    options: dict[str, Any] = {"on_progress": lambda *a: steps.append(a), "room": room(1 << 30)}
+    options: dict[str, Any] = {"on_progress": lambda *a: steps.append(a), "budget": limit(1 << 30)}
     got = infer(model.to(DEVICE), graph, ArrayFeatures(rows_of(10)), degree_of(graph), np.array([9]), **options)
     assert steps == [(3, 6), (5, 6), (6, 6)]
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
@@ -138,7 +145,7 @@ def test_lists_are_made_once_for_the_same_nodes(monkeypatch: pytest.MonkeyPatch)
     degree, nodes = degree_of(graphs[0]), np.arange(20)
 
     def again(nodes: np.ndarray = nodes, degree: torch.Tensor = degree) -> torch.Tensor:
-        return infer(model, graphs[0], ArrayFeatures(x), degree, nodes, room=room(1 << 30))
+        return infer(model, graphs[0], ArrayFeatures(x), degree, nodes, budget=limit(1 << 30))
 
     first = again()
     assert torch.equal(first, again()) and len(made) == 1
@@ -172,8 +179,8 @@ def test_scores_of_all_splits(multilabel: bool) -> None:
     ).check()
     want = evaluate(model, dataset, degree_of(graph))
     base = torch.from_numpy(x).to(DEVICE)
-    assert evaluate(model.to(DEVICE), dataset, degree_of(graph), base=base, room=room(1 << 30)) == want
-    assert want["test"] is None and evaluate(model, dataset, degree_of(graph), (), room=room(1 << 30)) == {}
+    assert evaluate(model.to(DEVICE), dataset, degree_of(graph), base=base, budget=limit(1 << 30)) == want
+    assert want["test"] is None and evaluate(model, dataset, degree_of(graph), (), budget=limit(1 << 30)) == {}
 
 
 def test_counts_lie_where_the_logits_do() -> None:
@@ -200,7 +207,14 @@ def test_a_layer_with_a_wrong_result_is_refused() -> None:
     model = build("user").to(DEVICE)
     model.layer = lambda i, neighbourhood, h: h[:1]
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
-        infer(model, hub_graph(), ArrayFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30))
+        infer(
+            model,
+            hub_graph(),
+            ArrayFeatures(rows_of(40)),
+            degree_of(hub_graph()),
+            np.arange(40),
+            budget=limit(1 << 30),
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -210,4 +224,4 @@ def test_a_model_on_a_gpu_is_evaluated_there(name: str) -> None:
     got = infer(model.cuda(), graph, torch.from_numpy(x).to(DEVICE), degree_of(graph), np.arange(40))
     assert got.is_cuda
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
-    assert 0 < Room.on(got.device).num_bytes <= torch.cuda.get_device_properties(got.device).total_memory // 2
+    assert 0 < DeviceBudget.on(got.device).num_bytes <= torch.cuda.get_device_properties(got.device).total_memory // 2

@@ -389,7 +389,7 @@ def phase_of(kind: str, dropout: float) -> tuple[Any, Any, Tensor]:
 def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str) -> None:
     """One mask that was applied before the aggregate would stay for all rounds."""
     module, neighbourhood, x = phase_of(kind, 0.5)
-    still = module.still(neighbourhood, x)
+    still = module.frozen_inputs(neighbourhood, x)
     clean = module.conv.aggregate(neighbourhood, x)
     y = torch.zeros(neighbourhood.num_dst, dtype=torch.int64)
     masks, losses = [], []
@@ -415,13 +415,13 @@ def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str)
     assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:]))
     assert torch.equal(still.aggregated, clean)
     with torch.no_grad():
-        close(module.eval().logits(still), module.logits(module.still(neighbourhood, x)), "evaluation")
+        close(module.eval().logits(still), module.logits(module.frozen_inputs(neighbourhood, x)), "evaluation")
 
 
 @pytest.mark.parametrize("kind", ["sage-max", "gat"])
 def test_what_has_parameters_before_the_aggregate_is_not_aggregated_beforehand(kind: str) -> None:
     module, neighbourhood, x = phase_of(kind, 0.5)
-    still = module.still(neighbourhood, x)
+    still = module.frozen_inputs(neighbourhood, x)
     assert still.aggregated is None and torch.equal(still.h, x)
 
 

@@ -126,7 +126,7 @@ def _throw(word, start, stop, value, s, column, out, e):
 
 
 @njit(**JIT)
-def _race(word, start, stop, value, s, column, log, best, found):
+def _exponential_race(word, start, stop, value, s, column, log, best, found):
     """found[:n]: entries of the s smallest times, ascending; returns n."""
     n = 0
     for at in range(start, stop):
@@ -154,7 +154,7 @@ def _choose_by_value(start, stop, column, value, words, s, replace, log, row_end
         if replace:
             e = _throw(words[r], start[r], stop[r], value, s, column, out, e)
         else:
-            n = _race(words[r], start[r], stop[r], value, s, column, log, best, found)
+            n = _exponential_race(words[r], start[r], stop[r], value, s, column, log, best, found)
             for i in range(n):
                 out[e] = column[found[i]]
                 e += 1

@@ -82,7 +82,7 @@ def relation_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[Tenso
     return [weights(segments_of(graph), x) for x in made.lists]
 
 
-def _weighed(graph: Graph, made: sample_cuda.DeviceSample) -> list[NeighborSample]:
+def _with_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     """`_samples` with `relation_weights`."""
     found = [_cut(w, x.edges) for w, x in zip(relation_weights(graph, made), made.lists)]
     return [
@@ -140,7 +140,7 @@ def neighbor(
     keep = keep_positions or keep_weights
     pieces = neighbor_pieces(graph, seeds, keys, fanout, keep_positions=keep, **options)
     if options.get("by_relation") is not None:
-        return [s for _, made in pieces for s in _weighed(graph, made)]
+        return [s for _, made in pieces for s in _with_weights(graph, made)]
     samples = [s for _, made in pieces for s in _samples(made)]
     if not keep_weights or graph.edge_weight is None:
         return samples

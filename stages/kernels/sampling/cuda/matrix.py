@@ -234,7 +234,7 @@ def choose(P: Sparse, s: int, words: Words, *, replace: bool = False) -> DeviceS
     columns, values = P.on_device
     stream = to_device(np.ascontiguousarray(words).view(np.int64), columns.device)
     if values is not None and not replace:
-        return _race(P, s, stream)
+        return _exponential_race(P, s, stream)
     if not replace:
         s = min(s, max(1, int(P.lengths.max(initial=0))))
     start, degree = (to_device(x, columns.device)[:, None] for x in (P.start, P.lengths))
@@ -286,7 +286,7 @@ def _throw(P: DeviceSparse, s: int, stream: Tensor) -> tuple[Tensor, Tensor]:
     return low + to_device(P.start, columns.device)[:, None] - first, total[:, 0] > 0
 
 
-def _race(P: DeviceSparse, s: int, stream: Tensor) -> DeviceSparse:
+def _exponential_race(P: DeviceSparse, s: int, stream: Tensor) -> DeviceSparse:
     """Up to s distinct entries of each row in proportion to their values: the first of an exponential race."""
     columns, values = P.on_device
     assert values is not None

@@ -146,7 +146,7 @@ def neighbor(
                 ),
             )
         )
-    return samples if by_relation is None else [_weighed(graph, s) for s in samples]
+    return samples if by_relation is None else [_with_weights(graph, s) for s in samples]
 
 
 def _sample_relations(
@@ -162,12 +162,12 @@ def _sample_relations(
     return np.concatenate([columns[:0], *picks])
 
 
-def _weighed(graph: Graph, sample: NeighborSample) -> NeighborSample:
+def _with_weights(graph: Graph, sample: NeighborSample) -> NeighborSample:
     """Edges with the number of their row's edges in their relation divided by the number kept."""
     kinds = graph.edge_type
     assert kinds is not None
 
-    def weighed(e: EdgeList) -> EdgeList:
+    def with_weights(e: EdgeList) -> EdgeList:
         assert e.positions is not None
         weight = np.empty(len(e.positions), np.float32)
         for i, v in enumerate(sample.nodes[: len(e.indptr) - 1]):
@@ -176,7 +176,7 @@ def _weighed(graph: Graph, sample: NeighborSample) -> NeighborSample:
             weight[kept] = [np.sum(all_of_row == r) / np.sum(own == r) for r in own]
         return dataclasses.replace(e, weight=weight)
 
-    return dataclasses.replace(sample, lists=tuple(map(weighed, sample.lists)))
+    return dataclasses.replace(sample, lists=tuple(map(with_weights, sample.lists)))
 
 
 def extract_rows(

@@ -1,4 +1,4 @@
-"""Update of parameters by a step's gradient: clip it, set the learning rate, step, average the parameters."""
+"""The optimiser of a phase and what goes with its steps: clipping, the learning rate, averaged parameters."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from .averaging import ParameterAverage
 from .schedules import lr_factor
 
 
-class Update:
+class PhaseOptimizer:
     """The optimiser of a phase with its learning-rate schedule, gradient clipping and average of parameters."""
 
     def __init__(

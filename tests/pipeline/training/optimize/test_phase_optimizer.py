@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from millrace.pipeline.config.optimizer import make_optimizer
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.training.optimize.update import Update
+from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer
 from millrace.stages.messages import Phase
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 
@@ -27,7 +27,7 @@ def update_of(module, train):
 
     rules = SimpleNamespace(optimizer=optimizer)
     phase = Phase(0, 0, EPOCHS, "all")
-    return Update(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)
+    return PhaseOptimizer(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)
 
 
 def with_gradients(module, generator):
