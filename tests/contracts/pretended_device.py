@@ -428,6 +428,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
     # `Module.to` keeps a parameter's object, and so its class, and gives it other data: not of another class.
     patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     patch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    # A torch that is built for CUDA would ask the driver for its streams.
+    patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
     patch.setattr(triton_rng, "INTERPRETED", False)
     here = Stream()
     stand_ins = {
