@@ -1,10 +1,15 @@
 """TensorBoard's event files, as TensorBoard reads them."""
 
+from importlib.util import find_spec
+
 import pytest
 
 import millrace as mr
 
-pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'millrace-gnn[tensorboard]'")
+# Looked up, not imported: every test process collects this file.
+pytestmark = pytest.mark.skipif(
+    find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install 'millrace-gnn[tensorboard]'"
+)
 
 
 def test_a_run_is_in_its_event_files(tmp_path):

@@ -1,12 +1,16 @@
 """Weights & Biases without a network: an offline run in the run's folder."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
 import millrace as mr
 
-pytest.importorskip("wandb", reason="wandb is not installed: pip install 'millrace-gnn[wandb]'")
+# Looked up, not imported: every test process collects this file.
+pytestmark = pytest.mark.skipif(
+    find_spec("wandb") is None, reason="wandb is not installed: pip install 'millrace-gnn[wandb]'"
+)
 BLOCK = 1 << 15
 """Bytes of a block of LevelDB's log."""
 HEADER = 7
