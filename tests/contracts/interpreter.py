@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from millrace.tests.contracts import interpreted_operations
+
 
 def prepare() -> None:
     """Run one kernel at a time, patch the language once, remember shapes and operands' types, and let integers overflow
@@ -14,14 +18,16 @@ def prepare() -> None:
     The interpreter keeps the grid of the running kernel in one place for all threads. It patches the language for
     every call of a function inside a kernel, and computes the check of each sum that it then does not make: a third
     of the time of a launch. A third of the rest describes shapes, of which there are few, and a third of what remains
-    finds the common type of two operands, which are of few types, and makes blocks of constants.
+    finds the common type of two operands, which are of few types, and makes blocks of constants. The rest of it is in
+    `interpreted_operations`.
     """
     from triton.runtime import interpreter
 
     one_kernel, launch = threading.RLock(), interpreter.GridExecutor.__call__
 
     def one_at_a_time(self: Any, *args: object, **kwargs: object) -> None:
-        with one_kernel:
+        # A GPU warns of no infinity.
+        with one_kernel, np.errstate(all="ignore"):
             launch(self, *args, **kwargs)
 
     interpreter.GridExecutor.__call__ = one_at_a_time
@@ -30,6 +36,7 @@ def prepare() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
     _remember_shapes(interpreter)
     _remember_operands()
+    interpreted_operations.install(interpreter)
 
 
 def _once(patch: Callable[[Any], object], nothing: Callable[[], object]) -> Callable[[Any], object]:
