@@ -67,9 +67,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
             base = np.zeros(len(shares))
             for name, share in zip(ROWS, shares.T):
                 if (share > 0.001).any():
-                    patches[name] = ax.stairs(
-                        base + share, edges, baseline=base, fill=True, color=STAGES[name], linewidth=0.2
-                    )
+                    patches[name] = _stairs(ax, edges, base, base + share, color=STAGES[name], linewidth=0.2)
                 base = base + share
             ax.set_ylim(0, 1)
             ax.set_yticks([0.5], [f"rank {rank}"])
@@ -83,6 +81,12 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         sheet.legend([patches[name] for name in names], names)
 
     return on
+
+
+def _stairs(ax: Any, edges: Any, low: Any, high: Any, **options: Any) -> Any:
+    """Fill between two curves of steps, as `stairs`, which looks for the ends of each step in Python."""
+    low, high = (np.repeat(values, 2) for values in (low, high))
+    return ax.fill_between(np.repeat(edges, 2)[1:-1], low, high, **options)
 
 
 def _dots(points: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`python -m MODULE` or `python -c CODE` in a process that has imported libraries, but nothing of Millrace.
+"""`python -m MODULE`, `-c CODE` or `FILE` in a process that has imported libraries, but nothing of Millrace.
 
 It is forked from the server of `forked_command`, whose modules of Millrace it forgets. So it finds the packages and
 variables of its own environment, and takes one second where a start takes four.
@@ -37,8 +37,13 @@ def forget() -> None:
 def main() -> None:
     """Do what ``python`` does with the arguments."""
     forget()
-    _, flag, what, *words = sys.argv
-    sys.argv = [what, *words]
+    _, flag, *words = sys.argv
+    if flag not in ("-m", "-c"):
+        sys.argv = [flag, *words]
+        sys.path.insert(0, str(Path(flag).parent))
+        runpy.run_path(flag, run_name="__main__")
+        sys.exit(0)
+    sys.argv, what = words, words[0]
     if flag == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:

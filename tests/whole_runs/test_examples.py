@@ -1,8 +1,9 @@
 """Launch scripts: those for one machine and for SSH are run, those for Slurm and Kubernetes rendered, and what they
-render is checked, and does the whole chain where processes of this machine stand in for jobs and pods. Commands of
-Millrace are forked (`contracts.forked_path`)."""
+render is checked, and does the whole chain where processes of this machine stand in for jobs and pods. Scripts and
+commands of Millrace are forked (`contracts.forked_path`)."""
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -116,7 +117,7 @@ def run(*words: str | Path, seconds: float = 540, **more: str) -> subprocess.Com
 
 
 def python(script: str, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, EXAMPLES / script, *words, **more)
+    return run("python", EXAMPLES / script, *words, **more)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -297,20 +298,22 @@ def strict(schema: Any) -> Any:
     return closed
 
 
-def complaints(manifest: Any) -> list[str]:
-    crds = (
-        files("dask_kubernetes.operator")
-        / "deployment/helm/dask-kubernetes-operator/crds"
-        / f"{manifest['kind'].lower()}.yaml"
-    )
-    (version,) = yaml.safe_load(crds.read_text())["spec"]["versions"]
+@functools.cache
+def schema_of(kind: str) -> Any:
+    crds = files("dask_kubernetes.operator") / "deployment/helm/dask-kubernetes-operator/crds" / f"{kind.lower()}.yaml"
+    (version,) = yaml.load(crds.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
     schema = strict(version["schema"]["openAPIV3Schema"])
     schema["properties"] |= {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
         "metadata": {"type": "object"},
     }
-    return [f"{e.json_path}: {e.message}" for e in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+    return schema
+
+
+def complaints(manifest: Any) -> list[str]:
+    validator = jsonschema.Draft202012Validator(schema_of(manifest["kind"]))
+    return [f"{e.json_path}: {e.message}" for e in validator.iter_errors(manifest)]
 
 
 @pytest.fixture(scope="module")

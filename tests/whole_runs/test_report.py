@@ -14,6 +14,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline import cli
+from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.report import write
 from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.report.canvas import draw as drawn
@@ -90,18 +91,18 @@ def page_of(report):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, scheduler):
-    """One of each system, the last on two ranks."""
+    """One of each registered system; that of `sar` is on two ranks."""
     folder = tmp_path_factory.mktemp("runs")
-    for system in ("bulk", "grappa", "retexo"):
-        sampled = SAMPLED if system != "retexo" else {}
-        mr.run(DATASET, system=system, out=folder / system, **JOB, **sampled)
-    mr.run(DATASET, system="sar", ranks=2, scheduler=scheduler, out=folder / "sar", **JOB)
+    for system in SYSTEMS:
+        sampled = SAMPLED if SYSTEMS[system].samples else {}
+        several = {"ranks": 2, "scheduler": scheduler} if system == "sar" else {}
+        mr.run(DATASET, system=system, out=folder / system, **JOB, **sampled, **several)
     return folder
 
 
 @pytest.fixture(scope="module")
 def reported(runs):
-    return {system: mr.report(runs / system) for system in ("bulk", "grappa", "retexo", "sar")}
+    return {system: mr.report(runs / system) for system in SYSTEMS}
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def copied(runs, tmp_path):
 
 
 def draw_only(patch, begins):
-    """Draw pictures whose names begin so, and leave the others empty: drawing takes seconds."""
+    """Draw pictures whose names begin so (one of several ways), and leave the others empty: drawing takes seconds."""
 
     def draw(name, caption, on, colours):
         wanted = name.startswith(begins)
@@ -142,7 +143,7 @@ def write_events(run, events):
     (run / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
 
 
-@pytest.mark.parametrize("system", ["bulk", "grappa", "retexo", "sar"])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_the_page_says_what_the_result_says(runs, reported, system):
     result, page = result_of(runs / system), page_of(reported[system])
     assert f"{result['model']} was trained with {system} on {DATASET} (400 nodes" in page.words
@@ -174,7 +175,7 @@ def test_the_page_says_what_the_result_says(runs, reported, system):
     assert page.row("model.hidden") == ["8"]
 
 
-@pytest.mark.parametrize("system", ["bulk", "grappa", "retexo", "sar"])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_the_page_is_whole_and_needs_nothing_else(reported, system):
     report = reported[system]
     page = page_of(report)
@@ -323,8 +324,9 @@ def test_what_a_folder_says_is_never_markup(runs, tmp_path, monkeypatch):
         )
     edit_result(evil, model="</title><script>1</script>", dataset="]]>")
     other = shutil.copytree(evil, tmp_path / "c&d", ignore=shutil.ignore_patterns("report"))
+    draw_only(monkeypatch, ("0-", "1-timeline", "compared-"))  # the others would be the same again
     two = mr.report([evil, other], tmp_path / "two")
-    draw_only(monkeypatch, "timeline")  # the others would be the same again
+    draw_only(monkeypatch, "timeline")
     for report in (mr.report(evil, tmp_path / "one"), two):
         page = page_of(report)
         assert len(page.ids) == len(set(page.ids))
