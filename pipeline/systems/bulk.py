@@ -1,7 +1,7 @@
 """Minibatch training on samples that are drawn many at a time."""
 
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import nn
@@ -22,11 +22,13 @@ from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.replicated import Replicated
 from ...stages.placement.row_blocks import Blocks, Grid
 from ...stages.reduce.seed_weighted import SeedWeightedMean
+from ...stages.sample import SAMPLERS
 from ...stages.sample.base import Sampler, check_kernel, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
 from ..config.job import Job
+from ..config.records import record_type
 from ..config.schema import Section
 from ..config.systems import Inputs, Registered, System
 
@@ -120,6 +122,26 @@ class BulkOptions(Section):
     grid row; ``auto``: by the expected cost, as ``millrace plan`` prints it."""
 
 
+def _draws_on_device(job: Job) -> bool:
+    """True if owners of rows draw for the sampler on GPUs."""
+    return getattr(record_type("sampler", SAMPLERS, dict(job.sampler)), "draws_by_owners_on_device", False)
+
+
+def _check_draws_on_device(job: Job, sample: SampledByOwners) -> None:
+    """Refuse what owners of rows do not draw on GPUs."""
+    sampler: Any = sample.sampler
+    where = 'kernel is "cuda" and bulk.topology is "partitioned", where the owners of rows draw on their GPUs'
+    if job.device != "cuda":
+        raise InputError(f'{where}, but device is "{job.device}"; set device = "cuda" or leave kernel out')
+    if sample.algorithm != "owners":
+        raise InputError(f'{where}, but bulk.algorithm is "{sample.algorithm}"; leave one of them out')
+    if not getattr(sampler, "draws_by_owners_on_device", False):
+        able = " or ".join(
+            name for name, kind in SAMPLERS.available().items() if getattr(kind, "draws_by_owners_on_device", False)
+        )
+        raise InputError(f"{where} for {able} only, but the sampler is {sampler.name}; leave kernel out")
+
+
 class _Bulk(Registered):
     name = "bulk"
     about = "minibatches on samples that are drawn many at a time"
@@ -130,8 +152,9 @@ class _Bulk(Registered):
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""
         whole = job.options.topology == "replicated"
-        if job.device == "cuda" and "kernel" not in job.model_fields_set and whole and job.queue.kind == "memory":
-            # Workers, which may lack a GPU, draw the samples of a store.
+        # Workers, which may lack a GPU, draw the samples of a store.
+        chosen = job.device == "cuda" and "kernel" not in job.model_fields_set and job.queue.kind == "memory"
+        if chosen and (whole or (job.options.algorithm == "owners" and _draws_on_device(job))):
             job = job.model_copy(update={"kernel": "cuda"})
         if not whole and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})
@@ -222,10 +245,12 @@ class _Bulk(Registered):
                 )
             return
         check_kernel(system.sample.sampler, "cpu", partitioned=True)
-        if job.kernel != "cpu":
+        if job.kernel not in ("cpu", "cuda"):
             raise InputError(
                 f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out'
             )
+        if job.kernel == "cuda":
+            _check_draws_on_device(job, system.sample)
         if job.queue.kind == "zarr":
             raise InputError(
                 f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out'

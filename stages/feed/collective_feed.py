@@ -108,9 +108,27 @@ class SampledByOwners:
             job.tell(f'bulk.algorithm = "auto" is "{best}": a rank is expected to send {each} for a bulk')
         return best
 
-    def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> "OwnersFeed":
+    def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> QueueFeed:
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
+        if job.resident:
+            from .collective_feed_cuda import OwnersFeedOnDevice
+
+            return OwnersFeedOnDevice(self, placement, phase, job, first)
         return OwnersFeed(self, placement, phase, job, first)
+
+
+def own_queue(plan: SeedPlan) -> MemoryQueue:
+    """A queue for the minibatches of a rank, without a bound: room is checked before sampling, which ranks begin
+    together."""
+    per_epoch = max(1, plan.num_minibatches)
+    return MemoryQueue(bulk_size=plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
+
+
+def bulks_of(plan: SeedPlan, phase: Phase, first: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Epoch and number of each bulk of a phase, from that of minibatch `first` on: its epoch and index."""
+    for epoch in range(first[0], phase.last_epoch):
+        for number in range(first[1] // plan.bulk_size if epoch == first[0] else 0, plan.num_bulks):
+            yield epoch, number
 
 
 class OwnersFeed(QueueFeed):
@@ -127,17 +145,9 @@ class OwnersFeed(QueueFeed):
         group, row = placement.column.sub("sample", range(placement.column.size)), placement.row
         across = None if row is None else row.sub("sample", range(row.size))
         self._owners = policy.meet(placement, job, group, across)
-        # Room is checked before sampling, which ranks must begin together.
-        per_epoch = max(1, self._plan.num_minibatches)
-        queue = MemoryQueue(bulk_size=self._plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
-        super().__init__(queue, None, job.ledger, lambda: True)
-
-        def bulks() -> Iterator[tuple[int, int]]:
-            for epoch in range(first[0], phase.last_epoch):
-                for number in range(first[1] // self._plan.bulk_size if epoch == first[0] else 0, self._plan.num_bulks):
-                    yield epoch, number
-
-        self._thread = Lockstep("sampling", group, bulks(), self._has_room, self._sample, self._wake)
+        super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
+        bulks = bulks_of(self._plan, phase, first)
+        self._thread = Lockstep("sampling", group, bulks, self._has_room, self._sample, self._wake)
         self._thread.start()
 
     def _has_room(self, bulk: tuple[int, int]) -> bool:

@@ -85,10 +85,13 @@ class ExchangeFetch:
             same_thread: see `Group.sub`.
         """
         grid = Grid(job.group.size, self.replication)
-        group = grid.among(job.group, "rows", same_thread)
+        blocks = placement if isinstance(placement, BlockRows) else None
+        # One thread uses one group, for rows and for whatever else it sends within the column.
+        column = blocks.column if blocks is not None and same_thread else None
+        group = grid.among(job.group, "rows", same_thread) if column is None else column
         features = CountedFeatures(placement.features, job.ledger, "store")
-        if isinstance(placement, BlockRows):
-            return features, 0, placement.book, group, placement.degree
+        if blocks is not None:
+            return features, 0, blocks.book, group, blocks.degree
         book = RangeBook(features.num_rows * np.arange(grid.blocks + 1, dtype=np.int64) // grid.blocks)
         return features, int(book.offsets[group.rank]), book, group, None
 

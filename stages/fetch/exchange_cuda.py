@@ -145,7 +145,7 @@ class UnitsOnDevice(Units[_Unit]):
                 return
 
     def _take(self) -> bool:
-        """Wait for the minibatches of the next unit, if one is due; true if so."""
+        """Wait for the minibatches of the next unit, or draw them, if one is due; true if so."""
         unit = next(self._coming, None) if len(self._units) <= self._is_ahead else None
         if unit is None:
             return False
@@ -181,9 +181,9 @@ class UnitsOnDevice(Units[_Unit]):
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        # Here, and not when they are begun: this is where training measures its waits for samples.
-        while self._take():
-            pass
+        # Here, and not when they are begun: this is where training measures its waits for samples. One unit, as `begin`
+        # takes one before it loads it: taking may draw it together with other ranks.
+        self._take()
         work: Any = self._units[0].minibatches
         return work[index]
 

@@ -153,7 +153,8 @@ class Blocks:
         if isinstance(before, BlockRows):
             return before
         grid = Grid(job.group.size, self.replication)
-        column = grid.among(job.group, "column")
+        # On a device the training thread speaks to them.
+        column = grid.among(job.group, "column", same_thread=job.device is not None)
         row = grid.across(job.group, "row") if self.rows_meet else None
         if isinstance(data, Placement):
             if grid.blocks > 1:

@@ -1,11 +1,12 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
@@ -20,6 +21,10 @@ from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
+
+if TYPE_CHECKING:
+    from ..kernels.sampling.device_samples import Rows
+    from ..placement.row_owners_cuda import OwnersOnDevice
 
 
 def check_batch_dependency(number: object) -> None:
@@ -62,6 +67,7 @@ class NeighborSampler:
     Graph Neural Networks" (2023), section 3.2, with numbers that change at once where theirs change gradually."""
     name: ClassVar[str] = "neighbor"
     draws_relations_on_device: ClassVar[bool] = True
+    draws_by_owners_on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.replace))
@@ -222,9 +228,7 @@ class NeighborSampler:
             )  # fmt: skip
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
-            return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(
-                min=1
-            )
+            return self._scale_there(graph, rows, kept)
 
         return node_wise(
             graph,
@@ -233,7 +237,31 @@ class NeighborSampler:
             scale if weights else None,
             of_edge=not self.weighted,
             nested=self.expand == "new",
-            bound=None if min(self.fanout) < 0 else max(self.fanout),
+            bound=self._bound,
+            edge_ids=self.edge_ids,
+        )
+
+    @property
+    def _bound(self) -> int | None:
+        """See `ResidentBulk`."""
+        return None if min(self.fanout) < 0 else max(self.fanout)
+
+    def _scale_there(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
+        """float64, the share of each row's neighbourhood that a kept edge stands for, on the device."""
+        from ..kernels.sampling.device_graph import number_on_device
+
+        return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
+
+    def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
+        """Like `sample_by_owners`, drawn by the kernels of the owners' GPUs, and left on this one's."""
+        from .resident import by_owners
+
+        return by_owners(
+            request,
+            owners.sample(request.seeds, self.streams(request), _DrawsThere(self, owners)),
+            weighted=self.sends_weights(owners.rows.graph),
+            nested=self.expand == "new",
+            bound=self._bound,
             edge_ids=self.edge_ids,
         )
 
@@ -321,6 +349,38 @@ class NeighborSampler:
         scale = graph.in_degree[rows] / np.maximum(kept, 1)
         assert weight is not None
         return scaled(weight, positions, kept, scale)
+
+
+class _DrawsThere:
+    """See `row_owners_cuda.DrawsHere`."""
+
+    def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
+        self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
+        self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
+        self._sends_weights = sampler.sends_weights(self._graph)
+        self.has_values = sampler.edge_ids or self._sends_weights
+
+    def draw(self, rows: "Rows", keys: Tensor, hop: int) -> Any:
+        sampler, graph = self._sampler, self._graph
+        return self._owners.kernels.draw_rows(
+            graph, rows, keys, self.fanout[hop], replace=self.replace,
+            table=_table(graph) if sampler.weighted else None, keep=sampler.edge_ids or sampler._reads_weights(graph),
+        )  # fmt: skip
+
+    def values(self, rows: "Rows", drawn: Any, num_edges: int) -> list[Tensor]:
+        from ..kernels.sampling.device_graph import number_on_device
+
+        found, graph = [], self._graph
+        if self._sends_weights:
+            kept = drawn.ends.diff()
+            scale = self._sampler._scale_there(graph, rows.nodes, kept)
+            weight = torch.repeat_interleave(scale, kept, output_size=num_edges)
+            if not self._sampler.weighted:
+                weight = number_on_device(graph, "edge_weight")[drawn.positions[:num_edges]].double() * weight
+            found.append(weight.float())
+        if self._sampler.edge_ids:
+            found.append(drawn.positions[:num_edges] + self._owners.rows.first_edge)
+        return found
 
 
 # A property of the graph, not of the sampler: kept as long as the graph is.

@@ -1,6 +1,7 @@
 """Minibatches that stay on the device that sampled them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -186,6 +187,36 @@ def node_wise(
             weights = None if scale is None else node_weights(graph, d, scale, of_edge)
             weights = weights if weigh is None else weigh(d)
             yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
+
+    return resident(request, made(), edge_ids)
+
+
+def by_owners(
+    request: BulkRequest,
+    pieces: Iterable[tuple[slice, DeviceSample, list[Tensor]]],
+    *,
+    weighted: bool,
+    nested: bool,
+    bound: int | None,
+    edge_ids: bool,
+) -> Bulk:
+    """A bulk that the owners of rows have drawn.
+
+    Args:
+        request: the request.
+        pieces: see `placement.row_owners_cuda.OwnersOnDevice.sample`.
+        weighted: true if the first values are the edges' weights.
+        nested: see `ResidentBulk`, as `bound`.
+        bound: see there.
+        edge_ids: true if the last values are the edges' positions.
+    """
+
+    def made() -> Iterator[tuple[slice, ResidentBulk]]:
+        for piece, d, values in pieces:
+            weight = [values[0][x.positions] for x in d.lists] if weighted else None
+            ids = [values[-1][x.positions] if edge_ids else None for x in d.lists]
+            lists = [replace(x, positions=at) for x, at in zip(d.lists, ids)]
+            yield piece, ResidentBulk(d.rows, d.node_ends, lists, d.edge_ends, weight, nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)
 

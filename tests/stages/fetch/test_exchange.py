@@ -500,6 +500,11 @@ class Sluggish:
         self._suffer(request)
         return self._inner.sample_by_owners(owners, request)
 
+    def sample_by_owners_on_device(self, owners: Any, request: Any) -> Any:
+        self._suffer(request)
+        inner: Any = self._inner
+        return inner.sample_by_owners_on_device(owners, request)
+
 
 class Trainer:
     """As much of a rank's loop as feeds and fetchers see."""
@@ -522,15 +527,18 @@ class Trainer:
         # A bulk of k minibatches of each rank.
         queue = MemoryQueue(bulk_size=way.bulk * p, max_bytes=way.waiting, minibatches_per_epoch=MINIBATCHES)
         queue.stored = not produce
+        sampler = sampler or SAMPLERS[way.sampler]
+        if way.slow == "sampling" and group.rank == 0:
+            sampler = Sluggish(sampler, 0.02)
+        # Owners draw on the device wherever the sampler can.
+        able = isinstance(SAMPLERS[way.sampler], NeighborSampler)
+        resident = device is not None and by_owners and able
         self.job = RankJob(
             seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs,
             dtype=torch.float32,
             kernel=cpu, group=group, ledger=self.ledger, queue=queue, minibatches_per_step=self.m,
-            produce=produce, device=device,
+            produce=produce, device=device, resident=resident,
         )  # fmt: skip
-        sampler = sampler or SAMPLERS[way.sampler]
-        if way.slow == "sampling" and group.rank == 0:
-            sampler = Sluggish(sampler, 0.02)
         if by_owners:
             place, sample = block_rows(grid, grid.among(group, "column")), SampledByOwners(sampler, way.waiting)
         else:
@@ -584,6 +592,7 @@ class Trainer:
 
     def check(self, work: MiniBatch, epoch: int, index: int) -> None:
         assert (work.epoch, work.index) == (epoch, index)
+        assert work.on_host is not self.job.resident
         assert minibatch_digest(work) == minibatch_digest(serial(self.way.sampler, epoch)[index])
         fetched, nodes = self.fetcher.fetch(work), work.nodes.astype(np.int64)
         assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (

@@ -25,13 +25,18 @@ from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
+from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
 from .relations import segments_of, weights
-from .tables import TABLE_BYTES, Workspace, stride
+from .tables import Workspace, at_once
 from .terms import terms
 
 __all__ = [
+    "AllNodes",
+    "Answers",
     "Workspace",
+    "at_once",
     "device",
+    "draw_rows",
     "fastgcn",
     "labor",
     "labor_pieces",
@@ -39,6 +44,7 @@ __all__ = [
     "layer_pieces",
     "matrix",
     "neighbor",
+    "neighbor_of_owners",
     "neighbor_pieces",
     "relation_weights",
 ]
@@ -46,7 +52,7 @@ __all__ = [
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
     """Ranges of minibatches whose tables fit together."""
-    step = max(1, TABLE_BYTES // (5 * stride(graph.num_nodes)))
+    step = at_once(graph.num_nodes)
     for at in range(0, k, step):
         yield slice(at, min(k, at + step))
 

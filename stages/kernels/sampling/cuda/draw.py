@@ -74,8 +74,9 @@ def _uniform(
     tl.store(edges + e, u, mask=some)
     if KEEP:
         tl.store(positions + e, at, mask=some)
-    # Several programs may write here at once, all the same value.
-    tl.store(found + q[:, None] * stride + u.to(tl.int64), 1, mask=some)
+    if found is not None:
+        # Several programs may write here at once, all the same value.
+        tl.store(found + q[:, None] * stride + u.to(tl.int64), 1, mask=some)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
@@ -95,7 +96,8 @@ def _take(
     tl.store(edges + e, u, mask=some)
     if KEEP:
         tl.store(positions + e, at, mask=some)
-    tl.store(found + tl.load(owner + f, mask=some, other=0).to(tl.int64) * stride + u.to(tl.int64), 1, mask=some)
+    if found is not None:
+        tl.store(found + tl.load(owner + f, mask=some, other=0).to(tl.int64) * stride + u.to(tl.int64), 1, mask=some)
 
 
 def total(ends: Tensor) -> int:
@@ -114,11 +116,12 @@ def draw(
     rows: Rows,
     keys: Tensor,
     fanout: int,
-    tables: Tables,
+    tables: Tables | None,
     *,
     replace: bool,
     table: Slots | None,
     keep: bool,
+    num_edges: int | None = None,
 ) -> Drawn:
     """Draw up to `fanout` in-edges of each row and mark their sources in `tables`.
 
@@ -127,10 +130,11 @@ def draw(
         rows: n of them.
         keys: int64 [k], the bits of the stream of each minibatch.
         fanout: -1 takes every in-edge.
-        tables: of the bulk.
+        tables: of the bulk; None: nothing is marked.
         replace: draw independently.
         table: draw in proportion to the weights that it is made of, or None.
         keep: also return positions.
+        num_edges: in-edges of all rows, where all are taken and the host knows their number.
 
     The host waits for all in-edges, for weighted draws without replacement, and for more than BOUND edges.
     """
@@ -142,19 +146,22 @@ def draw(
         some = degree if table is None else table.positive.index_select(0, rows.nodes).long()
         kept = torch.where(some > 0, s, 0) if replace else some.clamp(max=s)
     ends = cumulated(kept)
-    room = total(ends) if fanout < 0 or n * s > BOUND else n * s
+    room = num_edges
+    if room is None:
+        room = total(ends) if fanout < 0 or n * s > BOUND else n * s
     edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
     positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device) if keep else None
     if not n or not room:
         return Drawn(ends, edges, positions)
     known = (graph.indptr, graph.indices, rows.nodes, rows.owner)
-    target = (tables.found, edges, edges if positions is None else positions)
+    found, stride = (None, 0) if tables is None else (tables.found, tables.stride)
+    target = (found, edges, edges if positions is None else positions)
     if fanout >= 0 and table is None:
         # Draws with replacement are independent: they may be in several programs.
         width = 1 << ((min(s, 128) if replace else s) - 1).bit_length()
         tile = max(1, TILE // width)
         launch(_uniform, programs(n, tile), programs(s, width))(
-            *known, keys, ends, *target, n, s, tables.stride,
+            *known, keys, ends, *target, n, s, stride,
             REPLACE=replace, KEEP=keep, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
         )  # fmt: skip
         return Drawn(ends, edges, positions)
@@ -163,7 +170,7 @@ def draw(
         assert table is not None
         places = draw_places(graph, rows, keys, s, table, kept, ends, room, replace=replace)
     launch(_take, programs(room, BLOCK))(
-        *known, ends, places, *target, n, room, tables.stride, n.bit_length(),
+        *known, ends, places, *target, n, room, stride, n.bit_length(),
         PLACED=fanout >= 0, KEEP=keep, BLOCK=BLOCK,
     )  # fmt: skip
     return Drawn(ends, edges, positions)

@@ -28,14 +28,14 @@ from ..samples import LIMIT
 from .draw import Drawn, draw
 from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
-from .tables import Tables, Workspace
+from .tables import Nodes, Tables, Workspace
 
 Draw = Callable[[Group, int, int, Tables], Drawn]
 """Maps (rows, hop, fanout, tables) to the edges drawn for the rows, marked in the tables."""
 
 
 def expand(
-    graph: DeviceGraph,
+    graph: Nodes,
     seeds: Tensor,
     counts: Counts,
     fanout: Sequence[int],
@@ -47,7 +47,7 @@ def expand(
     """Hop after hop: draw and number new nodes; after the last, translate.
 
     Args:
-        graph: in-neighbour lists.
+        graph: its nodes.
         seeds: [sum of counts], minibatch after minibatch, in the dtype of the graph's ids.
         counts: seeds of each of the k minibatches, k > 0.
         fanout: L numbers, nearest the seeds first.

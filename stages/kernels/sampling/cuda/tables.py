@@ -1,16 +1,29 @@
 """Tables in which a bulk finds and numbers its nodes on a GPU."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from ..device_graph import DeviceGraph
 
 SCAN = 1 << 12
 """Nodes of one minibatch that one program scans for new ones."""
 TABLE_BYTES = 4 << 30
 """Maximum size of a bulk's tables: a larger bulk is drawn in pieces."""
+
+
+class Nodes(Protocol):
+    """The nodes of a graph, such as a `DeviceGraph`."""
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tables."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +53,18 @@ def stride(num_nodes: int) -> int:
     return max(1, -(-num_nodes // SCAN)) * SCAN
 
 
+def at_once(num_nodes: int) -> int:
+    """Minibatches whose tables fit together; at least one."""
+    return max(1, TABLE_BYTES // (5 * stride(num_nodes)))
+
+
 class Workspace:
     """Keeps a bulk's tables for the next bulk: clearing the used entries costs less than clearing all."""
 
     def __init__(self) -> None:
         self._tables: Tables | None = None
 
-    def take(self, k: int, graph: DeviceGraph) -> Tables:
+    def take(self, k: int, graph: Nodes) -> Tables:
         """Clear tables for k minibatches. They belong to the caller until they are put back, so a failure spoils
         nothing."""
         tables, self._tables = self._tables, None

@@ -163,7 +163,7 @@ def test_several_programs_share_a_launch(monkeypatch):
         (number_cuda, "BLOCK", 128),
         (number_cuda, "SCAN", 128),
         (tables_cuda, "SCAN", 128),
-        (cuda, "TABLE_BYTES", 5 * 256 * 2),
+        (tables_cuda, "TABLE_BYTES", 5 * 256 * 2),
         (draw_cuda, "BOUND", 40),
     ):
         monkeypatch.setattr(module, name, value)

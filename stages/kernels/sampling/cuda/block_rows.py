@@ -1,0 +1,125 @@
+"""Node-wise sampling of a graph whose rows lie on several GPUs: draws of the owner of some rows, and the minibatches
+that whoever asked makes of the answers.
+
+An owner draws as in a whole graph, by keys that know the id of its first row, and marks nothing. The answers are lists
+of edges, in the order in which they came: whoever asked takes all of each, row after row, by the kernel that takes all
+in-edges of rows, and marks their sources in its own tables. Those have entries for all V nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .....storage.graph import Graph
+from ...runtime.device_memory import to_device
+from ..alias import AliasTable
+from ..device_graph import DeviceGraph, on_device
+from ..device_samples import DeviceSample, Rows
+from .draw import Drawn, cumulated, draw
+from .neighbor import check_int32, expand
+from .renumber import Group
+from .tables import Tables, Workspace
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Edges that owners have drawn for n rows, one answer after the other, as they came."""
+
+    order: Tensor
+    """int64 [n], the row that each answers."""
+    kept: Tensor
+    """int64 [n], edges of each."""
+    sources: Tensor
+    """[e], ids."""
+
+
+Ask = Callable[[Rows, int], Answers]
+"""Maps rows of a hop, and its number, to the answers of their owners."""
+
+
+@dataclass(frozen=True)
+class AllNodes:
+    """The nodes of a graph of which this device has some rows."""
+
+    num_nodes: int
+    device: torch.device
+
+
+def draw_rows(
+    graph: Graph, rows: Rows, keys: Tensor, fanout: int, *, replace: bool, table: AliasTable | None, keep: bool
+) -> Drawn:
+    """The draws of `neighbor` for rows of a block in one hop.
+
+    Args:
+        graph: the block, with global sources.
+        rows: n of them, by their number in the block.
+        keys: int64 [m], the bits of the streams that `Rows.owner` counts, plus the id of the first row times `NODE`.
+        fanout: edges of a row at most; -1: all.
+        replace: draw independently.
+        table: alias tables of the block, to draw by weight, or None.
+        keep: also return positions.
+    """
+    on = on_device(graph)
+    slots = None if table is None else on.with_table(table)
+    return draw(on, rows, keys, fanout, None, replace=replace, table=slots, keep=keep)
+
+
+def neighbor_of_owners(
+    nodes: AllNodes,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    dtype: torch.dtype,
+    fanout: Sequence[int],
+    ask: Ask,
+    *,
+    replace: bool,
+    expand_all: bool,
+    keep: bool,
+    workspace: Workspace,
+) -> DeviceSample:
+    """`neighbor` by owners of rows.
+
+    Args:
+        nodes: of the graph.
+        seeds: of each of k minibatches, k > 0.
+        dtype: of ids.
+        fanout: L numbers, nearest the seeds first.
+        ask: gets the edges of a hop.
+        replace: owners draw independently.
+        expand_all: ask for every node so far at each hop.
+        keep: `DeviceList.positions` are places of edges among all that came, hop after hop.
+        workspace: keeps the tables.
+
+    Raises:
+        RunError: a minibatch has more edges than its lists can index.
+    """
+    came = 0
+
+    def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        nonlocal came
+        if replace:
+            check_int32(s * int(group.counts.max()))
+        answers = ask(group.rows, h)
+        drawn = _in_order(answers, group.rows, tables, keep)
+        if drawn.positions is not None:
+            drawn.positions.add_(came)
+        came += len(answers.sources)
+        return drawn
+
+    flat = to_device(np.concatenate([np.asarray(s, np.int64) for s in seeds]), nodes.device).to(dtype)
+    counts = np.array([len(s) for s in seeds], np.int64)
+    return expand(nodes, flat, counts, fanout, draw_hop, again=expand_all, workspace=workspace)
+
+
+def _in_order(answers: Answers, rows: Rows, tables: Tables, keep: bool) -> Drawn:
+    """All edges, row after row, marked; positions are places among them as they came."""
+    place = torch.empty_like(answers.order)
+    place[answers.order] = torch.arange(len(place), device=place.device)
+    lists = DeviceGraph(cumulated(answers.kept), answers.sources, max_degree=0)
+    return draw(
+        lists, Rows(place, rows.owner), answers.order, -1, tables,
+        replace=False, table=None, keep=keep, num_edges=len(answers.sources),
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Sampling by owners on GPUs: the bits of the serial samplers, from ranks with and without rows and minibatches."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from millrace.stages.assignment import BulkRequest
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.placement.row_owners_cuda import OwnersOnDevice
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.errors import RunError
+from millrace.storage.graph import Graph
+from millrace.storage.minibatch import Bulk
+from millrace.storage.partition.book import RangeBook
+from millrace.tests.contracts.block_sampling import (
+    block_rows,
+    random_book,
+    random_graph,
+    random_request,
+    skewed,
+    unlike,
+    worlds,
+)
+from millrace.tests.contracts.pretended_device import DEVICE, OnDevice, is_pretended
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+
+pytest.importorskip("triton")
+
+from millrace.stages.kernels.sampling.cuda import neighbor as neighbor_cuda
+from millrace.stages.kernels.sampling.cuda import tables as tables_cuda
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+
+def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[BulkRequest]) -> list[str]:
+    """Differences of what ranks draw together, by one sampler after the other, from the serial minibatches."""
+
+    def on_rank(group: ThreadGroup) -> list[str]:
+        owners, request = OwnersOnDevice(block_rows(graph, book, group.rank, group), group, DEVICE), requests[group.rank]
+        wrong = []
+        for sampler in samplers:
+            got = sampler.sample_by_owners_on_device(owners, request)
+            assert not any(m.on_host for m in got.minibatches)
+            want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
+            wrong += [f"rank {group.rank}, blocks {book.offsets.tolist()}, {sampler}: {x}" for x in unlike(got, want)]
+        return wrong
+
+    return [line for lines in run_threads(on_rank, len(requests)) for line in lines]
+
+
+def random_neighbor(rng: np.random.Generator, weighted: bool) -> NeighborSampler:
+    fanout = tuple(int(s) for s in rng.choice([-1, 1, 2, 3, 7, 65], int(rng.integers(1, 4))))
+    replace, by_weight, edge_ids = (bool(b) for b in rng.integers(2, size=3))
+    return NeighborSampler(fanout, replace, by_weight and weighted, "all" if rng.integers(2) else "new", edge_ids)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_odd_graphs(ranks: int) -> None:
+    """Hubs, loops, multi-edges, no edges, weights of 0; of four blocks one has no rows; ranks without minibatches."""
+    for number, (name, graph, samplers) in enumerate(worlds()):
+        rng = np.random.default_rng([number, ranks])
+        few = [s for s in samplers if isinstance(s, NeighborSampler) and max(s.fanout) < 200][ranks % 2 :: 2]
+        requests = [random_request(rng, graph.num_nodes, r * number % 3, 9) for r in range(ranks)]
+        assert drawn(graph, random_book(rng, graph.num_nodes, ranks), few, requests) == [], name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_graph_cut_and_sampler(ranks: int) -> None:
+    idle = 0
+    for case in range(8):
+        rng = np.random.default_rng([ranks, case])
+        graph = random_graph(rng)
+        book = random_book(rng, graph.num_nodes, ranks)
+        sampler = random_neighbor(rng, graph.edge_weight is not None)
+        counts = rng.integers(0, 4, ranks)
+        idle += int((counts == 0).sum())
+        requests = [random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in counts]
+        assert drawn(graph, book, [sampler], requests) == []
+    assert idle
+
+
+def test_a_bulk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks go through as many pieces as the one with the most minibatches."""
+    monkeypatch.setattr(tables_cuda, "TABLE_BYTES", 2 * 5 * tables_cuda.SCAN)
+    graph, rng = skewed(50, 300, weighted=True, hub=60), np.random.default_rng(1)
+    requests = [random_request(rng, 50, k, 6) for k in (5, 1, 0)]
+    samplers = [NeighborSampler((3, 2), edge_ids=True), NeighborSampler((-1,))]
+    assert drawn(graph, random_book(rng, 50, 3), samplers, requests) == []
+
+
+def test_dependent_minibatches() -> None:
+    graph, rng = skewed(60, 500, weighted=False), np.random.default_rng(2)
+    requests = [random_request(rng, 60, 3, 9) for _ in range(2)]
+    assert drawn(graph, random_book(rng, 60, 2), [NeighborSampler((3, 2), batch_dependency=4)], requests) == []
+
+
+def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, request = skewed(40, 400, weighted=False), BulkRequest(0, 0, 0, 0, (np.arange(20),))
+    book = RangeBook(np.array([0, 40]))
+    for sampler in (NeighborSampler((5,)), NeighborSampler((5,), replace=True)):
+        edges = 20 * 5 if sampler.replace else sampler.sample(graph, request, cpu).minibatches[0].num_edges
+        monkeypatch.setattr(neighbor_cuda, "LIMIT", edges + 1)
+        assert drawn(graph, book, [sampler], [request]) == []
+        monkeypatch.setattr(neighbor_cuda, "LIMIT", edges)
+        with pytest.raises(RunError, match=f"would hold {edges} edges; at most {edges - 1} fit"):
+            drawn(graph, book, [sampler], [request])
+
+
+def test_ids_and_edges_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By way of the hosts go the keys of a bulk, once, and counts."""
+    if not is_pretended():
+        pytest.skip("there is a GPU")
+    plain, sent = ThreadGroup.all_to_all, []
+
+    def exchanged(self: ThreadGroup, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        sent.append((kind, isinstance(parts[0], OnDevice)))
+        assert len({isinstance(x, OnDevice) for x in (*parts, *(into or ()))}) == 1
+        return plain(self, parts, kind, into)
+
+    monkeypatch.setattr(ThreadGroup, "all_to_all", exchanged)
+    graph, rng = skewed(60, 500, weighted=True), np.random.default_rng(3)
+    requests = [random_request(rng, 60, 2, 9) for _ in range(2)]
+    assert drawn(graph, random_book(rng, 60, 2), [NeighborSampler((3, 2), edge_ids=True)], requests) == []
+    of_hop = {("control", False): 1, ("graph", True): 5}
+    assert {x: sent.count(x) for x in set(sent)} == {("graph", False): 2, **{x: 4 * n for x, n in of_hop.items()}}
