@@ -21,9 +21,8 @@ from ..placement.row_blocks import BlockRows
 from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
-from .queue_feed import QueueFeed
+from .queue_feed import QueueFeed, bulks_of, own_queue
 
-UNBOUNDED = 1 << 62
 Algorithm = Literal["owners", "1.5d", "auto"]
 
 
@@ -113,22 +112,8 @@ class SampledByOwners:
         if job.resident:
             from .collective_feed_cuda import OwnersFeedOnDevice
 
-            return OwnersFeedOnDevice(self, placement, phase, job, first)
+            return OwnersFeedOnDevice(self.plan(placement, job), self.sampler, placement, phase, job, first)
         return OwnersFeed(self, placement, phase, job, first)
-
-
-def own_queue(plan: SeedPlan) -> MemoryQueue:
-    """A queue for the minibatches of a rank, without a bound: room is checked before sampling, which ranks begin
-    together."""
-    per_epoch = max(1, plan.num_minibatches)
-    return MemoryQueue(bulk_size=plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
-
-
-def bulks_of(plan: SeedPlan, phase: Phase, first: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Epoch and number of each bulk of a phase, from that of minibatch `first` on: its epoch and index."""
-    for epoch in range(first[0], phase.last_epoch):
-        for number in range(first[1] // plan.bulk_size if epoch == first[0] else 0, plan.num_bulks):
-            yield epoch, number
 
 
 class OwnersFeed(QueueFeed):

@@ -9,27 +9,34 @@ from typing import Any
 
 import torch
 
+from ..assignment import SeedPlan
 from ..messages import Phase, RankJob
 from ..placement.row_blocks import BlockRows
 from ..placement.row_owners_cuda import OwnersOnDevice
-from .collective_feed import SampledByOwners, bulks_of, own_queue
-from .queue_feed import QueueFeed
+from .queue_feed import QueueFeed, bulks_of, own_queue
 
 
 class OwnersFeedOnDevice(QueueFeed):
     """A rank's own minibatches, drawn by `expect`, on a stream of their own."""
 
     def __init__(
-        self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
+        self, plan: SeedPlan, sampler: Any, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
     ) -> None:
-        """See `SampledByOwners.feed`."""
+        """
+        Args:
+            plan: seeds of this rank's minibatches.
+            sampler: draws by owners on devices.
+            placement: this rank's rows.
+            phase: the phase.
+            job: of this rank.
+            first: epoch and index of the minibatch to begin with.
+        """
         assert placement.column is not None and job.device is not None
-        self._plan, self._sample_s = policy.plan(placement, job), 0.0
-        self._sampler: Any = policy.sampler
-        super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
+        self._plan, self._sampler, self._sample_s = plan, sampler, 0.0
+        super().__init__(own_queue(plan), None, job.ledger, lambda: True)
         self._owners = OwnersOnDevice(placement, placement.column, job.device)
         self._stream = torch.cuda.Stream(job.device) if job.device.type == "cuda" else None
-        self._coming = bulks_of(self._plan, phase, first)
+        self._coming = bulks_of(plan, phase, first)
         self._due = next(self._coming, None)
 
     def expect(self, epoch: int, index: int) -> None:

@@ -10,7 +10,7 @@ from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
-from ...storage.queue.base import MinibatchQueue
+from ...storage.queue.base import MemoryQueue, MinibatchQueue
 from ..assignment import SeedPlan
 from ..kernels.runtime.threads import stand_back
 from ..messages import Phase, Placement, RankJob
@@ -20,6 +20,7 @@ WAIT_S = 1.0
 """Interval at which a producer polls while the queue is full."""
 GIVE_UP_S = 600.0
 """Time that a consumer waits for a live producer before the run fails."""
+UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,20 @@ def on_job_device(sampler: Sampler, job: RankJob) -> Any:
 
     assert job.device is not None
     return LeftOnDevice(sampler, job.device)
+
+
+def own_queue(plan: SeedPlan) -> MemoryQueue:
+    """A queue for the minibatches of a rank, without a bound: room is checked before sampling, which ranks begin
+    together."""
+    per_epoch = max(1, plan.num_minibatches)
+    return MemoryQueue(bulk_size=plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
+
+
+def bulks_of(plan: SeedPlan, phase: Phase, first: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Epoch and number of each bulk of a phase, from that of minibatch `first` on: its epoch and index."""
+    for epoch in range(first[0], phase.last_epoch):
+        for number in range(first[1] // plan.bulk_size if epoch == first[0] else 0, plan.num_bulks):
+            yield epoch, number
 
 
 class QueueFeed:

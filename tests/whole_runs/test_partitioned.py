@@ -574,6 +574,11 @@ REFUSED = {
         ["--ranks", 2, CUT, "--set", "kernel=reference"],
         'kernel is "reference", which samples from a whole graph',
     ),
+    "GPUs that draw for a host": (
+        ["--ranks", 2, CUT, "--set", "kernel=cuda"],
+        'kernel is "cuda" and bulk.topology is "partitioned", where the owners of rows draw on their GPUs, but device '
+        'is "cpu"; set device = "cuda" or leave kernel out',
+    ),
     "a stored queue": (
         ["--ranks", 2, CUT, "--set", "queue.kind=zarr"],
         'queue.kind is "zarr", but bulk.topology is "partitioned"',

@@ -166,7 +166,10 @@ def test_a_gpu_samples_there_in_large_bulks_unless_told_otherwise():
     assert seen(kernel="cpu") == ("cpu", 8)
     # What goes through a store is drawn by workers, which need not have a GPU.
     assert seen(queue={"kind": "zarr"}) == ("cpu", 8)
-    assert seen(bulk={"topology": "partitioned"}) == ("cpu", 8)
+    # Owners of rows draw on GPUs for one sampler, by one algorithm.
+    assert seen(bulk={"topology": "partitioned"}) == ("cuda", 64)
+    assert seen(bulk={"topology": "partitioned", "algorithm": "auto"}) == ("cpu", 8)
+    assert seen(bulk={"topology": "partitioned"}, sampler={"name": "labor"}) == ("cpu", 8)
     again = resolve(resolve({"device": "cuda"}).model_dump(exclude_none=True))
     assert (again.kernel, again.queue.bulk_size) == ("cuda", 64)
 

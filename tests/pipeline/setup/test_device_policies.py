@@ -263,6 +263,28 @@ def test_rows_that_ranks_own(sbm, all_rows, tmp_path, options, where):
     assert result.hot_rows is not None
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"sampler": {"name": "labor", "fanout": [3, 2]}}, "for neighbor only, but the sampler is labor; leave kernel"),
+        ({"bulk": {"algorithm": "1.5d"}}, 'but bulk.algorithm is "1.5d"; leave one of them out'),
+        ({"queue": {"kind": "zarr"}}, 'queue.kind is "zarr", but bulk.topology is "partitioned"'),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_owners_that_cannot_draw_on_their_devices(sbm, tmp_path, options, why):
+    """Asked for, it is refused in a sentence; by default they draw on the host."""
+    given = {**JOB, "kernel": "cuda", **options, "bulk": {"topology": "partitioned", **options.get("bulk", {})}}
+    given |= {"fanout": None} if "sampler" in options else {}
+    given = {key: value for key, value in given.items() if value is not None}
+    with pytest.raises(mr.InputError, match=why) as refused:
+        mr.run(sbm, device="cuda", out=tmp_path / "run", **given)
+    assert "\n" not in str(refused.value)
+    if "sampler" in options or "algorithm" in given["bulk"]:
+        del given["kernel"]
+        agree(sbm, tmp_path, **{"fanout": None} if "sampler" in options else {}, **options | {"bulk": given["bulk"]})
+
+
 def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
     """There is one copy of them, and the store is read once."""
     _, result = agree(sbm, tmp_path)

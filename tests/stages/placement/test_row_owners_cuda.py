@@ -38,7 +38,10 @@ def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[Bul
     """Differences of what ranks draw together, by one sampler after the other, from the serial minibatches."""
 
     def on_rank(group: ThreadGroup) -> list[str]:
-        owners, request = OwnersOnDevice(block_rows(graph, book, group.rank, group), group, DEVICE), requests[group.rank]
+        owners, request = (
+            OwnersOnDevice(block_rows(graph, book, group.rank, group), group, DEVICE),
+            requests[group.rank],
+        )
         wrong = []
         for sampler in samplers:
             got = sampler.sample_by_owners_on_device(owners, request)

@@ -1,0 +1,77 @@
+"""Block rows on GPUs, which are pretended: two ranks whose owners of rows draw there, over a stand-in for NCCL, learn
+what ranks learn that draw on the host."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.setup import device_policies
+from millrace.pipeline.setup.model import Outline
+from millrace.stages.feed.collective_feed import OwnersFeed
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.tests.contracts import nccl, pretended_device
+from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.whole_runs.test_partitioned import Rehearsal, train_one
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
+JOB: dict[str, Any] = {
+    "epochs": 2, "seed": 4, "threads": 1, "dtype": "float64", "hidden": 6, "dropout": 0.3, "fanout": [3, 2], "lr": 0.02,
+    "batch_size": 5, "minibatches_per_step": 2, "queue": {"bulk_size": 2}, "check": True,
+    "bulk": {"topology": "partitioned", "cache_fraction": 0.1, "hot_by": "degree", "prefetch_bytes": 1500},
+}  # fmt: skip
+"""Five minibatches an epoch, three steps, the last of them of one rank."""
+THERE = {"device": "cuda", "gpu": {"cache_bytes": 0}}
+
+
+def train_there(
+    group: Any, runs: list[tuple[Any, ...]], outline: Outline, folder: Path
+) -> list[tuple[dict[str, Any] | None, int]]:
+    """The rank's report of each run, None where it was stopped, and its exchanges of device tensors."""
+    over = nccl.stood_in(group)
+    device_policies.check_gpus = lambda job: None  # it asks for dask-cuda
+    plain: Any = NeighborSampler.sample_by_owners, OwnersFeed.__init__
+    found = []
+    for number, (name, table, fingerprint, cut, stop_after) in enumerate(runs):
+        there = table.get("device") == "cuda"
+        # A rank that draws on its device has no other way.
+        NeighborSampler.sample_by_owners, OwnersFeed.__init__ = (None, None) if there else plain
+        own: Any = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
+        report = train_one(own, table, outline, folder, folder / name, fingerprint, cut, stop_after)
+        asked = sum(g._on_gpus.asked.count("alltoall_base") for g in (own, *own._subs) if hasattr(g, "_on_gpus"))
+        found.append((report, asked))
+        own.close()
+    over.close()
+    return found
+
+
+def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of draws on the host; whether the topology lies on the device or in the host's locked memory,
+    and when a run goes on in mid-epoch."""
+    if not pretended_device.is_pretended():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
+    dataset = mr.open_dataset("sbm:nodes=80,classes=3,degree=6,features=5,train=0.3", seed=1)
+    rehearsal = Rehearsal(dataset, tmp_path, 2)
+    rehearsal.add("host", JOB)
+    rehearsal.add("there", {**JOB, **THERE})
+    rehearsal.add("pinned", {**JOB, **THERE, "gpu": {"topology": "pinned"}, "sampler": {"expand": "all"}})
+    rehearsal.add("again", {**JOB, **THERE}, stop_after=4)
+    rehearsal.add("again", {**JOB, **THERE})
+    rehearsal.add("all on the host", {**JOB, "sampler": {"expand": "all"}})
+    ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240)
+    for rank in ranks:
+        (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (every, _) = rank
+        assert (none, stopped) == (0, None) and many > 0
+        assert again["parameters_sha256"] == there["parameters_sha256"]
+        for a, b in ((there, host), (pinned, every)):
+            assert (a["minibatches"], a["sampled_edges"]) == (b["minibatches"], b["sampled_edges"])
+            assert [h["train_loss"] for h in a["history"]] == pytest.approx([h["train_loss"] for h in b["history"]])
+            assert a["bytes"]["network"]["features"] == b["bytes"]["network"]["features"]
+    for a, b in (("there", "host"), ("again", "host"), ("pinned", "all on the host")):
+        seen, want = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in (a, b))
+        for key, value in want.items():
+            torch.testing.assert_close(seen[key], value, rtol=1e-7, atol=1e-12)
