@@ -18,6 +18,8 @@ EPOCHS, LAYERS = 4, len(FANOUT)
 SAMPLED = {"sampler": {"name": "neighbor", "fanout": list(FANOUT)}}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "bulk": SAMPLED,
+    "bulk, partitioned": SAMPLED | {"bulk": {"topology": "partitioned"}},
+    "bulk, partitioned, drawn on the hosts": SAMPLED | {"bulk": {"topology": "partitioned"}, "kernel": "cpu"},
     "grappa": SAMPLED,
     "sar": {},
     "sar, one rank after the other": {"sar": {"mode": "rematerialize", "prefetch_bytes": 1 << 20}},
