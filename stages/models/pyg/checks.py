@@ -92,13 +92,13 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     degree = torch.bincount(edges[1], minlength=6)[torch.from_numpy(names)]
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
     # SplineConv takes coordinates from 0 to 1.
-    attr = torch.rand(len(edges[0]), edge_width, generator=torch.Generator().manual_seed(1)).to(like)
-    neighbourhood = BlockNeighbourhood(block, degree.to(like), edges=_given(attr[kept][order]))
+    attr = torch.rand(len(edges[0]), edge_width, generator=torch.Generator().manual_seed(1))
+    neighbourhood = BlockNeighbourhood(block, degree.to(like), edges=_given(attr[kept][order].to(like)))
     width = num_features
     for i in range(model.num_layers):
         x = torch.randn(6, width, generator=generator).to(like)
         # pyrefly: ignore[not-callable]
-        plain = model.plain_layer(i, x, edges.to(like.device), attr)
+        plain = model.plain_layer(i, x, edges.to(like.device), attr.to(like))
         out = model.layer(i, neighbourhood, x[names])
         if plain is not None and not torch.allclose(out, plain[names[:3]], rtol=1e-3, atol=1e-4):
             raise InputError(
@@ -162,7 +162,8 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int, edge_wi
                     (p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0)
                 )
                 zeros = partial(torch.zeros, dtype=known.dtype, device=known.device)
-                neighbourhood = BlockNeighbourhood(block, torch.full((3,), 2.0), edges=_given(zeros(3, edge_width)))
+                degree = torch.full((3,), 2.0, device=known.device)
+                neighbourhood = BlockNeighbourhood(block, degree, edges=_given(zeros(3, edge_width)))
                 try:
                     out = model.layer(i, neighbourhood, zeros(3, width))
                 except InputError:

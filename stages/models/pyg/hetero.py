@@ -211,10 +211,10 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         _check_rows(said, found, types.node_types, i == model.num_layers - 1)
         model.widths.append(tuple(found[n].shape[1] if n in found else 0 for n in types.node_types))
         try:
-            out = model.layer(i, half, h[torch.from_numpy(half.block.src)])
+            out = model.layer(i, half, h[half.block.src])
         except Exception as e:
             raise InputError(f"{said} fails on a block ({type(e).__name__}: {first_line(e)})") from e
-        whole = model.layer(i, everything, h)[torch.from_numpy(names[first])]
+        whole = model.layer(i, everything, h)[names[first]]
         if not torch.allclose(out, whole, rtol=1e-3, atol=1e-4):
             raise InputError(
                 f"{said} computes other rows on a block than on the whole graph; use one whose row for a node depends "
@@ -239,8 +239,8 @@ def _block(
     return BlockNeighbourhood(
         Block(num_dst, names, indptr, src[kept].astype(np.int32)),
         degree,
-        edges=(lambda: attr[torch.from_numpy(kept)]) if attr.shape[1] else None,
-        edge_types=EdgeTypes(types, lambda: kinds[kept]),
+        edges=(lambda: attr[kept]) if attr.shape[1] else None,
+        edge_types=EdgeTypes(types, lambda: kinds[kept], device=None if attr.device.type == "cpu" else attr.device),
     )
 
 

@@ -39,3 +39,21 @@ def test_whole_models_are_known_by_the_forward_that_they_have():
     assert is_network(pyg.GCN(5, 8, 2, 3))
     for other in (OwnForward(5, 8, 2, 3), nn.Linear(5, 3), pyg.GCNConv(5, 3), None):
         assert not is_network(other)
+
+
+ON_DEVICE = {
+    "a whole model": (lambda: pyg.GraphSAGE(5, 8, 2, 3), 0),
+    "degrees of the whole graph": (lambda: pyg.GCNConv(5, 3), 0),
+    "features of edges": (lambda: pyg.GATConv(5, 3, edge_dim=2), 2),
+}
+
+
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_modules_on_a_gpu_are_tried_there(on_device, name):
+    make, edge_width = ON_DEVICE[name]
+    assert PyGModel(make().to(on_device)).fit(5, 0, edge_width) == 3
+
+
+def test_on_a_gpu_too_other_rows_on_a_block_are_refused(on_device):
+    with pytest.raises(InputError, match="computes other rows on a block"):
+        PyGModel(pyg.SGConv(5, 3).to(on_device)).fit(5, 0)

@@ -108,6 +108,19 @@ def test_training_is_that_of_pyg_on_the_whole_graph(
     assert mr.predict(result, model=model()).classes.tolist() == want.argmax(1).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:There exist node types")
+@pytest.mark.parametrize("make", [hetero, traced])
+def test_modules_on_a_gpu_are_tried_there(
+    make: Callable[[Dataset], list[nn.Module]], data: Dataset, on_device: torch.device
+) -> None:
+    given, layers = types_of(data), make(data)
+    assert given is not None
+    HeteroPyGModel(layers).fit(TypedInput.of_record(given), 0)  # lazy parameters get their shapes
+    model = HeteroPyGModel([layer.to(on_device) for layer in layers])
+    model.fit(TypedInput.of_record(given), 0)
+    assert all(p.device == on_device for p in model.parameters())
+
+
 def test_weights_of_edges_count_as_in_pyg(tmp_path: Path) -> None:
     rng, likes = np.random.default_rng(0), ("user", "likes", "item")
     ends, weights = (rng.integers(0, 9, 60), rng.integers(0, 12, 60)), {likes: rng.random(60)}
