@@ -1,11 +1,12 @@
 """The report's page: the values that its templates need."""
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from ..config.systems import SYSTEMS
@@ -58,7 +59,9 @@ def render_stores(records: Sequence[StoreRecord]) -> str:
     return _rendered("stores.html", title=title, records=sections(records))
 
 
-def _rendered(template: str, **values: Any) -> str:
+@functools.cache
+def _template(name: str) -> Template:
+    """A template; to parse it takes as long as several pages."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -67,7 +70,11 @@ def _rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"amount": amount, "duration": duration, "svg": Markup}
-    return environment.get_template(template).render(
+    return environment.get_template(name)
+
+
+def _rendered(template: str, **values: Any) -> str:
+    return _template(template).render(
         style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
         colours={variable: colour for colour, variable in COLOURS.items() if colour not in (INK, FAINT)},
         written=f"{datetime.now():%Y-%m-%d %H:%M}",

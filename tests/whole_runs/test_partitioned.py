@@ -493,7 +493,7 @@ def ranks_alive():
 
 FAULTY = with_(
     JOB,
-    epochs=5,
+    epochs=4,
     ranks=2,
     train={"batch_size": 3, "minibatches_per_step": 2},
     checkpoint={"every_steps": 10},
@@ -520,7 +520,7 @@ def test_interrupted_gone_on_with_and_a_rank_killed(undisturbed, scheduler, tmp_
     run = {**FAULTY, "out": out, "scheduler": scheduler}
     assert mr.run(DATASET, emit=seen.append, stop=stop, **run).status == "stopped"
     assert not ranks_alive()
-    reaper = Reaper(3)
+    reaper = Reaper(2)
     result = mr.run(DATASET, resume=True, emit=reaper, **run)
     assert result.parameters_sha256 == undisturbed
     text, seconds = reaper.told
