@@ -135,7 +135,6 @@ KERNELS = [
     (attention_shared_cuda._attend_shared_rows, TOGETHER),
     (attention_shared_cuda._attend_shared_rows, PIECES),
     (attention_shared_cuda._backward_shared_dst, TOGETHER | {"weighted": None}),
-    (attention_shared_cuda._backward_shared_dst, TOGETHER),
     (attention_shared_cuda._backward_shared_dst, PIECES),
     (dropout_cuda._scale_kept_rows, DROPPED),
     (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None, "key_at": None}),
@@ -197,4 +196,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "29\n26\n", done.stderr
+    assert done.stdout == "29\n25\n", done.stderr

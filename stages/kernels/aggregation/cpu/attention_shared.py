@@ -158,8 +158,10 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
 def _backward_dst(
     indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi
 ):
-    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], receives the gradient of `a_dst`; `to_src`, or None,
-    that of `a_src` if x needs none."""
+    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], receives the gradient of `a_dst`; `to_src`, unless
+    it is empty, that of `a_src`, if x needs none."""
+    # Checked at run time: a version of its own takes two seconds to compile.
+    from_rows = len(to_src) > 0
     H, F, E, n = logit_src.shape[1], x.shape[1], len(indices), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat = x.reshape(-1)
@@ -188,7 +190,7 @@ def _backward_dst(
                             logit_src[source[t], h] + here[h], p[t], d[t], delta[v, h], kept, keep_scale, slope
                         )
                         o[h] += d[t]
-                    if to_src is not None:
+                    if from_rows:
                         _add_rows(to_src[c, h], x, row, d, count)
             row[0] = at(ids, v)
             for h in range(H):
@@ -342,7 +344,7 @@ def attend_shared_backward(
         base,
         *logits,
         to_dst,
-        None if needs_x else to_src,
+        to_src[:0] if needs_x else to_src,
     )
     parallel(_backward_dst, [(*args, a, b) for a, b in chunk_parts(lists.indptr, heads * (width + 8))])
     dx = None
