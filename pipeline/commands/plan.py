@@ -8,6 +8,7 @@ from ...storage.errors import InputError
 from .shared.flags import (
     BatchSizeFlag,
     DatasetFlag,
+    DeviceFlag,
     DropoutFlag,
     DtypeFlag,
     EpochsFlag,
@@ -38,6 +39,9 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")
     ] = None,
+    device_memory: Annotated[
+        float | None, typer.Option(help="GiB for each rank on its GPU; by default what is free on this machine's.")
+    ] = None,
     link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
     bandwidth: Annotated[
         float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")
@@ -51,6 +55,7 @@ def plan(
     epochs: EpochsFlag = None,
     dropout: DropoutFlag = None,
     ranks: RanksFlag = None,
+    device: DeviceFlag = None,
     seed: SeedFlag = None,
     dtype: DtypeFlag = None,
     split: SplitFlag = None,
@@ -66,8 +71,8 @@ def plan(
 
     flags = {
         "dataset": dataset, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
-        "batch_size": batch_size, "epochs": epochs, "dropout": dropout, "ranks": ranks, "seed": seed, "dtype": dtype,
-        "split": split,
+        "batch_size": batch_size, "epochs": epochs, "dropout": dropout, "ranks": ranks, "device": device, "seed": seed,
+        "dtype": dtype, "split": split,
     }  # fmt: skip
     table = job_table(job, flags, overrides)
     if (nodes is None) != (edges is None) or (nodes is not None and dataset is not None):
@@ -81,7 +86,8 @@ def plan(
         over = link_named(link)
     elif bandwidth is not None and latency is not None:
         over = Link(bandwidth * 1e9 / 8, latency / 1e3)
-    cluster = Cluster(hosts, None if memory is None else round(memory * 2**30), over)
+    sizes = (None if gib is None else round(gib * 2**30) for gib in (memory, device_memory))
+    cluster = Cluster(hosts, next(sizes), over, next(sizes))
     with Terminal() as terminal:
         made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
     show(as_text(made), made.to_record(), as_json)

@@ -13,6 +13,7 @@ from ..telemetry.events import both
 from .shared.flags import (
     BatchSizeFlag,
     DatasetFlag,
+    DeviceFlag,
     DropoutFlag,
     DtypeFlag,
     EpochsFlag,
@@ -53,7 +54,7 @@ def run(
         str | None,
         typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu | cuda  [default: cpu]")] = None,
+    device: DeviceFlag = None,
     seed: SeedFlag = None,
     dtype: DtypeFlag = None,
     split: SplitFlag = None,

@@ -191,6 +191,15 @@ def visible() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
+def free_bytes() -> int:
+    """Free memory of this process's first GPU, less what CUDA takes for a process. Raises like `own_device`."""
+    import psutil
+    import torch
+
+    device = own_device()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
 def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
     """The worker of each rank, and its GPU as `VISIBLE` names it.
 

@@ -32,6 +32,10 @@ class Setting:
     threads: int
     """Threads of a rank."""
     cores: int
+    gpus: int
+    """GPUs of a machine; 0: ranks train on CPUs."""
+    device_room: int
+    """Memory of a rank's GPU."""
     link: Link | None
 
     @property
@@ -42,6 +46,10 @@ class Setting:
     def load(self, ranks: int) -> float:
         """Threads for each core of a machine with so many ranks, if they share cores; else 1."""
         return max(1.0, ranks * self.threads / self.cores)
+
+    def crowd(self, ranks: int) -> float:
+        """Slowness of a machine's ranks that train beside each other: threads for each core, or ranks for each GPU."""
+        return max(1.0, ranks / self.gpus) if self.gpus else self.load(ranks)
 
     @property
     def train(self) -> int:
@@ -89,6 +97,11 @@ class Candidate:
     def is_sampled(self) -> bool:
         """True if steps train on minibatches."""
         return self.system.sample.sampler is not None
+
+    @property
+    def is_resident(self) -> bool:
+        """True if minibatches stay on the GPU that draws them."""
+        return self.at.gpus > 0 and self.is_sampled and self.job.kernel == "cuda"
 
     @property
     def exchanges(self) -> bool:

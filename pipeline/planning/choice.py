@@ -32,7 +32,7 @@ def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[st
     """
     fitting = [f for f in forecasts if f.fits]
     if not fitting:
-        frugal = min(forecasts, key=lambda f: f.memory_bytes)
+        frugal = min(forecasts, key=lambda f: (f.device_bytes, f.memory_bytes))
         return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}", {}
     usual = [f for f in fitting if linked or not SYSTEMS.find(f.system).for_slow_links]
     best = max(usual or fitting, key=lambda f: steps_per_hour(f, epochs))

@@ -1,12 +1,17 @@
 """Memory and time of a run, extrapolated from its trial."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ...stages.feed.local_feed import Local
+from ...stages.kernels import sampling_backend
+from ...stages.kernels.runtime.device_memory import SHARE
 from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
+from .inputs import unpredicted
 from .traffic import Moved, moves, rows_asked
 from .trial import EPOCHS, TrialResult
 
@@ -25,7 +30,7 @@ class Forecast:
     """Resident size of the largest rank; of a job that maps its graph, without the pages of files."""
     memory: Parts
     arithmetic: str
-    """The sum of `memory` in words."""
+    """The sums of `memory` and `device_memory` in words."""
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Bytes of the whole run over all ranks, by channel and kind."""
     bytes_per_epoch: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -40,30 +45,35 @@ class Forecast:
     """Seconds of one evaluation, which are not in `seconds_per_epoch`."""
     estimate: bool = True
     """True if a generated graph stood in for the real one, or fewer ranks for all."""
+    device_bytes: int = 0
+    """Memory of tensors on the GPU of the largest rank; 0 on CPUs."""
+    device_memory: Parts = field(default_factory=dict)
 
 
 def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
     """Forecast of the candidate's run from its trial; without one, its least memory.
 
     Args:
-        s: the run.
+        s: the run, on GPUs `placed`.
         room: bytes of a rank's memory.
         seen: the trial.
     """
     moved = Moved() if seen is None else moves(s, seen)
-    memory = least_bytes(s) if seen is None else memory_of(s, seen, moved.most_seen)
-    total = sum(memory.values())
-    terms = " + ".join(f"{name} {size / 2**20:,.0f}" for name, size in memory.items())
-    words = f"{terms} = {total / 2**20:,.0f} MiB, of {room / 2**20:,.0f} MiB for a rank"
-    found = Forecast(
-        s.label, s.system.name, total <= room, total, memory, words, epochs=s.epochs, steps_per_epoch=s.steps
-    )
+    if seen is None:
+        memory = least_bytes(s)
+        device = {name: sum(sizes) for name, sizes in arrays_of(s).items() if getattr(s.job.gpu, name) == "device"}
+    else:
+        memory, device = (of(s, seen, moved.most_seen) for of in (memory_of, device_memory_of))
+    (total, words), (there, said) = as_sum(memory, room, "a rank"), as_sum(device, s.at.device_room, "its GPU")
+    fits, words = total <= room and there <= s.at.device_room, f"{words}; {said}" if device else words
+    shape = {"epochs": s.epochs, "steps_per_epoch": s.steps, "device_bytes": there, "device_memory": device}
+    found = Forecast(s.label, s.system.name, fits, total, memory, words, **shape)
     if seen is None:
         return replace(found, arithmetic=f"at least {words}")
     # Only full batches grow with the graph; minibatches of a step that each rank trains on come one after the other.
     work = s.in_turn(s.ranks) / s.in_turn(seen.ranks) if s.is_sampled else share_of_work(s)
-    # As more threads than in the trial share each core, each is slower.
-    crowd, network = s.at.load(s.at.per_host) / s.at.load(seen.ranks), moved.seconds(s.at.link) if s.at.link else 0.0
+    # As more threads than in the trial share each core, or ranks each GPU, each is slower.
+    crowd, network = s.at.crowd(s.at.per_host) / s.at.crowd(seen.ranks), moved.seconds(s.at.link) if s.at.link else 0.0
     return replace(
         found,
         bytes=moved.bytes(1, s.epochs),
@@ -75,10 +85,21 @@ def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecas
     )
 
 
+def as_sum(parts: Parts, room: int, whose: str) -> tuple[int, str]:
+    """The sum of parts of memory, and the arithmetic in words."""
+    terms, total = " + ".join(f"{name} {size / 2**20:,.0f}" for name, size in parts.items()), sum(parts.values())
+    return total, f"{terms} = {total / 2**20:,.0f} MiB, of {room / 2**20:,.0f} MiB for {whose}"
+
+
+def least_share(s: Candidate) -> float:
+    """Least share of the graph that a rank holds."""
+    chunks = 2 if isinstance(s.system.partition, Chunks) else 1
+    return 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
+
+
 def least_bytes(s: Candidate) -> Parts:
     """Memory of data that a rank needs in any case, known without a trial."""
-    chunks = 2 if isinstance(s.system.partition, Chunks) else 1
-    share = 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
+    share = least_share(s)
     nodes, edges, features = s.at.numbers.nodes, s.at.numbers.edges, s.feature_bytes * share
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
@@ -103,19 +124,90 @@ def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
         seen: its trial.
         most_seen: most nodes seen by a rank of isolated training; else 0.
     """
-    worst, grows = int(np.argmax(seen.peak_rss_bytes)), s.at.growth
-    features, step = (seen.memory_bytes[worst][use] for use in ("features", "step"))
+    worst = int(np.argmax(seen.peak_rss_bytes))
+    grows, step = growth_of_data(s, seen, worst, most_seen), 0 if s.at.gpus else seen.memory_bytes[worst]["step"]
     used = seen.peak_rss_bytes[worst] - step
     base = min(seen.base_bytes, used)
+    data = round((used - base) * grows)
+    if s.exchanges and not (s.at.gpus and s.job.gpu.features == "device"):
+        data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
+    parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}
+    return parts | waiting_bytes(s, seen) if s.is_sampled and not s.is_resident else parts
+
+
+def growth_of_data(s: Candidate, seen: TrialResult, rank: int, most_seen: int) -> float:
+    """Data of the largest rank, in multiples of that of a rank of the trial. See `memory_of`."""
+    grows, features = s.at.growth, seen.memory_bytes[rank]["features"]
     if s.cut is not None and s.trial_cut is not None and s.ranks > 1:
         # Isolated ranks see more than their parts, and hold the features of all they see.
         isolated = most_seen and features
         grows *= most_seen * s.row_bytes[0] / features if isolated else s.cut.most_held / s.trial_cut.most_held
-    data = round((used - base) * grows)
+    return grows
+
+
+def placed(s: Candidate) -> Candidate:
+    """The candidate, on GPUs with a choice for each array that lies there if it fits: what fits in a trial on a smaller
+    graph need not fit in the run.
+
+    Raises:
+        InputError: the features of edges fit there, and those of nodes do not.
+    """
+    left, places = s.at.device_room, {}
+    for name, sizes in arrays_of(s).items():
+        where, fit = getattr(s.job.gpu, name), set[bool]()
+        for size in filter(None, sizes):
+            fit.add(there := where == "device" or (where == "auto" and size <= SHARE * left))
+            left -= size * there
+        if len(fit) > 1:
+            raise unpredicted(f"gpu.{name} is '{where}', and only some of it fits", f"set gpu.{name}")
+        places[name] = "pinned" if False in fit else "device"
+    return replace(s, job=s.job.model_copy(update={"gpu": s.job.gpu.model_copy(update=places)}))
+
+
+def arrays_of(s: Candidate) -> Mapping[str, tuple[int, ...]]:
+    """Least bytes of neighbour lists, and of rows of edges and of nodes, that a rank has for minibatches on a GPU: by
+    key in `Gpu`, in the order in which they are placed."""
+    if not (s.at.gpus and s.is_sampled):
+        return {}
+    share, numbers, (row, edge_row) = least_share(s), s.at.numbers, s.row_bytes
+    lists = (4 if numbers.nodes < 2**31 else 8) * numbers.edges * s.is_resident
+    held = s.replication / s.ranks if s.exchanges else share
+    edges, rows = edge_row * numbers.edges * share, row * numbers.nodes * held
+    return {"topology": (round(lists * share),), "features": (round(edges), round(rows))}
+
+
+def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
+    """Memory of tensors on the GPU of the largest rank; see `memory_of`. Evaluation takes up to half of what is free
+    there."""
+    if not s.at.gpus:
+        return {}
+    worst, gpu, growth = int(np.argmax(seen.peak_device_bytes)), s.job.gpu, s.at.growth
+    held, grows = seen.memory_bytes[worst], growth_of_data(s, seen, worst, most_seen)
+    base, rows = min(seen.base_device_bytes, held["step"]), held["features"]
+    nodes, later = rows / s.row_bytes[0], rows * grows
     if s.exchanges:
-        data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
-    parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}
-    return parts | waiting_bytes(s, seen) if s.is_sampled else parts
+        rows, later = (s.replication * s.feature_bytes / of for of in (growth * seen.ranks, s.ranks))
+    lists = held["graph"] * (gpu.topology == "device" and (s.is_resident or not s.is_sampled))
+    tried, data = (
+        lists * times + node_bytes(s, nodes * times, many) + (rows if gpu.features == "device" else min(cached, rows))
+        for rows, cached, times, many in (
+            (rows, gpu.cache_bytes / growth, 1, seen.minibatches / seen.ranks),
+            (later, gpu.cache_bytes, grows, s.minibatches / s.ranks),
+        )
+    )
+    there = min(1.0, (held["step"] - base) / max(1.0, tried))
+    step = held["step"] - base - tried * there
+    parts = {"process": base, "data": data * there, "step": step * (1 if s.is_sampled else grows)}
+    evaluation = (seen.peak_device_bytes[worst] - held["step"]) * grows
+    parts["evaluation"] = max(0.0, min(evaluation, (s.at.device_room - sum(parts.values())) / 2))
+    parts |= waiting_bytes(s, seen) if s.is_resident else {}
+    return {use: round(size) for use, size in parts.items()}
+
+
+def node_bytes(s: Candidate, nodes: float, minibatches: float) -> float:
+    """Bytes on a GPU by a rank's nodes, and minibatches of its epoch: labels, and tables that bulks are drawn by."""
+    bulk = min(s.job.queue.bulk_size, math.ceil(minibatches))
+    return 8 * nodes + (sampling_backend("cuda").table_bytes(round(nodes), bulk) if s.is_resident else 0)
 
 
 def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
@@ -134,7 +226,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
         return minibatches * epochs / ranks * max(0.0, 1 - prepare_s / train_s)
 
     parts, fetched = {}, [0.0, 0.0]
-    if s.exchanges and seen.distinct:
+    if s.exchanges and seen.distinct and not s.at.gpus:  # a GPU fetches as much ahead as in the trial
         # A rank's own rows are copied beside those of others.
         stored = s.job.queue.kind == "zarr"
         asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2], stored)[1]

@@ -92,13 +92,16 @@ class Cluster:
     """Memory for a rank; None: its share of this machine's."""
     link: Link | None = None
     """Link between ranks; None: this machine's loopback, as measured by the trial."""
+    device_bytes: int | None = None
+    """Memory of a rank's GPU; None: its share of what is free on this machine's."""
 
     def check(self, ranks: int) -> "Cluster":
         """The cluster itself. Raises InputError if `ranks` ranks cannot run on it."""
         if not 1 <= whole_number("hosts", self.hosts) <= ranks:
             raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
-        if self.memory_bytes is not None and not (isinstance(self.memory_bytes, Real) and self.memory_bytes > 0):
-            raise InputError(f"the memory of a rank is {self.memory_bytes!r} bytes; expected more than 0")
+        for of, size in (("a rank", self.memory_bytes), ("a rank's GPU", self.device_bytes)):
+            if size is not None and not (isinstance(size, Real) and size > 0):
+                raise InputError(f"the memory of {of} is {size!r} bytes; expected more than 0")
         if self.link is not None and not self.link.is_sound:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and self.link is None:
@@ -136,8 +139,6 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     sampled = resolve(common)
     if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
         raise unpredicted(f"sampler is '{sampled.sampler['name']}', which draws by times", "use the sampler neighbor")
-    if sampled.device != "cpu":
-        raise unpredicted(f"device is '{sampled.device}'", "leave it out to plan for CPUs")
     if sampled.learned.width:
         raise unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
     if sampled.model.get("norm") == "batch" and sampled.ranks > 1:

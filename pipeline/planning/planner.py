@@ -38,6 +38,8 @@ class Plan:
     cluster: Cluster
     memory_bytes: int
     """Memory for a rank."""
+    device_bytes: int
+    """Memory for a rank on its GPU; 0: ranks train on CPUs."""
     systems: tuple[Forecast, ...]
     recommended: str | None
     """Label of the system that takes most optimiser steps an hour; None if nothing fits."""
@@ -122,6 +124,8 @@ def plan(
         if job.graph != first.graph:
             why = SYSTEMS.find(job.system).unmapped(job)
             notes.append(f'{label} is planned with graph = "memory": it {why}.')
+    if at.gpus:
+        notes.append("On a GPU it is memory of tensors: an allocator's gaps come on top.")
     if at.stands_in:
         notes.append(f"An estimate: trials ran on {at.dataset.name}, which stands in for the graph.")
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
@@ -132,6 +136,7 @@ def plan(
         epochs=first.epochs,
         cluster=where,
         memory_bytes=trials.room,
+        device_bytes=at.device_room,
         systems=tuple(forecasts),
         recommended=recommended,
         why=why,

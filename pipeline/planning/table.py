@@ -16,6 +16,7 @@ def as_text(plan: Plan) -> str:
     """A table of the systems, the choice, and notes."""
     cluster, link, n = plan.cluster, plan.cluster.link, plan.numbers
     between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
+    between = f" and {size(plan.device_bytes)} on its GPU" * (plan.device_bytes > 0) + between
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
     many = (
         f" of {n.node_types} types" * (n.node_types > 1),
@@ -27,7 +28,7 @@ def as_text(plan: Plan) -> str:
         f"{counted_outputs(n.task, n.classes)}, {n.train:.1%} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
-        ROW.format(*HEAD),
+        ROW.format(*HEAD) + f"{'on GPU':>11}" * (plan.device_bytes > 0),
         *(_row(f) for f in plan.systems),
         "",
         "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, "
@@ -63,7 +64,8 @@ def _row(f: Forecast) -> str:
     if f.seconds_per_epoch is not None:
         cells = [_bytes(f, "network"), _bytes(f, "network", ("gradients", "control")), _bytes(f, "store")]
         seconds = [f"{f.seconds_per_epoch:.3g}", f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""]
-    return ROW.format(f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, *seconds)
+    row = ROW.format(f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, *seconds)
+    return row + f" {size(f.device_bytes):>10}" * bool(f.device_memory)
 
 
 def _bytes(f: Forecast, channel: str, without: tuple[str, ...] = ()) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
+from ...stages.comm.nccl import even_ring_bytes
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
@@ -25,6 +26,7 @@ from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ...storage.ledger import KINDS
+from ..machine.gpus import backend
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
 from .network import Link
@@ -68,10 +70,11 @@ class Moved:
         self.per_epoch["network", kind] += sent
         self.waits[kind] += waits
 
-    def add_sums(self, kind: str, numel: int, itemsize: int, ranks: int, times: float) -> None:
-        """Count sums of `numel` numbers over all ranks, as many as `times` in an epoch."""
-        sent = np.array([ring_bytes(numel, itemsize, r, ranks) for r in range(ranks)])
-        self.add(kind, times * sent, times * sum_waits(numel, ranks, kind))
+    def add_sums(self, kind: str, numel: int, itemsize: int, ranks: int, times: float, on_gpus: bool = False) -> None:
+        """Count sums of `numel` numbers over all ranks, as many as `times` in an epoch, over gloo, or NCCL on GPUs."""
+        ring = even_ring_bytes if on_gpus else ring_bytes
+        sent = np.array([ring(numel, itemsize, r, ranks) for r in range(ranks)])
+        self.add(kind, times * sent, times * (2 * (ranks - 1) if on_gpus else sum_waits(numel, ranks, kind)))
 
 
 def moves(s: Candidate, seen: TrialResult) -> Moved:
@@ -99,12 +102,12 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
 
 def _steps(moved: Moved, s: Candidate) -> None:
     """Steps of any system: one sum over ranks of all gradients, with a count and a flag to stop."""
-    model, size, schedule = s.model, s.ranks, s.system.schedule
+    model, size, schedule, on_gpus = s.model, s.ranks, s.system.schedule, backend(s.job) == "nccl"
     phases = schedule.phases(s.job.epochs, model)
     for phase in phases:
         parameters = [p for p in schedule.begin(phase, model).parameters() if p.requires_grad]
         numel = sum(p.numel() for p in parameters) + EXTRA_NUMBERS
-        moved.add_sums("gradients", numel, parameters[0].element_size(), size, s.steps / len(phases))
+        moved.add_sums("gradients", numel, parameters[0].element_size(), size, s.steps / len(phases), on_gpus)
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
     counters = size * 2 * sum(len(kinds) for kinds in KINDS.values()) + 4
     moved.once["network", "control"] += len(phases) * (2 * (size - 1) * 8 * counters + size * (size - 1))
@@ -178,6 +181,9 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     """Rows and ids of sampled minibatches, as counted in the trial."""
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches
+    if not s.exchanges and s.at.gpus:  # uploaded, or copied to locked memory, before the first epoch
+        moved.once["store", "features"] += seen.bytes["store"]["features"] * s.at.growth * s.ranks / seen.ranks
+        return
     if not s.exchanges:
         each = seen.bytes["store"]["features"] / (EPOCHS * by_rows(seen.minibatches, seen))
         moved.per_epoch["store", "features"] += each * by_rows(s.minibatches, seen)

@@ -44,6 +44,10 @@ class TrialResult:
     """Peak of a rank's memory with next to no data."""
     peak_rss_bytes: list[int]
     """Peak of each rank's memory; of a job that maps its graph, without the pages of files."""
+    base_device_bytes: int
+    """`base_bytes` of a GPU."""
+    peak_device_bytes: list[int]
+    """Peak of each rank's memory on its GPU, evaluation included; 0 on CPUs."""
     memory_bytes: list[dict[str, int]]
     """See `Result.memory_bytes`."""
     bytes: dict[str, dict[str, int]]
@@ -66,9 +70,10 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     plan = SeedPlan(seeds, batch, -(-len(seeds) // batch), job.seed_of("minibatches"))
     nodes, edges, most = [np.empty(0, np.int64)] * ranks, [0] * ranks, MOST_STEPS * max(1, per_step // ranks)
     set_num_threads(s.at.threads)
+    kernel = sampling_backend("cpu" if job.kernel == "cuda" else job.kernel)  # which draw the same
     for epoch in range(EPOCHS):
         start = time.perf_counter()
-        drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), sampling_backend(job.kernel)).minibatches
+        drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), kernel).minibatches
         seconds = time.perf_counter() - start
         for r, m in ((i % per_step % ranks, m) for i, m in enumerate(drawn) if len(m.seeds) == batch):
             if len(sizes[r]) < most:
@@ -82,7 +87,9 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
 
 
-def measured(s: Candidate, job: Job, result: Mapping[str, Any], peaks: list[int], base: int, seeds: Any) -> TrialResult:
+def measured(
+    s: Candidate, job: Job, result: Mapping[str, Any], peaks: list[int], base: tuple[int, int], seeds: Any
+) -> TrialResult:
     """Measurements of a trial.
 
     Args:
@@ -90,10 +97,10 @@ def measured(s: Candidate, job: Job, result: Mapping[str, Any], peaks: list[int]
         job: the trial's.
         result: of the trial's run.
         peaks: see `TrialResult.peak_rss_bytes`.
-        base: see `TrialResult.base_bytes`.
+        base: see `TrialResult.base_bytes` and `TrialResult.base_device_bytes`.
         seeds: train nodes of the trial.
     """
-    seconds, events = result["seconds"], result["events"]
+    seconds, events, on_gpu = result["seconds"], result["events"], s.is_resident
     epochs, total = seconds["per_epoch"], max(1, result["minibatches"])
     edge_bytes, sample_s, distinct = draw(s, seeds, job.ranks) if s.is_sampled else (0.0, 0.0, [])
     # The first epoch of each phase has one-time work. When the last one begins, sampling may be over.
@@ -110,12 +117,14 @@ def measured(s: Candidate, job: Job, result: Mapping[str, Any], peaks: list[int]
         minibatches=minibatches,
         minibatch_bytes=edge_bytes * result["sampled_edges"] / total,
         distinct=distinct,
-        # Threads that sample share cores with those that train.
-        sample_s=sample_s * s.at.load(2 * job.ranks),
+        # Threads that sample share cores with those that train. On a GPU they share that, as in the trial.
+        sample_s=seconds["sample"] / total * job.ranks if on_gpu else sample_s * s.at.load(2 * job.ranks),
         fetch_s=seconds["exchange"] / total * job.ranks,
         evaluate_s=seconds["evaluate"] / (1 + sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)),
-        base_bytes=base,
+        base_bytes=base[0],
         peak_rss_bytes=peaks,
+        base_device_bytes=base[1],
+        peak_device_bytes=result["peak_device_bytes"],
         memory_bytes=result["memory_bytes"],
         bytes={channel: result["bytes"][channel] for channel in ("network", "store")},
         waits=result["waits"]["network"],

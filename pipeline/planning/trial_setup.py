@@ -18,7 +18,7 @@ from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesFormat, write_dataset
-from ...storage.errors import InputError
+from ...storage.errors import InputError, MissingExtraError
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
@@ -26,6 +26,7 @@ from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import System
 from ..datasets import ReadOptions
+from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
 from ..setup.checks import check_edges, check_types
@@ -37,7 +38,7 @@ from ..setup.shared_dataset import share
 from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
-from .forecast import Forecast, foresee
+from .forecast import Forecast, foresee, placed
 from .inputs import Cluster, Numbers
 from .stand_in import detailed
 from .trial import EPOCHS, TrialResult, measured
@@ -47,6 +48,15 @@ MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
 CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
 """Keys of a job whose dataset is a store or a generated one in place of its own."""
+
+
+def _free_on_gpu() -> int:
+    try:
+        return free_bytes()
+    except MissingExtraError:
+        raise
+    except InputError as e:
+        raise InputError(f"a plan tries steps on this machine, which has no GPU to try them on: {e}") from None
 
 
 class Trials:
@@ -62,6 +72,9 @@ class Trials:
         emit: Emit,
         exits: ExitStack,
     ) -> None:
+        if cluster.device_bytes and job.device == "cpu":
+            raise InputError('the memory of a GPU is given, but device is "cpu"; leave it out, or use device = "cuda"')
+        free = _free_on_gpu() if job.device == "cuda" else 0
         spec, data = None, source if isinstance(source, Dataset) else None
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
@@ -82,18 +95,26 @@ class Trials:
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
         threads = job.threads or max(1, cores // per_host)
         self.room = cluster.memory_bytes or psutil.virtual_memory().total // per_host
+        gpus = len(visible()) if free else 0
+        room = gpus and (cluster.device_bytes or free // -(-per_host // gpus))
+        most = MOST_RANKS if backend(job) == "gloo" else min(MOST_RANKS, max(2, gpus))
+        self._ranks = min(job.ranks, most, max(2, per_host))
         outline = replace(Outline.of(data), task=numbers.task, num_classes=numbers.classes)
-        self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, cluster.link)
+        self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, gpus, room, cluster.link)
         self._spec, self._scratch, self._emit = spec, scratch, emit
-        self._ranks, self._seed = min(job.ranks, MOST_RANKS, max(2, per_host)), job.seed_of("minibatches")
+        self._seed = job.seed_of("minibatches")
         self._cuts = dict[tuple[str, int], CutCounts]()
         shared_job = job.model_copy(update={"dataset": spec or data.name})
         self._whole = cache(lambda: share(shared_job, data, scratch))
         self._short, self._server = cache(self._write_short), cache(lambda: TrialServer(exits))
         kept = job.cluster.keep_freed_bytes
-        here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept}
+        here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept, "backend": backend(job)}
         table = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
-        self._tiny = resolve({**table, "cluster": here})
+        small = {"model": {"name": "sage", "hidden": 8}} if gpus else {}  # a step counts as such, and not as its base
+        self._tiny = resolve({**table, **small, "cluster": here, "device": job.device})
+        check_cluster(self._tiny.model_copy(update={"ranks": max(self._ranks, per_host)}))
+        if gpus:
+            check_gpus(self._tiny)
         self._base = cache(lambda: self._run(self._tiny, "base"))
         variables = [allocator(kept_bytes) for kept_bytes in sorted({0, kept})]
         self._share_cluster = cache(lambda: exits.enter_context(sharing_cluster(self._tiny, 1, *variables)))
@@ -111,7 +132,7 @@ class Trials:
     def forecast(self, label: str, job: Job, system: System) -> tuple[Forecast, TrialResult | None]:
         """Forecast of a candidate that was `fitted`, and the measurements of its trial; None if it cannot fit."""
         cuts = (self._cut(job, system, ranks) for ranks in (job.ranks, self._ranks))
-        candidate = Candidate(label, job, system, self.at, *cuts)
+        candidate = placed(Candidate(label, job, system, self.at, *cuts))
         least = foresee(candidate, self.room)
         if not least.fits:
             return least, None
@@ -123,13 +144,17 @@ class Trials:
         """Run the trial of a candidate."""
         data, seeds = self.at.dataset, None
         if s.is_sampled:
-            seeds = MOST_STEPS * s.job.train.batch_size * s.job.train.per_step(self._ranks)
+            per_step, bulk = s.job.train.per_step(self._ranks), s.job.queue.bulk_size * s.is_resident
+            # A GPU holds whole bulks.
+            steps = max(MOST_STEPS, -(-bulk * self._ranks // per_step))
+            seeds = steps * s.job.train.batch_size * per_step
             data = shortened(data, seeds)
         job = self._trial_of(s, data)
         # The system can take back the pages of files that a job maps.
         memory = "own_bytes" if job.graph == "mapped" else "peak_rss_bytes"
         result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None)
-        return measured(s, job, result, result[memory], max(self._base()[memory]), data.split.train)
+        base = max(self._base()[memory]), max(self._base()["peak_device_bytes"])
+        return measured(s, job, result, result[memory], base, data.split.train)
 
     def _run(self, job: Job, name: str, seeds: int | None = None) -> dict[str, Any]:
         """Run a job in a folder of that name; on one rank, on at most so many train nodes.
@@ -186,6 +211,8 @@ class Trials:
             "threads": self.at.threads,
             "cluster": self._tiny.cluster,
             "track": [],
+            # Of a smaller graph the same share is kept on the GPU.
+            "gpu": job.gpu.model_copy(update={"cache_bytes": round(job.gpu.cache_bytes / s.at.growth)}),
             "train": job.train.model_copy(update=train),
             # One bulk is sampled ahead, as within a long epoch.
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),

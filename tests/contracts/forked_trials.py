@@ -4,21 +4,25 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.forked_cluster import fork_server
 
 
 class ForkedTrials:
     """`subprocess.Popen` of `planning.trial_server.serve`."""
 
+    on_device: ClassVar[bool] = False
+    """True if the processes have the pretended device."""
+
     def __init__(self, command: list[str], **options: Any) -> None:
         context = fork_server()
         theirs_in, ours_out = context.Pipe(duplex=False)
         ours_in, theirs_out = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(theirs_in, theirs_out))
+        self._process = context.Process(target=_serve, args=(theirs_in, theirs_out, self.on_device))
         self._process.start()
         self.pid = self._process.pid
         self.stdin, self.stdout = (
@@ -35,9 +39,17 @@ class ForkedTrials:
         self._process.join()
 
 
-def _serve(asked: Any, answers: Any) -> None:
+class TrialsOnDevice(ForkedTrials):
+    """The same with the pretended device."""
+
+    on_device = True
+
+
+def _serve(asked: Any, answers: Any, on_device: bool) -> None:
     from millrace.pipeline.planning import trial_server
 
+    if on_device:
+        pretended_device.install_for_good()
     os.setpgid(0, 0)
     for stream, pipe in enumerate((asked, answers)):
         os.dup2(pipe.fileno(), stream)

@@ -4,6 +4,8 @@ An operation on a tensor of the device and one of the host raises, as it does on
 runs in the interpreter, that is given a tensor of the host that is not page-locked. Stricter than a GPU in one thing:
 indices of rows must lie on the device too, since a GPU copies them, and waits.
 
+Its memory is that of the values of living tensors, each storage once, without what an allocator loses between them.
+
 Streams and events do nothing, since everything is done when it is asked for: a missing wait goes unnoticed here. A
 recorded CUDA graph is the list of its operations, which a replay runs again; a recording may not read a value.
 """
@@ -11,6 +13,7 @@ recorded CUDA graph is the list of its operations, which a replay runs again; a 
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
 MEMORY = 8 << 30
-"""Bytes of the device's memory, all free."""
+"""Bytes of the device's memory."""
 PROPERTIES = SimpleNamespace(name="pretended", total_memory=MEMORY, multi_processor_count=1, major=9, minor=0)
 aten: Any = torch.ops.aten
 BETWEEN = {aten.copy_.default}
@@ -45,6 +48,41 @@ PRODUCTS_INTO = {aten.mm.dtype_out: torch.mm, aten.bmm.dtype_out: torch.bmm}
 _locked: dict[int, Any] = {}
 """Page-locked memory of the host, by address."""
 _recording = threading.local()
+
+
+class Memory:
+    """Bytes of the storages of living tensors of the device."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._tensors: dict[int, int] = {}
+        self._lock = threading.RLock()
+
+    def hold(self, tensor: "OnDevice") -> None:
+        """Count the storage of a tensor until that, and all others that share it, are gone."""
+        storage = tensor.held.untyped_storage()
+        at, size = storage.data_ptr(), storage.nbytes()
+        if size:
+            weakref.finalize(tensor, self._leave, at, size).atexit = False
+            self._count(at, size, 1)
+
+    def _leave(self, at: int, size: int) -> None:
+        self._count(at, size, -1)
+
+    def _count(self, at: int, size: int, change: int) -> None:
+        with self._lock:
+            before = self._tensors.pop(at, 0)
+            if before + change:
+                self._tensors[at] = before + change
+            self.now += size * (bool(before + change) - bool(before))
+            self.peak = max(self.peak, self.now)
+
+    def reset(self) -> None:
+        """Forget the peak."""
+        self.peak = self.now
+
+
+_memory = Memory()
 
 
 class OnDevice(Tensor):
@@ -75,6 +113,7 @@ class OnDevice(Tensor):
 
     def __init__(self, held: Tensor, requires_grad: bool = False) -> None:
         self.held = held.detach()
+        _memory.hold(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"OnDevice({self.held})"
@@ -437,9 +476,11 @@ def install(patch: pytest.MonkeyPatch) -> None:
         "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
         "init": lambda: None, "set_device": lambda device: None, "current_device": lambda: 0,
         "synchronize": lambda device=None: None, "current_stream": lambda device=None: here,
-        "stream": lambda stream: contextlib.nullcontext(), "mem_get_info": lambda device=None: (MEMORY, MEMORY),
-        "memory_reserved": lambda device=None: 0, "memory_allocated": lambda device=None: 0,
-        "max_memory_allocated": lambda device=None: 0, "reset_peak_memory_stats": lambda device=None: None,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "mem_get_info": lambda device=None: (MEMORY - _memory.now, MEMORY),
+        "memory_reserved": lambda device=None: _memory.now, "memory_allocated": lambda device=None: _memory.now,
+        "max_memory_allocated": lambda device=None: _memory.peak,
+        "reset_peak_memory_stats": lambda device=None: _memory.reset(),
         "get_device_properties": lambda device=None: PROPERTIES, "get_device_capability": lambda device=None: (9, 0),
         "default_generators": (torch.Generator(),), "is_bf16_supported": lambda *_: True,
     }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import millrace as mr
 from millrace.pipeline.config.load import Job
@@ -22,6 +23,7 @@ from millrace.pipeline.planning.table import as_text
 from millrace.pipeline.planning.traffic import Moved
 from millrace.pipeline.planning.trial import TrialResult
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
+from millrace.stages.kernels.runtime import triton_rng
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_cluster import forked_cluster
@@ -245,13 +247,22 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned': plan does not predict that"),
         (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
         (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
-        (("--set", "device=cuda"), "device is 'cuda': plan does not predict that"),
+        (("--device-memory", "9"), 'the memory of a GPU is given, but device is "cpu"; leave it out'),
+        (("--device-memory", "0"), "the memory of a rank's GPU is 0 bytes; expected more than 0"),
         (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
     ],
 )
 def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
     seen = millrace("plan", *words)
     assert seen.code == 2 and said in seen.err and seen.err.count("\n") <= 3
+
+
+def test_a_machine_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_rng, "INTERPRETED", False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    seen = millrace("plan", "--device", "cuda")
+    said = 'a plan tries steps on this machine, which has no GPU to try them on: device is "cuda", but this torch ('
+    assert seen.code == 2 and said in seen.err and seen.err.count("\n") == 1
 
 
 def test_a_trial_is_too_short_for_a_schedule_and_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:

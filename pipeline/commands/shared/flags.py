@@ -56,6 +56,7 @@ BatchSizeFlag = Annotated[int | None, typer.Option(help="Seeds in a minibatch.  
 EpochsFlag = Annotated[int | None, typer.Option(help="Passes over the train split.  [default: 30]")]
 DropoutFlag = Annotated[float | None, typer.Option(help="Dropout probability.  [default: 0.5]")]
 RanksFlag = Annotated[int | None, typer.Option(help="Trainer processes.  [default: 1]")]
+DeviceFlag = Annotated[str | None, typer.Option(help="cpu | cuda  [default: cpu]")]
 SeedFlag = Annotated[int | None, typer.Option(help="Random seed.  [default: 0]")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32 | float64  [default: float32]")]
 SetFlag = Annotated[

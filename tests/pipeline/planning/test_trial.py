@@ -14,13 +14,14 @@ SAMPLED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "queue": {"bulk
 FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
 
 
-def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None) -> Any:
+def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None, resident: bool = False) -> Any:
     return SimpleNamespace(
         job=resolve(table),
         is_sampled="system" not in table,
         system=SimpleNamespace(sample=SimpleNamespace(is_isolated=isolated, sampler=sampler)),
         at=SimpleNamespace(load=lambda threads: threads / 2, threads=1, dataset=SimpleNamespace(graph="graph")),
         row_bytes=(100, 1),
+        is_resident=resident,
     )
 
 
@@ -35,13 +36,14 @@ def report(
         "bytes": {"network": {"features": 14}, "store": {"features": 2}, "per_rank": []},
         "waits": {"network": {"features": 3}},
         "memory_bytes": [{"step": 5}] * 2,
+        "peak_device_bytes": [8, 9],
         "events": [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs),
     }
 
 
 def seen_of(patch: pytest.MonkeyPatch, s: Any, of: dict[str, Any], seeds: int = 90) -> TrialResult:
     patch.setattr(trial, "draw", lambda *of: (15.0, 0.15, [11.0, 19.0]))
-    return measured(s, s.job, of, [100, 100], 7, np.arange(seeds))
+    return measured(s, s.job, of, [100, 100], (7, 3), np.arange(seeds))
 
 
 def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
@@ -53,6 +55,11 @@ def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
     # Ten edges in each. Threads that sample and train share two cores, both on each of two ranks.
     assert seen.minibatch_bytes == 150 and seen.distinct == [11, 19] and seen.sample_s == 0.3
     assert seen.fetch_s == pytest.approx(3 / 30 * 2) and seen.evaluate_s == 6
+    assert (seen.base_device_bytes, seen.peak_device_bytes) == (3, [8, 9])
+    on_gpu = seen_of(
+        monkeypatch, candidate(SAMPLED, resident=True), {**ranks, "seconds": {**ranks["seconds"], "sample": 4.5}}
+    )
+    assert on_gpu.sample_s == 0.3 and on_gpu.step_s == seen.step_s, "15 minibatches of a rank"
     assert seen.bytes == {"network": {"features": 14}, "store": {"features": 2}} and seen.waits == {"features": 3}
 
 

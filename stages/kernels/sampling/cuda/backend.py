@@ -27,7 +27,7 @@ from . import matrix
 from . import neighbor as sample_cuda
 from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
 from .relations import segments_of, weights
-from .tables import Workspace, at_once
+from .tables import Workspace, at_once, table_bytes
 from .terms import terms
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "neighbor_of_owners",
     "neighbor_pieces",
     "relation_weights",
+    "table_bytes",
 ]
 
 

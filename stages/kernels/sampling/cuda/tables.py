@@ -58,6 +58,11 @@ def at_once(num_nodes: int) -> int:
     return max(1, TABLE_BYTES // (5 * stride(num_nodes)))
 
 
+def table_bytes(num_nodes: int, k: int) -> int:
+    """Bytes of the tables that a bulk of k minibatches is drawn by."""
+    return 5 * stride(num_nodes) * min(k, at_once(num_nodes))
+
+
 class Workspace:
     """Keeps a bulk's tables for the next bulk: clearing the used entries costs less than clearing all."""
 

@@ -1,0 +1,196 @@
+"""Plans for GPUs beside runs on one, which is pretended here: bytes, and memory of tensors on it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.pipeline.config.load import Job
+from millrace.pipeline.planning import forecast, inputs, traffic, trial, trial_server, trial_setup
+from millrace.pipeline.planning.candidate import Candidate
+from millrace.pipeline.planning.forecast import Forecast, device_memory_of, foresee, node_bytes, placed
+from millrace.pipeline.planning.planner import Plan, plan
+from millrace.pipeline.planning.table import as_text
+from millrace.pipeline.planning.traffic import Moved
+from millrace.pipeline.planning.trial import TrialResult
+from millrace.pipeline.planning.trial_server import TrialServer
+from millrace.pipeline.setup.result import read_result
+from millrace.storage.errors import InputError
+from millrace.tests.contracts import dask_cuda, pretended_device
+from millrace.tests.contracts.forked_trials import TrialsOnDevice
+
+pytest.importorskip("triton")
+
+JOB: dict[str, Any] = {
+    "hidden": 4, "layers": 2, "fanout": "2,2",
+    "batch_size": 10, "epochs": 2, "threads": 1, "dropout": 0.0, "device": "cuda",
+    "config": {"dataset": "sbm:nodes=100,classes=3,degree=4,features=300,train=0.3"},
+}  # fmt: skip
+"""Three minibatches an epoch."""
+ROWS, TABLES = 100 * 300 * 4, 3 * 4096 * 5
+SYSTEMS = ("bulk", "grappa", "sar", "retexo")
+
+
+@dataclass
+class Planned:
+    """A plan for a GPU, with the candidates, their trials, and the results of their runs."""
+
+    plan: Plan | None = None
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    seen: dict[str, TrialResult] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def forecast(self, system: str) -> Forecast:
+        """Forecast of a system."""
+        assert self.plan is not None
+        return next(f for f in self.plan.systems if f.label == system)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory, on_device: Any) -> Iterator[Planned]:
+    found = Planned()
+
+    def heard(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
+        if seen is not None:
+            found.candidates[s.label], found.seen[s.label] = s, seen
+        return foresee(s, room, seen)
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as exits:
+        shorten(patch)
+        patch.setattr(trial_setup, "foresee", heard)
+        patch.setattr(trial_server, "subprocess", SimpleNamespace(Popen=TrialsOnDevice, PIPE=None, DEVNULL=None))
+        found.plan = plan(emit=lambda e: None, **JOB)
+        server, folder = TrialServer(exits), tmp_path_factory.mktemp("runs")
+        for system in SYSTEMS:
+            server.run(as_asked(found.candidates[system].job), folder / system, None)
+            found.results[system] = read_result(folder / system) or {}
+        yield found
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Trials of as many epochs as the run, and of fewer steps than others."""
+    for module in (trial, trial_setup, forecast, traffic):
+        patch.setattr(module, "EPOCHS", JOB["epochs"])
+    patch.setattr(trial_setup, "MOST_STEPS", 2)
+
+
+def as_asked(job: Job) -> Job:
+    """The job with the choices of rows and lists on the GPU that a user leaves out."""
+    return job.model_copy(update={"gpu": type(job.gpu)()})
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_bytes_and_memory_are_those_of_the_run(planned: Planned, system: str) -> None:
+    found, result = planned.forecast(system), planned.results[system]
+    counted = {kind: count for kind, count in result["bytes"]["store"].items() if count}
+    assert {kind: count for kind, count in found.bytes["store"].items() if count} == counted
+    (peak,) = result["peak_device_bytes"]
+    assert peak > ROWS and found.device_bytes == sum(found.device_memory.values())
+    data, rest = (sum(found.device_memory[use] for use in uses) for uses in (("data",), ("process", "step")))
+    assert ROWS < data - TABLES * (system in ("bulk", "grappa")) < 1.1 * ROWS
+    if system in ("sar", "retexo"):
+        assert found.device_bytes == peak
+    else:  # more or fewer bulks have been drawn when a step takes most
+        assert abs(found.device_bytes - peak) <= rest
+
+
+def larger(s: Candidate, times: int) -> Candidate:
+    """The candidate on a graph that is larger than the trial's."""
+    n = s.at.numbers
+    return replace(s, at=replace(s.at, numbers=replace(n, nodes=times * n.nodes, edges=times * n.edges)))
+
+
+def test_data_grow_with_the_graph_and_steps_of_minibatches_do_not(planned: Planned) -> None:
+    parts = {}
+    for system in ("bulk", "sar"):
+        s, seen = planned.candidates[system], replace(planned.seen[system], base_device_bytes=100)
+        seen = replace(seen, peak_device_bytes=[seen.memory_bytes[0]["step"] + 700])
+        small, large = (device_memory_of(x, seen, 0) for x in (s, larger(s, 3)))
+        assert sum(small.values()) == pytest.approx(seen.peak_device_bytes[0], abs=2)
+        assert (small["process"], small["evaluation"]) == (100, 700) == (large["process"], large["evaluation"] / 3)
+        parts[system] = [large[use] / small[use] for use in ("data", "step")]
+    assert parts == {"bulk": [pytest.approx(3), 1], "sar": [pytest.approx(3)] * 2}
+    s = planned.candidates["bulk"]
+    assert node_bytes(s, 5000, 3) == 5000 * 8 + 2 * TABLES, "of two times 4,096 nodes"
+    assert node_bytes(s, 10**9, 3) == 10**9 * 8 + 5 * (1 + 10**9 // 4096) * 4096, "a bulk is drawn in pieces"
+    # Rows that lie on the host are cached up to a limit, in the trial up to as large a share.
+    s, seen = larger(planned.candidates["bulk"], 3), planned.seen["bulk"]
+    gpu = s.job.gpu.model_copy(update={"features": "pinned", "cache_bytes": 6000})
+    cached = replace(s, job=s.job.model_copy(update={"gpu": gpu}))
+    parts = [device_memory_of(x, replace(seen, base_device_bytes=0), 0) for x in (s, cached)]
+    assert parts[0]["data"] - parts[1]["data"] == 3 * ROWS - 6000
+    assert parts[1]["step"] - parts[0]["step"] == ROWS - 2000
+
+
+def test_a_choice_by_what_fits_is_that_of_the_whole_graph(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = planned.candidates["bulk"]
+    s = larger(replace(s, job=as_asked(s.job)), 3)
+
+    def choices(room: float) -> tuple[str, str]:
+        gpu = placed(replace(s, at=replace(s.at, device_room=room))).job.gpu
+        return gpu.topology, gpu.features
+
+    lists = 4 * s.at.numbers.edges
+    assert choices(3 * ROWS / 0.6 + lists + 1) == ("device", "device")
+    assert choices(3 * ROWS / 0.6 + lists - 1) == ("device", "pinned")
+    assert choices(lists) == ("pinned", "pinned")
+    monkeypatch.setattr(forecast, "arrays_of", lambda s: {"features": (5, 90)})
+    with pytest.raises(InputError, match=r"gpu\.features is 'auto', and only some of it fits: plan does not predict"):
+        choices(100)
+
+
+def test_a_gpu_that_is_too_small_is_told_with_the_arithmetic(planned: Planned) -> None:
+    s, seen = planned.candidates["bulk"], planned.seen["bulk"]
+    s = replace(s, at=replace(s.at, device_room=ROWS // 2))
+    least, tried = foresee(s, 1 << 40), foresee(s, 1 << 40, seen)
+    assert not least.fits and least.device_memory == {"topology": 4 * s.at.numbers.edges, "features": ROWS}
+    assert not tried.fits and " + evaluation 0 + " in tried.arithmetic and " MiB for its GPU" in tried.arithmetic
+    assert foresee(replace(s, at=replace(s.at, device_room=1 << 30)), 1 << 40, seen).fits
+    assert planned.plan is not None and planned.plan.device_bytes > 7 << 30
+    text = as_text(replace(planned.plan, systems=(tried, *planned.plan.systems[1:])))
+    assert " GB on its GPU\n" in text and " on GPU\n" in text and f"bulk does not fit: {tried.arithmetic}" in text
+
+
+def test_ranks_that_share_a_gpu_take_longer_and_threads_that_share_a_core_do_not(planned: Planned) -> None:
+    s, seen = planned.candidates["sar"], planned.seen["sar"]
+    one, two = (foresee(replace(s, at=replace(s.at, per_host=n, threads=9)), 1, seen) for n in (1, 2))
+    assert one.seconds_per_epoch == seen.step_s and two.seconds_per_epoch == pytest.approx(2 * seen.step_s)
+    with pytest.raises(InputError, match="2 ranks want a GPU each under NCCL, but this machine has 1; use ranks = 1"):
+        plan(emit=lambda e: None, ranks=2, **JOB)
+
+
+@pytest.mark.parametrize(("numel", "ranks"), [(1, 2), (7, 3), (10**6 + 1, 4)])
+def test_sums_over_nccl_send_as_much_in_all(numel: int, ranks: int) -> None:
+    gloo, nccl = Moved(), Moved()
+    gloo.add_sums("gradients", numel, 4, ranks, 2)
+    nccl.add_sums("gradients", numel, 4, ranks, 2, on_gpus=True)
+    assert gloo.bytes(0, 1) == nccl.bytes(0, 1) == {"network": {"gradients": 16 * (ranks - 1) * numel}, "store": {}}
+    assert nccl.waits["gradients"] == 4 * (ranks - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers", "on_device")
+def test_two_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Trials of ranks from workers of a stand-in for dask-cuda."""
+    if not pretended_device.is_pretended():
+        pytest.skip("there is a GPU")
+    dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
+    known = inputs.variants()
+    monkeypatch.setattr(inputs, "variants", lambda: {label: known[label] for label in ("bulk, owned features", "sar")})
+    job = {**JOB, "ranks": 2, "config": {**JOB["config"], "cluster": {"backend": "gloo", "dashboard_port": 0}}}
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        made = plan(emit=lambda e: None, **job)
+    owned, sar = made.systems
+    # The trial of `sar` is the run.
+    counted, peaks = made.trials["sar"]["bytes"], made.trials["sar"]["peak_device_bytes"]
+    for kind in ("gradients", "activations", "graph"):
+        assert sar.bytes["network"][kind] == counted["network"][kind] > 0
+    assert sar.bytes["store"]["features"] == counted["store"]["features"] == ROWS
+    assert sar.device_bytes == max(peaks)
+    # Each rank has half of the rows on its GPU, and draws two minibatches together.
+    assert ROWS / 2 < owned.device_memory["data"] - 2 * 4096 * 5 < ROWS / 2 + 8000
