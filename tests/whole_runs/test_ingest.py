@@ -1,7 +1,5 @@
 """Conversions by processes: several workers, killed workers, a killed driver; always the same store."""
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -47,18 +45,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
+def workers():
+    """Processes of workers below this one."""
+    return [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_of_which_one_is_killed(tables, wanted, tmp_path):
-    killed, stages = [], []
+    killed, stages, others = [], [], workers()
 
     def emit(event):
         if isinstance(event, StageAdvanced):
             stages.append(event.stage)
             if event.stage == "spill" and not killed:
-                workers = [
-                    p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())
-                ]
-                killed.append(workers[0].pid)
-                os.kill(workers[0].pid, signal.SIGKILL)
+                victim = next(p for p in workers() if p not in others)
+                victim.kill()
+                killed.append(victim.pid)
 
     options = mr.ReadOptions(direction="undirected")
     mr.convert(tables, tmp_path / "store", memory="700MiB", workers=2, options=options, emit=emit)

@@ -2,8 +2,6 @@
 resume, from the command line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from torch.optim import lr_scheduler
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.tests.contracts.forked_command import run_forked
+from millrace.tests.contracts.fresh_python import run_python
 
 JOB = {"epochs": 5, "seed": 3, "threads": 1, "dtype": "float64"}
 OWN = {"hidden": 8, "layers": 2, "dropout": 0.1}
@@ -286,10 +285,9 @@ if __name__ == "__main__":
 def test_a_script_and_the_command_line_give_code(scheduler, tmp_path, monkeypatch):
     """Classes defined in a script's `__main__` reach ranks; the command line names them."""
     (tmp_path / "own.py").write_text(SCRIPT.replace("SCHEDULER", repr(scheduler)))
-    done = subprocess.run(
-        [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    start = f"import os, runpy; os.chdir({str(tmp_path)!r}); runpy.run_path('own.py', run_name='__main__')"
+    status, said, error = run_python("-c", start)
+    assert (status, said) == (0, "done\n"), error
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     job = ("--set", "epochs=2", "--fanout", "3", "--layers", "1", "--hidden", "4")

@@ -33,15 +33,15 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.process_ranks import run_ranks
 
-DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
-NODES, ROW_BYTES = 600, 5 * 8
+DATASET = "sbm:nodes=320,classes=3,degree=8,features=5,train=0.5"
+NODES, ROW_BYTES = 320, 5 * 8
 JOB: dict[str, Any] = {
     "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "check": True,
     "model": {"name": "sage", "norm": "batch", "hidden": 8, "layers": 2, "dropout": 0.2}, "sampler": {"fanout": [4, 3]},
     "train": {"lr": 0.02, "batch_size": 16, "minibatches_per_step": 4}, "queue": {"bulk_size": 2},
 }  # fmt: skip
-"""300 train nodes are 19 minibatches, so the last step of an epoch leaves ranks without work."""
-STEPS = 5
+"""160 train nodes are 10 minibatches, so the last step of an epoch leaves ranks without work."""
+MINIBATCHES, STEPS = 10, 3
 PARTITIONED = {"topology": "partitioned"}
 TOLD_S = 120.0
 """Far less than a silent rank is waited for, far more than a busy machine takes."""
@@ -311,7 +311,7 @@ def test_a_run_that_is_stopped_in_mid_epoch_goes_on_as_if_it_had_not_been(two, n
     reports = of(two, name)
     assert [r["parameters_sha256"] for r in reports] == [of(two, "undisturbed")[0]["parameters_sha256"]] * 2
     assert reports[0]["minibatches"] > reports[1]["minibatches"], "those of its first life are the first rank's"
-    assert sum(r["minibatches"] for r in reports) == 2 * 19
+    assert sum(r["minibatches"] for r in reports) == 2 * MINIBATCHES
 
 
 @pytest.mark.parametrize("name", ["impatient", "impatient, owned"])
@@ -423,7 +423,7 @@ def test_a_cluster_trains_what_processes_train(clustered, four):
     assert record["bytes"]["network"]["features"] == sum(r["bytes"]["network"]["features"] for r in reports)
     assert record["bytes"]["network"]["graph"] == sum(r["bytes"]["network"]["graph"] for r in reports)
     assert record["bytes"]["store"]["minibatches"] == 0
-    assert record["minibatches"] == 2 * 19
+    assert record["minibatches"] == 2 * MINIBATCHES
     assert sorted(p.name for p in (clustered.out / "parts").glob("part-*")) == ["part-0000", "part-0001"]
     assert not (clustered.out / "queue").exists()
     found = resolve(read_toml(clustered.out / "job.toml"))
@@ -493,13 +493,13 @@ def ranks_alive():
 
 FAULTY = with_(
     JOB,
-    epochs=4,
+    epochs=5,
     ranks=2,
-    train={"batch_size": 3, "minibatches_per_step": 2},
+    train={"batch_size": 2, "minibatches_per_step": 2},
     checkpoint={"every_steps": 10},
     bulk=PARTITIONED,
 )
-"""50 steps an epoch."""
+"""40 steps an epoch."""
 
 
 @pytest.fixture(scope="module")
@@ -639,7 +639,7 @@ def test_samples_for_local_seeds_are_refused(tmp_path):
 
 def test_samples_are_the_same_ones_however_the_topology_will_be_held(samples):
     cut, whole = ([minibatch_digest(m) for m in mr.open_queue(samples / name)] for name in ("cut", "whole"))
-    assert len(cut) == 2 * 19
+    assert len(cut) == 2 * MINIBATCHES
     assert cut == whole
 
 
