@@ -192,7 +192,9 @@ def test_either_order_equals_the_dense_formula_on_any_block(
     for parameter in conv.parameters():
         nn.init.normal_(parameter)
     h = torch.randn(block.num_src, 4, dtype=F64, requires_grad=True)
-    named = LazyRows(torch.cat([torch.ones(2, 4), h.detach()]).numpy(), np.arange(2, 2 + block.num_src))
+    # Ids of another type would be kernels of their own, seconds to compile: test_aggregation.py has them.
+    ids = np.arange(2, 2 + block.num_src, dtype=block.src.dtype)
+    named = LazyRows(torch.cat([torch.ones(2, 4), h.detach()]).numpy(), ids)
     want = dense_layer(conv, neighbourhood, h)
     want = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda x: x}[activation](want)
     parameters = list(conv.parameters())

@@ -20,7 +20,7 @@ from ..lists import InLists, IntArray
 from .lists import at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
-from .softmax import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks, number, numbering
+from .softmax import CHUNK_ROWS, JIT, constants, dots, edge_number, keep, leaky, num_chunks, numbering
 
 _U = np.uint64
 
@@ -66,7 +66,7 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
                     o[h, k] *= w
         for q in range(j, last):
             u = _U(indices[q]) if q < e else v
-            name = number(names, q, e, E, v)
+            name = edge_number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
                 p[h] = math.exp(leaky(there[h] + here[h], slope) - top[h])
@@ -99,7 +99,7 @@ def _attend_backward_dst(
         here, g = logit_dst[v], grad[v]
         for q in range(j, e + 1 if own else e):
             u = _U(indices[q]) if q < e else v
-            name = number(names, q, e, E, v)
+            name = edge_number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
                 x = there[h] + here[h]
@@ -149,7 +149,7 @@ def _attend_backward_src(
         prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
         for q in range(t_indptr[u], last + 1 if u < own_rows else last):
             v = at(rows, t_dst[q]) if q < last else _U(u)
-            name = number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
+            name = edge_number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
             here, g = logit_dst[v], grad[v]
             for h in range(H):
                 x = there[h] + here[h]

@@ -23,7 +23,7 @@ from ..lists import InLists
 from .lists import at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
-from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky, num_chunks, number, numbering
+from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, edge_number, keep, leaky, num_chunks, numbering
 
 _U = np.uint64
 TILE = 16
@@ -135,7 +135,7 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
                     total[h] += p[t]
                 if threshold > _U(0):
                     for t in range(count):
-                        if not keep(key, threshold, number(names, q + t, e, E, v), h):
+                        if not keep(key, threshold, edge_number(names, q + t, e, E, v), h):
                             p[t] = 0
                 _add_rows(o[h], x, row, p, count)
         for h in range(H):
@@ -185,7 +185,7 @@ def _backward_dst(
                     for t in range(count):
                         p[t] = math.exp(p[t])
                     for t in range(count):
-                        kept = threshold == _U(0) or keep(key, threshold, number(names, q + t, e, E, v), h)
+                        kept = threshold == _U(0) or keep(key, threshold, edge_number(names, q + t, e, E, v), h)
                         d[t] = _logit_gradient(
                             logit_src[source[t], h] + here[h], p[t], d[t], delta[v, h], kept, keep_scale, slope
                         )
@@ -252,7 +252,7 @@ def _backward_src(
                     g, h = q + i // H, i % H
                     v = _U(t_dst[g]) if g < e else _U(u)
                     position = np.int64(t_edge[g]) if g < e else np.int64(E)
-                    kept = threshold == _U(0) or keep(key, threshold, number(names, position, E, E, v), h)
+                    kept = threshold == _U(0) or keep(key, threshold, edge_number(names, position, E, E, v), h)
                     d_src[h] += _logit_gradient(
                         there[h] + logit_dst[v, h], p[i], d[i], delta[v, h], kept, keep_scale, slope
                     )

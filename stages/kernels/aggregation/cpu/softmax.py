@@ -44,18 +44,22 @@ def keep(key, threshold, e, h):
 
 
 @njit(**JIT)
-def number(names, q, e, E, v):
+def edge_number(names, q, e, E, v):
     """Number of edge q of row v for dropout. The row's list ends at e, the position of its own edge: see
     `EdgeNumbers`."""
-    if names is None:
-        return np.int64(q) if q < e else np.int64(E + v)
     first, own, edge = names
+    # Checked at run time: each kernel of attention would take a second or two to compile without names too.
+    if len(first) == 0:
+        return np.int64(q) if q < e else np.int64(E + v)
     return first[_U(v)] + np.int64(at(edge, q)) if q < e else own[_U(v)]
 
 
-def numbering(numbers: EdgeNumbers | None) -> tuple[Any, Any, Any] | None:
-    """`numbers` as the kernels take them."""
-    return None if numbers is None else (numbers.first, numbers.own, numbers.edge)
+_OWN_ORDER = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32)
+
+
+def numbering(numbers: EdgeNumbers | None) -> tuple[Any, Any, Any]:
+    """`numbers` as the kernels take them: empty arrays for edges that are numbered in their order."""
+    return _OWN_ORDER if numbers is None else (numbers.first, numbers.own, numbers.edge)
 
 
 @njit(**JIT)
