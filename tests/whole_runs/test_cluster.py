@@ -4,8 +4,6 @@ import hashlib
 import json
 import logging
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +23,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel, StepDone
 from millrace.stages.comm.gloo import ring_bytes
+from millrace.tests.contracts.forked_command import ForkedCommand
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 STEP, BATCH, EPOCHS, NODES, FEATURES = 4, 16, 2, 600, 5
@@ -328,22 +327,23 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     told = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(told)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli.dask_scheduler", *options], stderr=subprocess.DEVNULL
-    ) as process:
+    process = ForkedCommand(*options, program="distributed.cli.dask_scheduler")
+    try:
         until = time.monotonic() + 240
         while not told.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), Client(scheduler_file=str(told)) as client:
             assert dask_cluster.worker_addresses(client) == []
             process.kill()
-            process.wait()
+            process.wait(60)
             for ask in (dask_cluster.worker_addresses, dask_cluster.wait_for_worker):
                 with pytest.raises(
                     mr.RunError,
                     match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume",
                 ):
                     ask(client)
+    finally:
+        process.kill()
 
 
 def test_a_host_that_is_not_this_machine(tmp_path):
