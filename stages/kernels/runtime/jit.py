@@ -6,7 +6,9 @@ written one after the other. Here a process that finds nothing in the cache lock
 and saves: others wait for it in place of compiling too.
 """
 
+import functools
 import gc
+import hashlib
 import itertools
 import os
 import time
@@ -79,12 +81,29 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
+KERNELS = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def sources_digest(folder: Path) -> str:
+    """SHA-256 of all source files below a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 class SharedCache(FunctionCache):
-    """Numba's cache of one function, in numba's folder and format, for processes that compile at the same time."""
+    """Numba's cache of one function, in numba's folder and format, for processes that compile at the same time.
+
+    Numba looks only at the function's own file, but compiled code also holds what the function calls and the constants
+    of other modules: here any change of any kernel's source makes all of it stale.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file = _DataFirst(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        stamp = self._impl.locator.get_source_stamp(), sources_digest(KERNELS)
+        self._cache_file = _DataFirst(self._cache_path, self._impl.filename_base, stamp)
         self._lock_path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
         self._locked: int | None = None
 

@@ -73,6 +73,26 @@ def test_a_process_that_dies_while_it_compiles_holds_nobody_up(tmp_path, monkeyp
     assert done.stdout.strip() == "4 0"
 
 
+def test_a_change_of_any_kernels_source_makes_all_stale(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / "cache"))
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder, text in zip(folders, ("K = 1", "K = 2")):
+        (folder / "below").mkdir(parents=True)
+        (folder / "below" / "shared.py").write_text(text)
+    assert jit.sources_digest(folders[0]) != jit.sources_digest(folders[1])
+
+    def quadruple(x):
+        return 4 * x
+
+    def hits(folder):
+        monkeypatch.setattr(jit, "KERNELS", folder)
+        kernel = njit()(quadruple)
+        assert kernel(2) == 8
+        return sum(kernel.stats.cache_hits.values())
+
+    assert [hits(folders[i]) for i in (0, 0, 1, 1)] == [0, 1, 0, 1]
+
+
 def test_where_no_lock_can_be_made_kernels_are_compiled_all_the_same(tmp_path):
     @njit()
     def double(x):
