@@ -86,8 +86,8 @@ def plan(
         over = link_named(link)
     elif bandwidth is not None and latency is not None:
         over = Link(bandwidth * 1e9 / 8, latency / 1e3)
-    sizes = (None if gib is None else round(gib * 2**30) for gib in (memory, device_memory))
-    cluster = Cluster(hosts, next(sizes), over, next(sizes))
+    room, device_room = (None if gib is None else round(gib * 2**30) for gib in (memory, device_memory))
+    cluster = Cluster(hosts, room, over, device_room)
     with Terminal() as terminal:
         made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
     show(as_text(made), made.to_record(), as_json)

@@ -48,6 +48,7 @@ class Forecast:
     device_bytes: int = 0
     """Memory of tensors on the GPU of the largest rank; 0 on CPUs."""
     device_memory: Parts = field(default_factory=dict)
+    """The same by use."""
 
 
 def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:

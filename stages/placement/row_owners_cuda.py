@@ -39,8 +39,8 @@ class DrawsHere(Protocol):
         ...
 
     def values(self, rows: Rows, drawn: Any, num_edges: int) -> list[Tensor]:
-        """What travels with the edges beside their sources, [num_edges] each; as many, of the same dtypes, on all
-        ranks."""
+        """Values that travel with the edges beside their sources, [num_edges] each; as many, of the same dtypes, on
+        all ranks."""
         ...
 
 
@@ -131,7 +131,7 @@ class _Hop:
             keys = np.concatenate(streams) + np.uint64(owners.rows.first) * np.uint64(NODE)
         self._keys = to_device(np.ascontiguousarray(keys.T).view(np.int64), owners.device)
         self.values: list[list[Tensor]] = []
-        """Of the edges of each hop."""
+        """Values of the edges, hop after hop; see `DrawsHere.values`."""
 
     def ask(self, rows: Rows, h: int) -> Any:
         """See `kernels.sampling.cuda.block_rows.Ask`."""

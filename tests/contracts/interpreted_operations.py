@@ -51,7 +51,7 @@ def install(interpreter: Any) -> None:
 
 
 def _key(x: Any, core: Any) -> Any:
-    """What an operation's course may depend on: for tensors, type and shape; for others, the value."""
+    """Key of all that an operation's course may depend on: for tensors, type and shape; for others, the value."""
     kind = type(x)
     if kind is core.tensor:
         of = x.type

@@ -86,7 +86,7 @@ def test_a_saved_model_is_evaluated_as_in_the_run(ran):
 
 @pytest.mark.parametrize("verb", ["inspect", "report"])
 def test_a_run_can_be_looked_at(ran, verb, monkeypatch):
-    """What the report's pictures show is looked at in test_report.py, which draws those of every system too."""
+    """Without the report's pictures: test_report.py draws those of every system, and looks at them."""
     monkeypatch.setattr(write, "draw", lambda name, caption, on, colours: Picture(name, caption, "", "", b""))
     _, out, _ = ran
     code, said, err = command(verb, out)

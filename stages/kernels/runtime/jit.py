@@ -82,6 +82,7 @@ def _without_collections() -> Iterator[None]:
 
 
 KERNELS = Path(__file__).resolve().parents[1]
+"""Folder of all kernels."""
 
 
 @functools.cache
