@@ -145,15 +145,22 @@ class SeedPlan:
             return self.seeds
         return _order(self, epoch)
 
-    def request(self, epoch: int, number: int) -> BulkRequest:
-        """Request for bulk `number` of `epoch`. That of one rank may be empty."""
-        order = self.order(epoch)
+    def minibatches(self, number: int) -> range:
+        """The minibatches of bulk `number` of an epoch, over all ranks."""
         first = number * self.bulk_size
         last = min(first + self.bulk_size, self.num_minibatches)
         assert 0 <= first < last
-        indices = tuple(j for j in range(first, last) if self.steps is None or self.steps.is_mine(j))
+        return range(first, last)
+
+    def indices(self, number: int) -> tuple[int, ...]:
+        """Those that bulk `number` holds. Of one rank there may be none."""
+        return tuple(j for j in self.minibatches(number) if self.steps is None or self.steps.is_mine(j))
+
+    def request(self, epoch: int, number: int) -> BulkRequest:
+        """Request for bulk `number` of `epoch`. That of one rank may be empty."""
+        order, indices = self.order(epoch), self.indices(number)
         cuts = tuple(order[j * self.batch_size : (j + 1) * self.batch_size] for j in indices)
-        return BulkRequest(self.seed, epoch, number, first, cuts, indices)
+        return BulkRequest(self.seed, epoch, number, number * self.bulk_size, cuts, indices)
 
 
 @lru_cache(maxsize=4)

@@ -112,7 +112,8 @@ class SampledByOwners:
         if job.resident:
             from .collective_feed_cuda import OwnersFeedOnDevice
 
-            return OwnersFeedOnDevice(self.plan(placement, job), self.sampler, placement, phase, job, first)
+            plan = self.plan(placement, job)
+            return OwnersFeedOnDevice(plan, self.sampler, self.max_bytes, placement, phase, job, first)
         return OwnersFeed(self, placement, phase, job, first)
 
 

@@ -29,7 +29,7 @@ class Sampler(Protocol):
       are sent to whoever draws from them;
     * ``draws_relations_on_device``: True if its GPU kernels draw within relations;
     * ``draws_by_owners_on_device``: True if its GPU kernels draw in blocks of rows: it has
-      ``sample_by_owners_on_device(owners, request)``, with `placement.row_owners_cuda.OwnersOnDevice`;
+      a coroutine ``sample_by_owners_on_device(owners, request)``, with `placement.row_owners_cuda.OwnersOnDevice`;
     * ``batch_dependency``: minibatches that share random numbers, 1 by default;
     * ``iterations``: of importance sampling, 0 by default.
     """

@@ -252,13 +252,13 @@ class NeighborSampler:
 
         return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
 
-    def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
-        """Like `sample_by_owners`, drawn by the kernels of the owners' GPUs, and left on this one's."""
+    async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
+        """Like `sample_by_owners`, drawn by the kernels of the owners' GPUs, and left on this one's. Awaits sizes."""
         from .resident import by_owners
 
-        return by_owners(
+        return await by_owners(
             request,
-            owners.sample(request.seeds, self.streams(request), _DrawsThere(self, owners)),
+            owners.sample(request, self.streams(request), _DrawsThere(self, owners)),
             weighted=self.sends_weights(owners.rows.graph),
             nested=self.expand == "new",
             bound=self._bound,

@@ -1,6 +1,6 @@
 """Minibatches that stay on the device that sampled them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -191,9 +191,9 @@ def node_wise(
     return resident(request, made(), edge_ids)
 
 
-def by_owners(
+async def by_owners(
     request: BulkRequest,
-    pieces: Iterable[tuple[slice, DeviceSample, list[Tensor]]],
+    pieces: AsyncIterable[tuple[slice, DeviceSample, list[Tensor]]],
     *,
     weighted: bool,
     nested: bool,
@@ -210,15 +210,14 @@ def by_owners(
         bound: see there.
         edge_ids: true if the last values are the edges' positions.
     """
-
-    def made() -> Iterator[tuple[slice, ResidentBulk]]:
-        for piece, d, values in pieces:
-            weight = [values[0][x.positions] for x in d.lists] if weighted else None
-            ids = [values[-1][x.positions] if edge_ids else None for x in d.lists]
-            lists = [replace(x, positions=at) for x, at in zip(d.lists, ids)]
-            yield piece, ResidentBulk(d.rows, d.node_ends, lists, d.edge_ends, weight, nested=nested, bound=bound)
-
-    return resident(request, made(), edge_ids)
+    made = []
+    async for piece, d, values in pieces:
+        weight = [values[0][x.positions] for x in d.lists] if weighted else None
+        ids = [values[-1][x.positions] if edge_ids else None for x in d.lists]
+        lists = [replace(x, positions=at) for x, at in zip(d.lists, ids)]
+        bulk = ResidentBulk(d.rows, d.node_ends, lists, d.edge_ends, weight, nested=nested, bound=bound)
+        made.append((piece, bulk))
+    return resident(request, made, edge_ids)
 
 
 def one_by_one(

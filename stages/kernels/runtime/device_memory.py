@@ -1,12 +1,15 @@
-"""Copies of host arrays in the memory of a GPU, or in page-locked host memory that its kernels read."""
+"""Copies of host arrays in the memory of a GPU, or in page-locked host memory that its kernels read; and numbers on
+their way back."""
 
-from typing import Any, Literal
+from collections.abc import Coroutine, Generator
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 ArrayPlace = Literal["auto", "device", "pinned"]
 """Location of an array: the device's memory, page-locked host memory that kernels read, or the device if it fits."""
 SHARE = 0.6
@@ -47,6 +50,37 @@ def device_readable(array: npt.NDArray[Any], to: torch.device, where: ArrayPlace
     )
     locked.numpy()[...] = array
     return locked
+
+
+class ToHost:
+    """Numbers on their way from the device, which the current stream has been told to copy. Awaited, they are an array;
+    whoever runs the coroutine may do something else before it goes on, and waits then."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        """
+        Args:
+            numbers: on the device; their memory may be used again by the current stream.
+        """
+        self._here = numbers.to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.device.type == "cuda":
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def __await__(self) -> Generator[None, None, npt.NDArray[Any]]:
+        yield
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._here.numpy()
+
+
+def completed(work: Coroutine[None, None, T]) -> T:
+    """Run a coroutine that awaits numbers of the device to its end, with nothing in between."""
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        return end.value
 
 
 def wait_for_copies(to: torch.device) -> None:

@@ -7,6 +7,7 @@ import pytest
 from torch import Tensor
 
 from millrace.stages.assignment import BulkRequest
+from millrace.stages.kernels.runtime.device_memory import completed
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.placement.row_owners_cuda import OwnersOnDevice
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -38,13 +39,11 @@ def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[Bul
     """Differences of what ranks draw together, by one sampler after the other, from the serial minibatches."""
 
     def on_rank(group: ThreadGroup) -> list[str]:
-        owners, request = (
-            OwnersOnDevice(block_rows(graph, book, group.rank, group), group, DEVICE),
-            requests[group.rank],
-        )
+        rows, request = block_rows(graph, book, group.rank, group), requests[group.rank]
+        owners = OwnersOnDevice(rows, group, DEVICE, lambda number: [len(r.seeds) for r in requests])
         wrong = []
         for sampler in samplers:
-            got = sampler.sample_by_owners_on_device(owners, request)
+            got = completed(sampler.sample_by_owners_on_device(owners, request))
             assert not any(m.on_host for m in got.minibatches)
             want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
             wrong += [f"rank {group.rank}, blocks {book.offsets.tolist()}, {sampler}: {x}" for x in unlike(got, want)]
@@ -112,7 +111,7 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ids_and_edges_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By way of the hosts go the keys of a bulk, once, and counts."""
+    """Sizes too: no host waits for another."""
     if not is_pretended():
         pytest.skip("there is a GPU")
     plain, sent = ThreadGroup.all_to_all, []
@@ -126,5 +125,5 @@ def test_ids_and_edges_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch)
     graph, rng = skewed(60, 500, weighted=True), np.random.default_rng(3)
     requests = [random_request(rng, 60, 2, 9) for _ in range(2)]
     assert drawn(graph, random_book(rng, 60, 2), [NeighborSampler((3, 2), edge_ids=True)], requests) == []
-    of_hop = {("control", False): 1, ("graph", True): 5}
-    assert {x: sent.count(x) for x in set(sent)} == {("graph", False): 2, **{x: 4 * n for x, n in of_hop.items()}}
+    of_hop = {("control", True): 1, ("graph", True): 5}
+    assert {x: sent.count(x) for x in set(sent)} == {x: 4 * n + 2 * (x[0] == "graph") for x, n in of_hop.items()}

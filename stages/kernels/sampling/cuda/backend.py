@@ -26,6 +26,7 @@ from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
 from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
+from .draw import cumulated
 from .relations import segments_of, weights
 from .tables import Workspace, at_once, table_bytes
 from .terms import terms
@@ -35,6 +36,7 @@ __all__ = [
     "Answers",
     "Workspace",
     "at_once",
+    "cumulated",
     "device",
     "draw_rows",
     "fastgcn",

@@ -6,7 +6,7 @@ of edges, in the order in which they came: whoever asked takes all of each, row 
 in-edges of rows, and marks their sources in its own tables. Those have entries for all V nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from ...runtime.device_memory import to_device
 from ..alias import AliasTable
 from ..device_graph import DeviceGraph, on_device
 from ..device_samples import DeviceSample, Rows
-from .draw import Drawn, cumulated, draw
+from .draw import Drawn, draw
 from .neighbor import check_int32, expand
 from .renumber import Group
 from .tables import Tables, Workspace
@@ -31,13 +31,13 @@ class Answers:
 
     order: Tensor
     """int64 [n], the row that each answers."""
-    kept: Tensor
-    """int64 [n], edges of each."""
+    ends: Tensor
+    """int64 [n+1], the edges of each are those between two."""
     sources: Tensor
     """[e], ids."""
 
 
-Ask = Callable[[Rows, int], Answers]
+Ask = Callable[[Rows, int], Awaitable[Answers]]
 """Maps rows of a hop, and its number, to the answers of their owners."""
 
 
@@ -68,7 +68,7 @@ def draw_rows(
     return draw(on, rows, keys, fanout, None, replace=replace, table=slots, keep=keep)
 
 
-def neighbor_of_owners(
+async def neighbor_of_owners(
     nodes: AllNodes,
     seeds: Sequence[npt.NDArray[np.integer]],
     dtype: torch.dtype,
@@ -98,11 +98,11 @@ def neighbor_of_owners(
     """
     came = 0
 
-    def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+    async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         nonlocal came
         if replace:
             check_int32(s * int(group.counts.max()))
-        answers = ask(group.rows, h)
+        answers = await ask(group.rows, h)
         drawn = _in_order(answers, group.rows, tables, keep)
         if drawn.positions is not None:
             drawn.positions.add_(came)
@@ -111,14 +111,14 @@ def neighbor_of_owners(
 
     flat = to_device(np.concatenate([np.asarray(s, np.int64) for s in seeds]), nodes.device).to(dtype)
     counts = np.array([len(s) for s in seeds], np.int64)
-    return expand(nodes, flat, counts, fanout, draw_hop, again=expand_all, workspace=workspace)
+    return await expand(nodes, flat, counts, fanout, draw_hop, again=expand_all, workspace=workspace)
 
 
 def _in_order(answers: Answers, rows: Rows, tables: Tables, keep: bool) -> Drawn:
     """All edges, row after row, marked; positions are places among them as they came."""
     place = torch.empty_like(answers.order)
     place[answers.order] = torch.arange(len(place), device=place.device)
-    lists = DeviceGraph(cumulated(answers.kept), answers.sources, max_degree=0)
+    lists = DeviceGraph(answers.ends, answers.sources, max_degree=0)
     return draw(
         lists, Rows(place, rows.owner), answers.order, -1, tables,
         replace=False, table=None, keep=keep, num_edges=len(answers.sources),

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.device_memory import completed
 from ...runtime.triton_rng import TILE, launch, node_word, programs
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceSample, Rows
@@ -267,9 +268,9 @@ def labor(
         workspace: keeps the tables.
     """
 
-    def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+    async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if weight is not None and s >= 0:
             return draw_by_weight(graph, group.rows, keys, s, weight, tables)
         return _draw(graph, group.rows, keys, s, tables, poisson)
 
-    return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)
+    return completed(expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace))

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.device_memory import to_device
+from ...runtime.device_memory import completed, to_device
 from ...runtime.triton_rng import launch, programs, row_of
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceLayers, DeviceList, Rows, prefix_sums
@@ -227,7 +227,8 @@ def layers(
     node_ends, lists, weight = [counts], [], []
     for h, s in enumerate(sizes):
         sample = bulk.draw(group, keys[:, h], s)
-        new, _ = named(group.counts, tables, seeds.dtype, torch.empty(0, dtype=torch.int64, device=seeds.device))
+        none = torch.empty(0, dtype=torch.int64, device=seeds.device)
+        new, _ = completed(named(group.counts, tables, seeds.dtype, none))
         nodes = merged([group, new])
         hop = _extract(terms.graph, group, tables)
         edges = joined([hop], tables)

@@ -15,13 +15,14 @@ Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes wri
 table and 4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from .....storage.errors import RunError
+from ...runtime.device_memory import completed
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample
 from ..samples import LIMIT
@@ -30,11 +31,11 @@ from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
 from .tables import Nodes, Tables, Workspace
 
-Draw = Callable[[Group, int, int, Tables], Drawn]
+Draw = Callable[[Group, int, int, Tables], Awaitable[Drawn]]
 """Maps (rows, hop, fanout, tables) to the edges drawn for the rows, marked in the tables."""
 
 
-def expand(
+async def expand(
     graph: Nodes,
     seeds: Tensor,
     counts: Counts,
@@ -64,7 +65,7 @@ def expand(
     edges, edge_ends = np.zeros(len(counts), np.int64), []
     hops: list[Hop] = []
     for h, s in enumerate(fanout):
-        hop, new = number(group, draw_hop(group, h, s, tables), known, tables)
+        hop, new = await number(group, await draw_hop(group, h, s, tables), known, tables)
         edges = edges + hop.counts
         edge_ends.append(hop.counts if again else edges)
         check_int32(int(edges.max()))
@@ -119,7 +120,7 @@ def neighbor(
             `fanout`; positions are kept.
     """
 
-    def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+    async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if by_relation is not None:
             segments, fanouts = by_relation
             return draw_relations(segments, group.rows, keys[h], fanouts[h], tables, replace=replace)
@@ -128,4 +129,4 @@ def neighbor(
             check_int32(s * int(group.counts.max()))
         return draw(graph, group.rows, keys[h], s, tables, replace=replace, table=table, keep=keep)
 
-    return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)
+    return completed(expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace))

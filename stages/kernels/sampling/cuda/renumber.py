@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.device_memory import to_device
+from ...runtime.device_memory import ToHost, to_device
 from ...runtime.triton_rng import TILE, launch, programs
 from ..device_samples import Counts, DeviceList, Rows, prefix_sums
 from .draw import Drawn, cumulated
@@ -105,7 +105,7 @@ def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
     return Group(Rows(flat, owner), counts)
 
 
-def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> tuple[Group, Counts]:
+async def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> tuple[Group, Counts]:
     """Number the nodes that are marked but have no number, in ascending order, from `known` on in each minibatch.
 
     Args:
@@ -122,7 +122,7 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
     launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
     offsets = cumulated(counts)
     # The host must wait: the next hop's memory depends on the number of nodes found.
-    message = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
+    message = await ToHost(torch.cat([beside, offsets[:: tables.programs]]))
     new = np.diff(message[len(beside) :])
     nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
     rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
@@ -140,14 +140,14 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
     return Group(rows, new), message[: len(beside)]
 
 
-def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
+async def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
     """Number the nodes that a hop has found; see `named`. The only wait of a hop.
 
     Returns:
         The hop and its new nodes.
     """
     ends = drawn.ends[to_device(prefix_sums(group.counts), tables.local.device)]
-    new, message = named(known, tables, drawn.sources.dtype, ends)
+    new, message = await named(known, tables, drawn.sources.dtype, ends)
     return Hop(group, drawn, np.diff(message)), new
 
 
