@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.kernels.runtime.device_memory import completed
+from millrace.stages.kernels.runtime.device_memory import ToHost, completed
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.placement.row_owners_cuda import OwnersOnDevice
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -111,19 +111,26 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ids_and_edges_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes too: no host waits for another."""
+    """Sizes too: no host waits for another, and three times a hop for the device."""
     if not is_pretended():
         pytest.skip("there is a GPU")
-    plain, sent = ThreadGroup.all_to_all, []
+    plain, sent, waits = ThreadGroup.all_to_all, [], []
+    copied = ToHost.__await__
 
     def exchanged(self: ThreadGroup, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         sent.append((kind, isinstance(parts[0], OnDevice)))
         assert len({isinstance(x, OnDevice) for x in (*parts, *(into or ()))}) == 1
         return plain(self, parts, kind, into)
 
+    def waited(self: ToHost) -> Any:
+        waits.append(self)
+        return copied(self)
+
     monkeypatch.setattr(ThreadGroup, "all_to_all", exchanged)
+    monkeypatch.setattr(ToHost, "__await__", waited)
     graph, rng = skewed(60, 500, weighted=True), np.random.default_rng(3)
     requests = [random_request(rng, 60, 2, 9) for _ in range(2)]
     assert drawn(graph, random_book(rng, 60, 2), [NeighborSampler((3, 2), edge_ids=True)], requests) == []
     of_hop = {("control", True): 1, ("graph", True): 5}
     assert {x: sent.count(x) for x in set(sent)} == {x: 4 * n + 2 * (x[0] == "graph") for x, n in of_hop.items()}
+    assert len(waits) == 4 * 3
