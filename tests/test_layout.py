@@ -1,5 +1,7 @@
 """The tests of a module are found by its name."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,24 +17,36 @@ from millrace.tests.layout import (
     module_files,
 )
 
+
+def by_folder(files: Iterable[Path]) -> defaultdict[Path, list[Path]]:
+    """Files by their folder."""
+    found = defaultdict[Path, list[Path]](list)
+    for file in files:
+        found[file.parent].append(file)
+    return found
+
+
 MODULES = module_files()
 FILES = mirrored_files()
+BESIDE = by_folder(FILES)
 
 
 def test_each_module_has_a_test_of_its_name_or_its_folder_has_one():
-    unnamed = {m for m in MODULES if not any(is_of(test, m) or is_of_folder(test, m.parent) for test in FILES)}
+    unnamed = {
+        m for m in MODULES if not any(is_of(test, m) or is_of_folder(test, m.parent) for test in BESIDE[m.parent])
+    }
     assert not sorted(str(m) for m in unnamed if str(m.parent) not in FOLDER_TESTS)
     assert not sorted(set(FOLDER_TESTS) - {str(m.parent) for m in unnamed}), "folders that need no entry"
 
 
 def test_each_test_file_is_named_for_a_module_a_folder_or_in_the_table():
     listed = {test for tests in FOLDER_TESTS.values() for test in tests}
-    folders = {m.parent for m in MODULES}
+    modules = by_folder(MODULES)
     lost = [
         test
         for test in FILES
-        if not any(is_of(test, m) for m in MODULES)
-        and not any(is_of_folder(test, folder) for folder in folders)
+        if not any(is_of(test, m) for m in modules[test.parent])
+        and not (test.parent in modules and is_of_folder(test, test.parent))
         and str(test) not in listed
     ]
     assert not lost

@@ -6,6 +6,7 @@ import inspect
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, cast
 
 import tomli_w
@@ -107,6 +108,7 @@ def _toml(key: str, value: Any) -> str:
     return tomli_w.dumps({key: value}).strip()
 
 
+@cache
 def _meanings(kind: type) -> dict[str, str]:
     """The docstrings below the fields of a class, and of those that it derives from."""
     found: dict[str, str] = {}
