@@ -188,7 +188,7 @@ def minibatches(
     Raises:
         InputError: arguments do not go together.
     """
-    rank, ranks = _place(rank, ranks)
+    rank, ranks = _rank_and_ranks(rank, ranks)
     if isinstance(dataset, Job):
         config, dataset = dataset, None
     job = config if isinstance(config, Job) else configure(config or {}, system=system, **options)
@@ -224,7 +224,7 @@ def _check(prepared: Prepared) -> None:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
 
 
-def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
+def _rank_and_ranks(rank: int | None, ranks: int | None) -> tuple[int, int]:
     if (rank is None) != (ranks is None):
         raise InputError("rank and ranks go together; give both, or neither under torchrun")
     if rank is None or ranks is None:

@@ -47,8 +47,8 @@ OF_SOME_GRAPHS = ("part_offsets", "edge_type", "edge_time", "node_time")
 """Arrays of a graph that are compressed, whatever the format of the others."""
 NARROW = tuple(kind for kind in FEATURE_DTYPES if kind != "float32")
 FeaturesFormat = Literal["zarr", "npy"]
-FeaturesPlace = Literal["memory", "mapped", "zarr"]
-GraphPlace = Literal["memory", "mapped"]
+FeaturesAccess = Literal["memory", "mapped", "zarr"]
+GraphAccess = Literal["memory", "mapped"]
 
 
 class _DigestedRows:
@@ -264,7 +264,7 @@ def features_dtype(store: Store) -> FeatureDtype | None:
     return cast(FeatureDtype, kind)
 
 
-def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
+def open_features(store: Store, place: FeaturesAccess) -> FeatureStore:
     """Features of a dataset store, in memory or on disk. Raises what `open_dataset_store` raises."""
     types = open_types(store)
     if types is None:
@@ -278,7 +278,7 @@ def open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     return found
 
 
-def _open_part(store: Store, place: FeaturesPlace, suffix: str) -> FeatureStore:
+def _open_part(store: Store, place: FeaturesAccess, suffix: str) -> FeatureStore:
     kind = features_dtype(store)
 
     def widened(rows: ArrayFeatures | ZarrFeatures) -> FeatureStore:
@@ -305,7 +305,7 @@ def _open_part(store: Store, place: FeaturesPlace, suffix: str) -> FeatureStore:
 def features_shape(store: Store) -> tuple[int, int]:
     """V and F of the features of a dataset store; reads none of them. Raises StoreError if the store is damaged."""
     if "types" in store.meta:
-        features = open_features(store, features_place(store.path))
+        features = open_features(store, features_access(store.path))
         return features.num_rows, features.num_features
     if store.value("features_format", str) == "npy":
         rows, width = _npy_features(store).rows.shape
@@ -314,7 +314,7 @@ def features_shape(store: Store) -> tuple[int, int]:
     return rows, row_width(features_dtype(store) or "float32", width)
 
 
-def features_place(path: Path) -> Literal["mapped", "zarr"]:
+def features_access(path: Path) -> Literal["mapped", "zarr"]:
     """Ways to open the features of a stored dataset without loading them.
 
     Raises:
@@ -323,23 +323,23 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
     return "mapped" if open_store(Path(path), KIND).value("features_format", str) == "npy" else "zarr"
 
 
-def graph_place(store: Store) -> GraphPlace:
+def graph_access(store: Store) -> GraphAccess:
     """Way to open the graph of a dataset store with the least memory."""
     return "mapped" if store.is_mappable("indices") else "memory"
 
 
-def check_graph_place(store: Store, place: str) -> None:
+def check_graph_access(store: Store, place: str) -> None:
     """Raise InputError unless the graph of a dataset store can be opened so."""
     if place not in ("memory", "mapped"):
         raise InputError(f"graph='{place}'; expected 'memory' or 'mapped'{nearest(place, ['memory', 'mapped'])}")
-    if place == "mapped" and graph_place(store) != "mapped":
+    if place == "mapped" and graph_access(store) != "mapped":
         raise InputError(
             f"{store.path} was written with graph_format='zarr', compressed; open it with graph='memory', or write it "
             "again: millrace convert STORE --out NEW --graph npy"
         )
 
 
-def graph_array(store: Store, name: str, place: GraphPlace) -> Any:
+def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
     """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
 
     Raises:
@@ -350,7 +350,7 @@ def graph_array(store: Store, name: str, place: GraphPlace) -> Any:
     return store.mapped(name) if place == "mapped" else store.read(name)
 
 
-def check_loaded(store: Store, dataset: Dataset, graph: GraphPlace) -> None:
+def check_loaded(store: Store, dataset: Dataset, graph: GraphAccess) -> None:
     """Raise StoreError unless the arrays of a dataset that were read into memory have the digests of their store.
 
     A checksum says that a Zarr chunk is as it was written, not that it is a chunk of this array.
@@ -381,7 +381,7 @@ def open_stored(path: Path) -> StoredDataset:
     Raises:
         StoreError: the store is absent, incomplete or damaged.
     """
-    store, place = open_store(Path(path), KIND), features_place(path)
+    store, place = open_store(Path(path), KIND), features_access(path)
     graph, links = StoredGraph(store), store.meta.get("task") == "link"
     none = np.empty(0, np.int64)
     return StoredDataset(
@@ -394,7 +394,7 @@ def open_stored(path: Path) -> StoredDataset:
 
 
 def open_dataset_store(
-    path: Path, features: FeaturesPlace = "memory", *, names: bool = True, graph: GraphPlace = "memory"
+    path: Path, features: FeaturesAccess = "memory", *, names: bool = True, graph: GraphAccess = "memory"
 ) -> Dataset:
     """Open a dataset that `write_dataset` wrote.
 
@@ -422,7 +422,7 @@ def open_dataset_store(
             )
         return read_version_1(earlier)
     store = open_store(Path(path), KIND)
-    check_graph_place(store, graph)
+    check_graph_access(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None
     opened = Graph(
         **{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS},

@@ -19,9 +19,9 @@ from .dataset import SPLITS, Dataset, Split, Task
 from .dataset_store import (
     KIND,
     OF_SOME_GRAPHS,
-    FeaturesPlace,
-    GraphPlace,
-    check_graph_place,
+    FeaturesAccess,
+    GraphAccess,
+    check_graph_access,
     check_loaded,
     features_shape,
     graph_array,
@@ -43,21 +43,21 @@ class LazyGraph(Graph):
     """Graph of a store whose arrays are read, and checked, when they are first used."""
 
     _store: Store
-    place: GraphPlace
+    place: GraphAccess
     """Place of its arrays once they are used."""
     _num_nodes: int
     _num_edges: int
 
-    edges_place: FeaturesPlace
+    edges_access: FeaturesAccess
     """Place of the features of its edges once they are used."""
     _width: int
 
-    def __init__(self, store: Store, place: GraphPlace = "memory", edges_place: FeaturesPlace = "memory") -> None:
-        check_graph_place(store, place)
+    def __init__(self, store: Store, place: GraphAccess = "memory", edges_access: FeaturesAccess = "memory") -> None:
+        check_graph_access(store, place)
         shape = StoredGraph(store)
         vars(self).update(_store=store, place=place, types=open_types(store))
         vars(self).update(_num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
-        vars(self).update(edges_place=edges_place, _width=edge_feature_width(store))
+        vars(self).update(edges_access=edges_access, _width=edge_feature_width(store))
 
     @property
     def num_nodes(self) -> int:
@@ -92,7 +92,7 @@ class LazyGraph(Graph):
     @cached_property
     def edge_features(self) -> FeatureStore | None:
         """See `Graph.edge_features`."""
-        return open_edge_features(self._store, self.edges_place)
+        return open_edge_features(self._store, self.edges_access)
 
     @property
     def on_disk(self) -> StoredGraph:
@@ -198,18 +198,20 @@ class LazyDataset(Dataset):
     """Dataset of a store whose arrays are read when they are first used."""
 
     _store: Store
-    features_place: FeaturesPlace
+    features_access: FeaturesAccess
     """Place of the features once they are opened."""
     _names: bool
     _split_sizes: dict[str, int]
     _width: int
 
-    def __init__(self, store: Store, features: FeaturesPlace, name: str | None, names: bool, graph: GraphPlace) -> None:
+    def __init__(
+        self, store: Store, features: FeaturesAccess, name: str | None, names: bool, graph: GraphAccess
+    ) -> None:
         with proving(store.path):
             entries = store.entries
             vars(self).update(
                 _store=store,
-                features_place=features,
+                features_access=features,
                 _names=names,
                 name=store.value("name", str) if name is None else name,
                 graph=LazyGraph(store, graph, features),
@@ -271,7 +273,7 @@ class LazyDataset(Dataset):
     @cached_property
     def features(self) -> FeatureStore:
         """See `Dataset.features`."""
-        return open_features(self._store, self.features_place)
+        return open_features(self._store, self.features_access)
 
     @cached_property
     def labels(self) -> npt.NDArray[Any]:
@@ -333,11 +335,11 @@ class LazyDataset(Dataset):
 
 def open_lazily(
     path: Path,
-    features: FeaturesPlace = "memory",
+    features: FeaturesAccess = "memory",
     *,
     name: str | None = None,
     names: bool = True,
-    graph: GraphPlace = "memory",
+    graph: GraphAccess = "memory",
 ) -> LazyDataset:
     """Open the dataset of a store by its manifest.
 

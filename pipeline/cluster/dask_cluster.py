@@ -406,7 +406,7 @@ def _spread(client: Client) -> list[str]:
     ]
 
 
-def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
+def workers_of_ranks(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
     """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of the other workers, for sampling.
 
     With fewer workers than ranks, some hold several; with none left over, Dask chooses where to sample. `frozen`
@@ -417,7 +417,7 @@ def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[
     return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
 
 
-def gpu_places(
+def gpus_of_ranks(
     client: Client, ranks: int, shared: bool, patience_s: float = 0.0
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Worker and GPU of each rank (`gpus.assign_gpus`), and the workers that are left for sampling.

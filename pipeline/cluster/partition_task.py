@@ -16,7 +16,7 @@ from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import assign_nodes, write_part
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND as DATASET_KIND
-from ...storage.dataset_store import features_place, graph_place, open_stored
+from ...storage.dataset_store import features_access, graph_access, open_stored
 from ...storage.errors import MillraceError, RunError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ...storage.partition.book import Book, open_book
@@ -186,8 +186,8 @@ def _assign(
     dataset: Path, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
 ) -> None:
     if not (out / "book").exists():  # as a task that was done again finds it
-        graph = graph_place(open_store(dataset, DATASET_KIND))
-        data = open_lazily(dataset, features_place(dataset), graph=graph)
+        graph = graph_access(open_store(dataset, DATASET_KIND))
+        data = open_lazily(dataset, features_access(dataset), graph=graph)
         assign_nodes(data, partitioner, parts, out, seed, fingerprint)
 
 

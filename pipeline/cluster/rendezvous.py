@@ -42,10 +42,10 @@ class Meeting:
     def store(self, generation: int) -> Store:
         """The store of a generation. A file serves only one, since a rank that is killed while it writes may leave half
         an entry."""
-        return connect(self.place(generation)) if self._server is None else self._server
+        return connect(self.address(generation)) if self._server is None else self._server
 
-    def place(self, generation: int) -> list[str | int]:
-        """The place that ranks of a generation `connect` to: a file, or a host and a port."""
+    def address(self, generation: int) -> list[str | int]:
+        """The address that ranks of a generation `connect` to: a file, or a host and a port."""
         if self._server is not None:
             return [self._host, self._server.port]
         assert self._folder is not None

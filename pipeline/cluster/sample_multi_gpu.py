@@ -22,7 +22,7 @@ from ...stages.kernels import multi_gpu_sampling
 from ...stages.rapids import gpu_cluster, is_named
 from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import features_place, open_dataset_store
+from ...storage.dataset_store import features_access, open_dataset_store
 from ...storage.errors import InputError, RunError
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import ZarrQueue
@@ -169,7 +169,7 @@ _here = threading.local()
 
 
 def _join(order: _Order, rank: int, size: int, unique: Any) -> None:
-    dataset = open_dataset_store(Path(order.dataset), features_place(Path(order.dataset)))
+    dataset = open_dataset_store(Path(order.dataset), features_access(Path(order.dataset)))
     plan = SeedPlan(dataset.split.train, order.batch_size, order.store["bulk_size"], order.seed)
     _here.kernel = multi_gpu_sampling().AcrossGpus(dataset.graph, rank, size, unique)
     queue = queue_at(order.out).create(order.out, **order.store)

@@ -53,7 +53,7 @@ def sample_on_cluster(
         json.dumps(job.model_dump(mode="json")),
         str(dataset.path.resolve()),
         dataset.name,
-        dataset.features_place,
+        dataset.features_access,
         str(out) if is_url(out) else str(Path(out).resolve()),
         job.threads or 1,
     )

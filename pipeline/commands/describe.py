@@ -12,7 +12,7 @@ from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
-from ...storage.dataset_store import features_place, graph_place, open_features, open_types
+from ...storage.dataset_store import features_access, graph_access, open_features, open_types
 from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line
 from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
@@ -183,7 +183,7 @@ def _minibatch(m: MiniBatch) -> dict[str, Any]:
 def _dataset_store(store: Store) -> dict[str, Any]:
     """A stored dataset by its manifest, and the first names of its nodes; its arrays stay on disk."""
     degree = store.value("in_degree", dict)
-    features = open_features(store, features_place(store.path))
+    features = open_features(store, features_access(store.path))
     with proving(store.path):
         lengths = {name: entry["shape"][0] for name, entry in store.entries.items()}
         record: dict[str, Any] = {
@@ -193,7 +193,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             "in-degree": f"median {degree['median']}, largest {degree['largest']}",
             "without in-edges": degree["zero"],
             "edge weights": "edge_weight" in store,
-            **_edge_features(open_edge_features(store, features_place(store.path)), "types" in store.meta),
+            **_edge_features(open_edge_features(store, features_access(store.path)), "types" in store.meta),
             **_times("edge_time" in store, "node_time" in store),
             "graph on disk": _graph_on_disk(store),
             **_features(features),
@@ -209,7 +209,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
 
 def _graph_on_disk(store: Store) -> str:
     """Form of the graph on disk, and what graph = "mapped" needs."""
-    if graph_place(store) == "memory":
+    if graph_access(store) == "memory":
         return 'compressed; graph = "mapped" needs it written again: millrace convert STORE --out NEW --graph npy'
     entries = [store.entries[name] for name in GRAPH_DIGESTS if name in store]
     size = sum(npy_bytes(entry["dtype"], tuple(entry["shape"])) for entry in entries)

@@ -145,7 +145,7 @@ def _write_parts(
 ) -> tuple["PartitionQuality", float]:
     """A folder of parts, by tasks if the job has a cluster. A store stays on disk."""
     from ...stages.partition.stage import assign_nodes, partition_dataset, parts_of_store
-    from ...storage.dataset_store import KIND, graph_place
+    from ...storage.dataset_store import KIND, graph_access
     from ...storage.lazy_dataset import LazyDataset, open_lazily
     from ...storage.store.store import open_store
 
@@ -161,11 +161,11 @@ def _write_parts(
             if isinstance(data, LazyDataset):
                 steps["assign"] = lambda fingerprint: tasks().assign(chosen, parts, seed, fingerprint)
         elif isinstance(data, LazyDataset):
-            path, place = data.path, data.features_place
+            path, place = data.path, data.features_access
 
             def assign(fingerprint: dict[str, str]) -> None:
                 # The graph is read for this only, and not kept.
-                data = open_lazily(path, place, graph=graph_place(open_store(path, KIND)))
+                data = open_lazily(path, place, graph=graph_access(open_store(path, KIND)))
                 assign_nodes(data, chosen, parts, out, seed, fingerprint, partial(_advance, emit))
 
             steps = {"assign": assign, "write_parts": parts_of_store(path, out)}

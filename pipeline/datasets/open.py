@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import FeaturesPlace, GraphPlace
+from ...storage.dataset_store import FeaturesAccess, GraphAccess
 from ...storage.errors import InputError, nearest, whole_number
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
@@ -26,8 +26,8 @@ def open_dataset(
     options: ReadOptions = DEFAULT_OPTIONS,
     split: str | None = None,
     seed: int = 0,
-    features: FeaturesPlace = "memory",
-    graph: GraphPlace = "memory",
+    features: FeaturesAccess = "memory",
+    graph: GraphAccess = "memory",
 ) -> Dataset:
     """Open a dataset, checked and cleaned. Repairs are noted in `Dataset.notes`.
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...storage.dataset import TASKS, Dataset, counted_outputs
-from ...storage.dataset_store import KIND, features_place, graph_place
+from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
@@ -245,7 +245,7 @@ def _other(job: Job, source: Any, emit: Emit, lazy: bool) -> Dataset:
     if (reader := reader_of(source)) is not None and reader.is_clean:
         update["read"] = ReadOptions(task=job.read.task)
     if job.features != "memory":
-        update["features"] = "memory" if store is None else features_place(store)
+        update["features"] = "memory" if store is None else features_access(store)
     if job.graph != "memory":
-        update["graph"] = "memory" if store is None else graph_place(open_store(store, KIND))
+        update["graph"] = "memory" if store is None else graph_access(open_store(store, KIND))
     return open_data(job.model_copy(update=update), source, emit, lazy=lazy)

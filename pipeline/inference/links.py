@@ -130,7 +130,7 @@ def predict_links(
     emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
     rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
     with evaluating(trained.model), torch.no_grad():
-        scores = score_pairs(decoder_of(trained.model), rows, ends.places)
+        scores = score_pairs(decoder_of(trained.model), rows, ends.positions)
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None
     if data.node_names is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.dataset import counted_outputs
-from ...storage.dataset_store import KIND, FeaturesFormat, features_place, graph_place, write_dataset
+from ...storage.dataset_store import KIND, FeaturesFormat, features_access, graph_access, write_dataset
 from ...storage.errors import InputError, RunError, StoreError, nearest, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
@@ -116,7 +116,7 @@ def _left_on_disk(job: Job, spec: Any) -> Job:
         store = None
     if store is None or is_name(spec):
         return job
-    return job.model_copy(update={"features": features_place(store.path), "graph": graph_place(store)})
+    return job.model_copy(update={"features": features_access(store.path), "graph": graph_access(store)})
 
 
 def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:

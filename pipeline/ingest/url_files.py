@@ -9,7 +9,7 @@ from typing import Any
 
 from ...storage.dataset_store import KIND
 from ...storage.errors import InputError
-from ...storage.queue.object_store import ObjectPlace, ObjectReader
+from ...storage.queue.object_store import ObjectLocation, ObjectReader
 from ...storage.store.committed_folder import committed_folder, remove_tree
 from ...storage.store.store import Store, open_store
 
@@ -42,19 +42,19 @@ class UrlFile:
 
     def stamp(self) -> tuple[int, int]:
         """Size and time of the last change. Raises FileNotFoundError."""
-        found = _place(self.folder).files().get(self.name)
+        found = _location(self.folder).files().get(self.name)
         if found is None:
             raise FileNotFoundError(str(self))
         return found
 
     def open(self) -> ObjectReader:
         """The file, to be read by ranges."""
-        return _place(self.folder).reader(self.name)
+        return _location(self.folder).reader(self.name)
 
 
 @lru_cache(maxsize=4)
-def _place(url: str) -> ObjectPlace:
-    return ObjectPlace(url)
+def _location(url: str) -> ObjectLocation:
+    return ObjectLocation(url)
 
 
 def opened(path: Path | UrlFile) -> Any:
@@ -64,7 +64,7 @@ def opened(path: Path | UrlFile) -> Any:
 
 def names_at(url: str) -> list[str]:
     """Names of the files directly below a URL, in order. Raises RunError if the object store does not answer."""
-    return sorted(n for n in _place(url).files() if "/" not in n)
+    return sorted(n for n in _location(url).files() if "/" not in n)
 
 
 def files_at(url: str, stem: str) -> tuple[UrlFile, ...]:
@@ -82,7 +82,7 @@ def files_at(url: str, stem: str) -> tuple[UrlFile, ...]:
 
 def holds_store(url: str) -> bool:
     """True if a store lies at a URL."""
-    return _place(url).has("")
+    return _location(url).has("")
 
 
 def fetched_store(url: str, out: Path) -> Store:
@@ -92,7 +92,7 @@ def fetched_store(url: str, out: Path) -> Store:
         StoreError: it is of another kind, or damaged.
         RunError: the object store does not answer.
     """
-    place = ObjectPlace(url)
+    place = ObjectLocation(url)
     place.manifest("", KIND)
     with committed_folder(out) as folder:
         place.download(folder)
@@ -106,7 +106,7 @@ def uploaded(url: str, make: Callable[[Path], Store]) -> Store:
         StoreError: a store is there already, or access is refused.
         RunError: the object store does not answer.
     """
-    place = ObjectPlace(url)
+    place = ObjectLocation(url)
     if place.has(""):
         raise InputError(f"{url} already exists; choose another --out")
     local = Path(f"{UPLOAD}{PurePosixPath(url).name}").resolve()

@@ -12,7 +12,7 @@ import numpy as np
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import SPLITS, require_nodes
-from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_place
+from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
 from ...storage.graph import degree_summary
@@ -115,7 +115,7 @@ class _Relabelling:
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.source: Store = open_store(data.path, KIND)
         entries = self.source.entries
-        self.npy = graph_place(self.source) == "mapped"
+        self.npy = graph_access(self.source) == "mapped"
         self.weighted = any(name in entries for name in tasks.EDGE_FIELDS)
         self.work = tasks.Work(
             self.folder,

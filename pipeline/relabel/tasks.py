@@ -12,7 +12,7 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import book_of
 from ...storage.dataset import SPLITS
-from ...storage.dataset_store import KIND, features_place, graph_place, open_features
+from ...storage.dataset_store import KIND, features_access, graph_access, open_features
 from ...storage.features import FeatureStore
 from ...storage.fingerprint import array_digest
 from ...storage.graph import edges_of_rows, index_dtype
@@ -55,7 +55,7 @@ class Work:
     def open(self) -> LazyDataset:
         """The dataset that is read."""
         store = open_store(self.source, KIND)
-        return open_lazily(self.source, features_place(self.source), graph=graph_place(store))
+        return open_lazily(self.source, features_access(self.source), graph=graph_access(store))
 
 
 def assign_numbers(
@@ -161,7 +161,7 @@ def move_names(work: Work, number: int, first: int, stop: int) -> dict[str, Any]
 
 def features_of(work: Work) -> FeatureStore:
     """Features of the store that is read, on disk."""
-    return open_features(open_store(work.source, KIND), features_place(work.source))
+    return open_features(open_store(work.source, KIND), features_access(work.source))
 
 
 def _fields(matrix: Matrix) -> tuple[Field, ...]:

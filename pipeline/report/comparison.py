@@ -55,7 +55,7 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
         ("training step's memory", each(lambda run, _: _largest_step(run))),
     ]
     kinds = dict.fromkeys((c, k) for *_, s in runs for c, found in s.bytes.items() for k, n in found.items() if n)
-    kinds = sorted(kinds, key=lambda ck: (_place(LEDGER, ck[0]), _place(KINDS, ck[1])))
+    kinds = sorted(kinds, key=lambda ck: (_position(LEDGER, ck[0]), _position(KINDS, ck[1])))
     rows += [(f"{c}: {k}", each(lambda _, s, c=c, k=k: amount(s.bytes.get(c, {}).get(k, 0)))) for c, k in kinds]
     return [(name, values) for name, values in rows if any(values)]
 
@@ -73,7 +73,7 @@ def epoch_seconds(run: RunRecord) -> float | None:
     return float(np.median(seconds)) if seconds else None
 
 
-def _place(known: Iterable[str], name: str) -> int:
+def _position(known: Iterable[str], name: str) -> int:
     """Position of a name among the known ones; unknown names come last."""
     names = list(known)
     return names.index(name) if name in names else len(names)
@@ -102,7 +102,10 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     curves = []
     for number, (run, line, _) in enumerate(runs):
         points = [
-            (float(line.place(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1, seen[value])
+            (
+                float(line.positions(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1,
+                seen[value],
+            )
             for epoch, seen in sorted(run.history.epochs.items())
             if seen[value] is not None
         ]

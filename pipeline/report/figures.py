@@ -48,7 +48,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
 
     def on(sheet: Sheet) -> None:
         ranks = shown_ranks(line, summary)
-        spans = [(s.stage, *line.place([s.begin, s.end])) for s in run.history.spans]
+        spans = [(s.stage, *line.positions([s.begin, s.end])) for s in run.history.spans]
         spans = [(stage, max(begin, first), end) for stage, begin, end in spans if end >= first]
         stages = list(dict.fromkeys(stage for stage, *_ in spans))
         axes = sheet.rows([0.28 + 0.17 * max(1, len(stages)), *[0.85 if len(ranks) < 9 else 0.5] * len(ranks)])
@@ -59,7 +59,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         axes[0].set_yticks(range(len(stages)), stages)
         axes[0].invert_yaxis()
         axes[0].set_title("the run")
-        for at in line.place([at for at, _ in run.history.notes]):
+        for at in line.positions([at for at, _ in run.history.notes]):
             axes[0].axvline(at, color=INK, linewidth=0.6, linestyle=":")
         patches: dict[str, Any] = {}
         for ax, rank in zip(axes[1:], ranks):
@@ -273,7 +273,7 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
 
 
 def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any]:
-    return thinned(np.stack([line.place(log.time), np.array(values, dtype=float)], axis=1))
+    return thinned(np.stack([line.positions(log.time), np.array(values, dtype=float)], axis=1))
 
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
@@ -290,7 +290,7 @@ def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None
         axes = sheet.grid(2, 2.0, 2, sharex=True)
         for number, (label, queue) in enumerate(levels.items()):
             table = np.array(queue, dtype=float)
-            points = thinned(np.column_stack([line.place(table[:, 0]), table[:, 1], table[:, 2] / 2**20]))
+            points = thinned(np.column_stack([line.positions(table[:, 0]), table[:, 1], table[:, 2] / 2**20]))
             axes[0].step(points[:, 0], points[:, 1], where="post", label=label, **line_style(number))
             axes[1].step(points[:, 0], points[:, 2], where="post", **line_style(number))
         axes[0].set_title("bulks that wait")

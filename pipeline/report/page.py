@@ -200,7 +200,7 @@ def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
 
 
 def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
-    return [(float(line.place(at)) if line else 0.0, text) for at, text in run.history.notes[:MOST_NOTES]]
+    return [(float(line.positions(at)) if line else 0.0, text) for at, text in run.history.notes[:MOST_NOTES]]
 
 
 def _missing(run: RunRecord, line: Timeline | None) -> list[str]:

@@ -154,7 +154,7 @@ class _Reader:
             self._end(stage)
             row.ended = True
         elif kind == "Note":
-            self.record.notes.append((self._place(at), str(event["text"])))
+            self.record.notes.append((self._position(at), str(event["text"])))
         elif kind == "Ended":
             self.record.status = str(event["how"])
 
@@ -163,21 +163,21 @@ class _Reader:
         for stage in list(self._open):
             self._end(stage)
 
-    def _place(self, at: float) -> float:
+    def _position(self, at: float) -> float:
         return self._offset + at - self._began
 
     def _row(self, stage: str, text: str, at: float) -> StageRow:
         """The row of a stage, which begins anew; it counts from here."""
         row = next((r for r in self.record.stages if r.stage == stage), None)
         if row is None:
-            row = StageRow(stage, text or stage, self._place(at))
+            row = StageRow(stage, text or stage, self._position(at))
             self.record.stages.append(row)
-        row.seconds -= self._place(at)
+        row.seconds -= self._position(at)
         return row
 
     def _end(self, stage: str) -> None:
         if (row := self._open.pop(stage, None)) is not None:
-            row.seconds += self._place(self._last)
+            row.seconds += self._position(self._last)
 
     def _use(self, memory: int, read: int, written: int) -> None:
         gone = max(0, read - self._moved[0]), max(0, written - self._moved[1])

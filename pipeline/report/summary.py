@@ -209,7 +209,7 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
 def first_step(run: RunRecord, line: Timeline) -> float:
     """Time of the first step's end, in seconds of the timeline; the timeline's end if there was none."""
     first = min((at for at, *_ in run.history.steps.values()), default=None)
-    return line.length if first is None else float(line.place(first))
+    return line.length if first is None else float(line.positions(first))
 
 
 def _began_late(run: RunRecord, line: Timeline) -> list[str]:
@@ -230,7 +230,7 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     times = [e["time"] for _, e in sorted(run.history.epochs.items())]
     if len(times) < 2:
         return []
-    seconds = line.over_ranks(*line.place([times[0], times[-1]]).tolist())
+    seconds = line.over_ranks(*line.positions([times[0], times[-1]]).tolist())
     whole = sum(seconds.values())
     if not whole:
         return []

@@ -116,23 +116,23 @@ class Timeline:
     """Seconds."""
     ranks: dict[int, list[Stretch]]
 
-    def place(self, at: float | Sequence[float] | Floats) -> Floats:
+    def positions(self, at: float | Sequence[float] | Floats) -> Floats:
         """Positions on the timeline of moments in seconds since 1970."""
         moments = np.asarray(at, dtype=float)
         silent = sum((np.clip(moments, a, b) - a for a, b in self.silences), np.zeros_like(moments))
         return moments - self.begin - silent
 
-    def moments(self, places: Sequence[float] | Floats) -> Floats:
-        """The inverse of `place`: seconds since 1970."""
+    def moments(self, positions: Sequence[float] | Floats) -> Floats:
+        """The inverse of `positions`: seconds since 1970."""
         # Piecewise linear and never decreasing.
         end = self.begin + self.length + sum(b - a for a, b in self.silences)
         knots = sorted({self.begin, end, *(moment for silence in self.silences for moment in silence)})
-        return np.asarray(np.interp(places, self.place(knots), knots))
+        return np.asarray(np.interp(positions, self.positions(knots), knots))
 
     @property
     def cuts(self) -> list[tuple[float, float]]:
         """Position and length of each silence."""
-        return [(float(self.place(a)), b - a) for a, b in self.silences]
+        return [(float(self.positions(a)), b - a) for a, b in self.silences]
 
     def shares(self, rank: int, bins: int, first: float = 0.0) -> tuple[Floats, Floats]:
         """Shares of a rank's time by stage, in equal bins from second `first` on.
@@ -191,4 +191,4 @@ def timeline(run: RunRecord) -> Timeline | None:
     # A rank's clock starts before its first event arrives.
     silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in history.silences]
     found = Timeline(begin, silences, 0.0, ranks)
-    return Timeline(begin, silences, max(float(found.place(history.last)), 1e-3), ranks)
+    return Timeline(begin, silences, max(float(found.positions(history.last)), 1e-3), ranks)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...storage.dataset import Dataset, counted_outputs
-from ...storage.dataset_store import GraphPlace, features_place
+from ...storage.dataset_store import GraphAccess, features_access
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ..config.load import Job
@@ -51,8 +51,8 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     start = time.perf_counter()
     try:
         # The driver reads all features once, to pass them on; ranks then hold their own.
-        place = _place_of(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
-        graph: GraphPlace = "memory" if isinstance(spec, Dataset) else job.graph
+        place = _features_access(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
+        graph: GraphAccess = "memory" if isinstance(spec, Dataset) else job.graph
         path = _store_at(spec) if lazy and job.split is None and job.read == ReadOptions() else None
         if path is not None:
             dataset = open_lazily(path, place, graph=graph)
@@ -68,7 +68,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     return dataset
 
 
-def _opened(spec: str | Path | object, job: Job, place: Any, graph: GraphPlace) -> Dataset:
+def _opened(spec: str | Path | object, job: Job, place: Any, graph: GraphAccess) -> Dataset:
     """A dataset, opened now or kept."""
     global _kept
     options: dict[str, Any] = {"options": job.read, "split": job.split, "seed": job.seed_of("split")}
@@ -90,10 +90,10 @@ def opened_from_python(job: Job, source: str | Path | object | None, emit: Emit)
     return open_data(job, source, emit)
 
 
-def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
+def _features_access(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
     """Place of a store's features while it is open; sources other than stores are read into memory."""
     path = _store_at(spec)
-    return "memory" if path is None else features_place(path)
+    return "memory" if path is None else features_access(path)
 
 
 def _store_at(spec: str | Path | object) -> Path | None:
@@ -101,7 +101,7 @@ def _store_at(spec: str | Path | object) -> Path | None:
     if not isinstance(spec, str | Path) or is_name(spec):
         return None
     try:
-        features_place(path := Path(spec).expanduser())
+        features_access(path := Path(spec).expanduser())
     except StoreError:
         return None
     return path

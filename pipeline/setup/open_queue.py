@@ -16,8 +16,8 @@ from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.plural import counted
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
 from ...storage.queue.cycle import Cycled
+from ...storage.queue.location import KIND
 from ...storage.queue.object_store import queue_at
-from ...storage.queue.place import KIND
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest

@@ -154,7 +154,7 @@ def prepare(
         outline,
         system,
         make,
-        lambda: _placed(job, dataset, edges),
+        lambda: _placement(job, dataset, edges),
         fingerprint,
         name,
         dataset,
@@ -183,7 +183,7 @@ def keeping_edges(system: System, types: Any) -> System:
     return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
 
 
-def _placed(job: Job, dataset: Dataset, edges: bool) -> Placement:
+def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
     """The whole dataset, in the types of the job."""
     dtype = TORCH_DTYPES[job.dtype]
     features: FeatureStore = dataset.features
@@ -209,7 +209,7 @@ def with_data_read(prepared: Prepared) -> Prepared:
     assert isinstance(prepared.whole, LazyDataset)
     edges = prepared.reads_edges
     whole = prepared.whole.as_read(edges)
-    return replace(prepared, whole=whole, place_data=lambda: _placed(prepared.job, whole, edges))
+    return replace(prepared, whole=whole, place_data=lambda: _placement(prepared.job, whole, edges))
 
 
 def arrays_of(job: Job, folder: Path) -> Arrays:

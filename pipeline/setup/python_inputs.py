@@ -16,11 +16,11 @@ from ...storage.dataset_store import (
     FEATURES_FILE,
     KIND,
     FeaturesFormat,
-    GraphPlace,
-    check_graph_place,
+    GraphAccess,
+    check_graph_access,
+    features_access,
     features_file,
-    features_place,
-    graph_place,
+    graph_access,
     write_dataset,
 )
 from ...storage.errors import InputError, StoreError
@@ -58,7 +58,7 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     if features != "owned":
         # Ranks that map the rows share their pages; `keep_inputs` writes them in a form that can be mapped.
         features = (
-            features_place(store)
+            features_access(store)
             if store is not None
             else "mapped"
             if job.executor == "dask" or features == "zarr"
@@ -67,7 +67,7 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     # What the caller has mapped, ranks map too.
     graph = "mapped" if is_map(dataset.graph.indptr) else job.graph
     if store is not None:
-        check_graph_place(open_store(store, KIND), graph)
+        check_graph_access(open_store(store, KIND), graph)
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
     # or of the same dataset, passed once more; pairs keep theirs.
     update = {"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()}
@@ -258,12 +258,12 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     return dict(store.fingerprint) == dataset_fingerprint(dataset, *known)
 
 
-def _write(path: Path, dataset: Dataset, graph: GraphPlace) -> None:
+def _write(path: Path, dataset: Dataset, graph: GraphAccess) -> None:
     if path.exists():
         # A resumed run has proved that its graph, features and labels are the same; the test nodes may differ.
         try:
             store = open_store(path, KIND)
-            if _holds(store, dataset) and graph in ("memory", graph_place(store)):
+            if _holds(store, dataset) and graph in ("memory", graph_access(store)):
                 return
         except StoreError:
             pass

@@ -7,9 +7,9 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import (
     KIND,
     FeaturesFormat,
-    GraphPlace,
-    check_graph_place,
-    features_place,
+    GraphAccess,
+    check_graph_access,
+    features_access,
     open_dataset_store,
     write_dataset,
 )
@@ -33,7 +33,7 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():
         try:
-            place = features_place(source)
+            place = features_access(source)
             has_labels = open_store(source, KIND).value("task", str) == dataset.task
         except StoreError:
             pass  # a store of another kind, converted when it was opened
@@ -51,10 +51,10 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     return path.resolve(), "mapped"
 
 
-def _damage(path: Path, graph: GraphPlace) -> str | None:
+def _damage(path: Path, graph: GraphAccess) -> str | None:
     """Description of a dataset store's damage; None if it is intact. All of it is read, features piece by piece."""
     try:
-        check_graph_place(open_store(path, KIND), graph)
+        check_graph_access(open_store(path, KIND), graph)
         features = open_dataset_store(path, "mapped").features
         if features_fingerprint(features) != open_store(path, KIND).fingerprint.get("features"):
             return f"the features in {path} do not match their digest"
@@ -63,7 +63,7 @@ def _damage(path: Path, graph: GraphPlace) -> str | None:
     return None
 
 
-def open_shared(path: Path, name: str, features: str, graph: GraphPlace) -> LazyDataset:
+def open_shared(path: Path, name: str, features: str, graph: GraphAccess) -> LazyDataset:
     """Open the store returned by `share`, under the driver's name for the dataset. Arrays are read once used."""
     # pyrefly: ignore[bad-argument-type]
     return open_lazily(path, features, name=name, names=False, graph=graph)

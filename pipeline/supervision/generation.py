@@ -31,7 +31,7 @@ from .cluster_run import ClusterRun
 from .open_flow import open_flow
 from .rank_events import RankEvents
 from .rank_failures import Failure, lost_rank, outcome_of
-from .rank_tasks import place_ranks, start_rank
+from .rank_tasks import assign_ranks, start_rank
 
 WATCH_S = 0.1
 """Interval at which the driver looks at its ranks."""
@@ -89,7 +89,7 @@ class Generation:
         """
         run = self._run
         wait_for_worker(run.client)
-        placed = place_ranks(run, self.number)
+        placed = assign_ranks(run, self.number)
         self.addresses, self._sampling = placed.addresses, set(placed.sampling)
         flow = open_flow(run, self.number, placed.sampling)
         self.futures = {r: start_rank(run, self.number, r, placed, self._kill_event) for r in range(run.ranks)}

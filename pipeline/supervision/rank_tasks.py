@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from distributed import Future
 
-from ..cluster.dask_cluster import START_S, gpu_places, places
+from ..cluster.dask_cluster import START_S, gpus_of_ranks, workers_of_ranks
 from ..cluster.rank_host import hold_rank
 from ..cluster.rank_main import RankSpec
 from ..machine.gpus import VISIBLE, backend
@@ -16,7 +16,7 @@ from .cluster_run import ClusterRun
 
 
 @dataclass(frozen=True)
-class Places:
+class RankWorkers:
     """Workers of a generation."""
 
     addresses: list[str]
@@ -27,16 +27,16 @@ class Places:
     """Workers that hold no rank."""
 
 
-def place_ranks(run: ClusterRun, generation: int) -> Places:
+def assign_ranks(run: ClusterRun, generation: int) -> RankWorkers:
     """Choose a worker, and a GPU where the job has them, for each rank."""
     if run.job.device == "cpu":
-        addresses, sampling = places(run.client, run.ranks, run.frozen)
-        return Places(addresses, [{} for _ in addresses], sampling)
+        addresses, sampling = workers_of_ranks(run.client, run.ranks, run.frozen)
+        return RankWorkers(addresses, [{} for _ in addresses], sampling)
     # Later generations wait, since a lost worker is being started again.
-    placed, sampling = gpu_places(
+    placed, sampling = gpus_of_ranks(
         run.client, run.ranks, shared=backend(run.job) == "gloo", patience_s=START_S if generation else 0.0
     )
-    return Places([address for address, _ in placed], [{VISIBLE: gpu} for _, gpu in placed], sampling)
+    return RankWorkers([address for address, _ in placed], [{VISIBLE: gpu} for _, gpu in placed], sampling)
 
 
 def rank_variables(prepared: Prepared) -> dict[str, str]:
@@ -47,7 +47,7 @@ def rank_variables(prepared: Prepared) -> dict[str, str]:
     return allocator(prepared.job.cluster.keep_freed_bytes) if prepared.frees_steps else {}
 
 
-def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill: str) -> Future:
+def start_rank(run: ClusterRun, generation: int, rank: int, placed: RankWorkers, kill: str) -> Future:
     """Submit the task that holds a rank.
 
     Args:
@@ -74,7 +74,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: Places, kill
         rank=rank,
         size=run.ranks,
         generation=generation,
-        meeting=run.meeting.place(generation),
+        meeting=run.meeting.address(generation),
         threads=job.threads or max(1, (os.cpu_count() or 1) // run.ranks),
         environment={**rank_variables(run.prepared), **placed.variables[rank]},
     )

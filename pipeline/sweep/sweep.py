@@ -301,10 +301,10 @@ def _rows(
                 "folders": [p.name for p in group],
             }
         )
-    return sorted(rows, key=_place), failures
+    return sorted(rows, key=_order_key), failures
 
 
-def _place(row: Mapping[str, Any]) -> float:
+def _order_key(row: Mapping[str, Any]) -> float:
     """Key of a setting, the smaller the better; settings without a validation come last."""
     name, spread = _score(row, "val")
     return math.inf if spread is None else spread[0] if name == "rmse" else -spread[0]

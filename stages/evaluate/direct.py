@@ -124,7 +124,7 @@ class PartsRun:
             self._arenas.arena = Arena()
         return self._arenas.arena
 
-    def place(self, nodes: IdArray) -> npt.NDArray[np.int32]:
+    def positions(self, nodes: IdArray) -> npt.NDArray[np.int32]:
         """The row of each of ascending `nodes`."""
         place = np.empty(0 if len(nodes) == self.graph.num_nodes else self.graph.num_nodes, np.int32)
         if len(place):
@@ -153,7 +153,7 @@ class PartsRun:
         sink, logits = self.sink(len(nodes)), self.sink(len(nodes))
         self.enter(part, self.pieces(features, base, nodes), sink, logits)
         return LayerRows(
-            as_bfloat16(sink.finish()), self.place(nodes), None if part.logits is None else logits.finish()
+            as_bfloat16(sink.finish()), self.positions(nodes), None if part.logits is None else logits.finish()
         )
 
     def enter(
@@ -254,7 +254,7 @@ class LayerBlocks:
         """The rows that the next layer aggregates; the result, after the last."""
         has_logits = self.following is not None and self.following.logits is not None
         logits = self.logits.finish() if has_logits else None
-        return LayerRows(as_bfloat16(self.sink.finish()), self.run.place(self.nodes), logits)
+        return LayerRows(as_bfloat16(self.sink.finish()), self.run.positions(self.nodes), logits)
 
     def _block_size(self) -> tuple[int, int, int]:
         """Most rows of a block, most edges, and their bytes. Whatever the number of threads, which changes no bit."""

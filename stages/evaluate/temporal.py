@@ -149,7 +149,7 @@ def temporal_link_metrics(
         assert ends.moments is not None
         rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed)
         with evaluating(model):
-            scores.append(decoder(rows[ends.places[..., 0]], rows[ends.places[..., 1]]).float())
+            scores.append(decoder(rows[ends.positions[..., 0]], rows[ends.positions[..., 1]]).float())
         if on_progress is not None:
             on_progress(min(at + PAIRS, len(every)), len(every))
     found = torch.cat(scores)

@@ -273,7 +273,7 @@ class _Unit(Unit):
     def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
         super().__init__(epoch, first_step, last_step)
         self.got: Collected | None = None
-        self.places: dict[int, npt.NDArray[np.integer]] = {}
+        self.positions: dict[int, npt.NDArray[np.integer]] = {}
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
         self.bytes = 0
@@ -363,8 +363,8 @@ class RowsAhead(Units[_Unit]):
             nodes.add(m.nodes)
         for m in work:
             place = np.empty(len(m.nodes), np.int32)
-            nodes.places(m.nodes, place)
-            unit.places[m.index] = place
+            nodes.positions(m.nodes, place)
+            unit.positions[m.index] = place
         return nodes.nodes
 
     def _notify(self) -> None:
@@ -407,7 +407,7 @@ class RowsAhead(Units[_Unit]):
     def rows(self, work: MiniBatch) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer], Tensor | None]:
         """Rows, position of each node's among them, and the nodes' degrees, for a minibatch from `get`."""
         unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
-        got, among = unit.got, unit.places.get(work.index)
+        got, among = unit.got, unit.positions.get(work.index)
         assert got is not None
         if among is None:
             return got.rows, got.place, got.degree

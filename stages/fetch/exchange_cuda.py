@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...storage.minibatch import MiniBatch
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
-from ..kernels.runtime.device_memory import ArrayPlace, wait_for_copies
+from ..kernels.runtime.device_memory import MemoryKind, wait_for_copies
 from ..kernels.sampling.device_graph import place_graph
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
@@ -32,12 +32,12 @@ class DeviceExchangeFetch:
     """`ExchangeFetch` on a device."""
 
     inner: ExchangeFetch
-    features: ArrayPlace = "auto"
+    features: MemoryKind = "auto"
     """Location of this rank's rows."""
     cache_bytes: int = 1 << 30
     """Device memory for own rows that lie on the host: those with the most out-edges, among the edges that this rank
     knows."""
-    topology: ArrayPlace = "auto"
+    topology: MemoryKind = "auto"
     """Location of neighbour lists for sampling."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
@@ -98,7 +98,7 @@ class _Unit(Unit):
         super().__init__(epoch, first_step, last_step)
         self.bulks: dict[int, tuple[ResidentBulk, int]] = {}
         """By minibatch."""
-        self.places: dict[int, Tensor] = {}
+        self.positions: dict[int, Tensor] = {}
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
         self.got: CollectedThere | None = None
@@ -176,7 +176,7 @@ class UnitsOnDevice(Units[_Unit]):
         if len(nodes) < 2:
             return nodes[0] if nodes else torch.empty(0, dtype=torch.int64, device=self._device)
         ids, place = torch.unique(torch.cat(nodes), return_inverse=True)
-        unit.places = dict(zip(unit.bulks, place.split([len(n) for n in nodes])))
+        unit.positions = dict(zip(unit.bulks, place.split([len(n) for n in nodes])))
         return ids
 
     def get(self, epoch: int, index: int) -> MiniBatch:
@@ -191,7 +191,7 @@ class UnitsOnDevice(Units[_Unit]):
         """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
         unit = self._units[0]
-        got, among = unit.got, unit.places.get(work.index)
+        got, among = unit.got, unit.positions.get(work.index)
         assert got is not None
         if unit.done is not None:
             here = torch.cuda.current_stream(self._device)

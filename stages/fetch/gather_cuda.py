@@ -18,7 +18,7 @@ from ...storage.minibatch import MiniBatch
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
-from ..kernels.runtime.device_memory import ArrayPlace, device_readable, goes_to_device, to_device, wait_for_copies
+from ..kernels.runtime.device_memory import MemoryKind, device_readable, goes_to_device, to_device, wait_for_copies
 from ..kernels.sampling.device_graph import number_on_device, place_graph
 from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
@@ -41,11 +41,11 @@ class DeviceGatherFetch:
     """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per
     minibatch."""
 
-    features: ArrayPlace = "auto"
+    features: MemoryKind = "auto"
     """Location of the rows."""
     cache_bytes: int = 1 << 30
     """Device memory for rows that lie on the host: those with the most out-edges."""
-    topology: ArrayPlace = "auto"
+    topology: MemoryKind = "auto"
     """Location of neighbour lists for sampling."""
     graphs: bool = True
     """Record steps if possible."""
@@ -252,13 +252,13 @@ class DeviceCoverage(DeviceGather):
         return self.weights.given(super().fetch(work), work)
 
 
-def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows: range | None = None) -> Uploaded:
+def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows: range | None = None) -> Uploaded:
     """Put rows of a store where kernels of a device can read them.
 
     Args:
         features: the store; read once.
         device: the device.
-        where: location of the rows, see `ArrayPlace`.
+        where: location of the rows, see `MemoryKind`.
         rows: consecutive rows to upload; None: all.
 
     Raises:

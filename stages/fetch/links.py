@@ -121,7 +121,7 @@ class _WithPairs(Gather):
             for b, edges in zip(work.blocks, of_edges)
         )
         y = torch.zeros(len(pairs), dtype=torch.int64)
-        links = PairsToScore(torch.from_numpy(ends.places), self.pairs.decoder)
+        links = PairsToScore(torch.from_numpy(ends.positions), self.pairs.decoder)
         return Fetched(work.epoch, work.index, neighbourhoods, h, y, links=links)
 
     def _until(self, work: MiniBatch, moments: npt.NDArray[np.number]) -> Tensor:

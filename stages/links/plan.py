@@ -27,7 +27,7 @@ class Ends:
     """int64 [B], the ends of the pairs, ascending; with times, ascending at each moment."""
     moments: npt.NDArray[np.number] | None
     """[B], the last moment before the pair, where pairs have times: the pair and all else at its time are not seen."""
-    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
     """int64, of the shape of the pairs: positions of their ends in `nodes`."""
 
     @classmethod
@@ -39,13 +39,13 @@ class Ends:
             num_nodes: V.
         """
         if time is None:
-            nodes, places = np.unique(pairs, return_inverse=True)
-            return cls(nodes, None, places.reshape(pairs.shape))
+            nodes, positions = np.unique(pairs, return_inverse=True)
+            return cls(nodes, None, positions.reshape(pairs.shape))
         distinct, rank = np.unique(before(time), return_inverse=True)
         keys = rank.reshape(-1, *[1] * (pairs.ndim - 1)) * max(1, num_nodes) + pairs
-        found, places = np.unique(keys, return_inverse=True)
+        found, positions = np.unique(keys, return_inverse=True)
         moment, nodes = np.divmod(found, max(1, num_nodes))
-        return cls(nodes, distinct[moment], places.reshape(pairs.shape))
+        return cls(nodes, distinct[moment], positions.reshape(pairs.shape))
 
 
 def before(time: npt.NDArray[np.number]) -> npt.NDArray[np.number]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes
 from ..memory.lazy_rows import LazyRows, LazyTypedRows
-from ..neighbourhood.gradients import Placed
+from ..neighbourhood.gradients import ScatterParts
 from ..neighbourhood.halo import HaloNeighbourhood
 from ..neighbourhood.stacked import OWN
 from ..nn.dense import linear
@@ -66,7 +66,7 @@ class Projection(nn.Module):
             self._rows(t, h, rows.sources) if width else own.bias.expand(len(rows.sources), -1)
             for t, (rows, width, own) in enumerate(zip(nodes, self.widths, self.by_type))
         ]
-        return Placed.apply([rows.sources for rows in nodes], *parts)
+        return ScatterParts.apply([rows.sources for rows in nodes], *parts)
 
     def apart(self, neighbourhood: Any, h: Tensor) -> tuple[list[Rows], list[Tensor]]:
         """x and W_t of each node type with features, and the b_t of all."""
@@ -110,7 +110,7 @@ class OwnByType(nn.Module):
         """[num_src, width_in] -> [num_dst, width_out]."""
         targets = [rows.targets for rows in neighbourhood.node_types()]
         parts = [linear(h[at], own.weight, own.bias) for at, own in zip(targets, self.by_type)]
-        return Placed.apply(targets, *parts)
+        return ScatterParts.apply(targets, *parts)
 
 
 class RelationalConv(nn.Module):
@@ -172,7 +172,7 @@ class MeansConv(RelationalConv):
                 out = torch.addmm(out, first.present, torch.stack(shared))
             out = out if fused == activation else ACTIVATIONS[activation](out)
             parts.append(out.to(mine.bias.dtype))
-        return Placed.apply([rows.targets for rows in nodes], *parts)
+        return ScatterParts.apply([rows.targets for rows in nodes], *parts)
 
 
 class Projected(nn.Module):

@@ -66,7 +66,7 @@ class Pieces(torch.autograd.Function):
         return out, None
 
 
-class Placed(torch.autograd.Function):
+class ScatterParts(torch.autograd.Function):
     """``apply(places, *parts)``: row i of each part at row ``places[part][i]`` of the result, of which each row is in
     one part."""
 

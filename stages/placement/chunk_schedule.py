@@ -36,11 +36,11 @@ class ChunkSchedule:
         """Q."""
         return self.ranks * self.per_rank
 
-    def places(self, super_epoch: int) -> IdArray:
-        """int64 [Q], the chunk at each place; rank p has the places m p to m p + m - 1.
+    def assignment(self, super_epoch: int) -> IdArray:
+        """int64 [Q], the chunk at each position; rank p has the positions m p to m p + m - 1.
 
         Chunks that move start from a uniform assignment, and each switch permutes some of them uniformly among their
-        places, so the assignment of every super-epoch is uniform. O(t Q log Q) for super-epoch t.
+        positions, so the assignment of every super-epoch is uniform. O(t Q log Q) for super-epoch t.
         """
         chunks = np.arange(self.num_chunks)
         count = (
@@ -60,7 +60,7 @@ class ChunkSchedule:
 
     def base(self, rank: int, super_epoch: int) -> tuple[int, ...]:
         """The m chunks whose train nodes are this rank's seeds, ascending."""
-        return tuple(sorted(self.places(super_epoch)[rank * self.per_rank : (rank + 1) * self.per_rank].tolist()))
+        return tuple(sorted(self.assignment(super_epoch)[rank * self.per_rank : (rank + 1) * self.per_rank].tolist()))
 
     def beside(self, rank: int, super_epoch: int) -> int | None:
         """Rank whose base chunks are also visible. In P - 1 super-epochs a sweep brings every rank every other one

@@ -40,10 +40,10 @@ class HashedNumbering:
         """Append those of `sources` that are new, ascending, and return them."""
         return self._numbering.add(sources)
 
-    def places(self, sources: Ids) -> npt.NDArray[np.int32]:
+    def positions(self, sources: Ids) -> npt.NDArray[np.int32]:
         """int32, position of each of `sources`; all of them must be known."""
         out = np.empty(len(sources), np.int32)
-        self._numbering.places(sources, out)
+        self._numbering.positions(sources, out)
         return out
 
 

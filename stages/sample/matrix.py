@@ -54,7 +54,7 @@ class Context:
     """uint64, one stream for each draw, and one more for `extract`."""
     known: DenseNumbering | HashedNumbering
     """Nodes of the minibatch in their order, at first the seeds. `add` appends those that are new, ascending, and
-    returns them; `places` says where nodes are."""
+    returns them; `positions` says where nodes are."""
     keep_positions: bool = False
     """True if edges keep their positions in the graph's edge arrays."""
 

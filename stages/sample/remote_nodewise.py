@@ -76,7 +76,7 @@ class _Rows:
                 "fanout"
             )
         indices = np.empty(len(self.sources), np.int32)
-        numbered.places(self.sources, indices)
+        numbered.positions(self.sources, indices)
         return EdgeList(self.ends.astype(np.int32), indices, None)
 
 

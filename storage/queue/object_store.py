@@ -25,7 +25,7 @@ from ..store.arrays import open_array, write_arrays
 from ..store.manifest import MANIFEST, manifest_text, no_manifest, parse_manifest
 from ..urls import has_secrets, is_url
 from .bulk_codec import Words
-from .place import BULK_KIND, Place
+from .location import BULK_KIND, Location
 from .zarr import ZarrQueue
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def queue_at(location: str | Path) -> type[ZarrQueue]:
     return ObjectQueue if is_url(location) else ZarrQueue
 
 
-class ObjectPlace:
+class ObjectLocation:
     """A prefix of an object store.
 
     Raises:
@@ -89,11 +89,11 @@ class ObjectPlace:
             )
 
     def path(self, name: str) -> str:
-        """See `Place.path`."""
+        """See `Location.path`."""
         return "/".join(part for part in (self.url.rstrip("/"), name) if part)
 
     def has(self, name: str) -> bool:
-        """See `Place.has`."""
+        """See `Location.has`."""
         with self._asking():
             try:
                 self._obstore.head(self._objects, _manifest(name))
@@ -102,12 +102,12 @@ class ObjectPlace:
         return True
 
     def names(self, under: str) -> set[str]:
-        """See `Place.names`."""
+        """See `Location.names`."""
         below = [key.split("/") for key in self._keys(under)]
         return {parts[0] for parts in below if len(parts) > 1 and parts[-1] == MANIFEST}
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
-        """See `Place.manifest`."""
+        """See `Location.manifest`."""
         with self._asking():
             try:
                 text = self._obstore.get(self._objects, _manifest(name)).bytes().to_bytes()
@@ -118,7 +118,7 @@ class ObjectPlace:
         return parse_manifest(text, self.path(name), kind)
 
     def rows(self, name: str) -> zarr.Array:
-        """See `Place.rows`. The array reads a minibatch by two byte ranges: the shard's index, and its chunk."""
+        """See `Location.rows`. The array reads a minibatch by two byte ranges: the shard's index, and its chunk."""
         from zarr.storage import ObjectStore
 
         entries = self.manifest(name, BULK_KIND)["arrays"]
@@ -136,7 +136,7 @@ class ObjectPlace:
         *,
         overwrite: bool = False,
     ) -> None:
-        """See `Place.commit`. Two writers of one bulk put the same bytes in the same objects."""
+        """See `Location.commit`. Two writers of one bulk put the same bytes in the same objects."""
         if not overwrite and self.has(name):
             return
         data: dict[str, Buffer] = {}
@@ -161,21 +161,21 @@ class ObjectPlace:
                 self._obstore.put(self._objects, key, text)
 
     def remove(self, name: str) -> None:
-        """See `Place.remove`."""
+        """See `Location.remove`."""
         self._delete([_manifest(name)])
         self._delete([f"{name}/{key}" for key in self._keys(name)])
 
     def remove_empty(self, name: str) -> None:
-        """See `Place.remove_empty`. Object stores have no folders."""
+        """See `Location.remove_empty`. Object stores have no folders."""
 
     def sweep(self) -> None:
-        """See `Place.sweep`."""
+        """See `Location.sweep`."""
         keys = self._keys("")
         whole = {key for key in keys if key.endswith(f"/{MANIFEST}")}
         self._delete([key for key in keys if (m := _BULK_OBJECT.match(key)) and f"{m[1]}/{MANIFEST}" not in whole])
 
     def silence(self, error: Exception) -> RunError | None:
-        """See `Place.silence`."""
+        """See `Location.silence`."""
         if not _SILENT.search(str(error)):
             return None
         return RunError(
@@ -296,7 +296,7 @@ class ObjectQueue(ZarrQueue):
     """A `ZarrQueue` below a URL such as ``s3://bucket/prefix``.
 
     Its methods raise StoreError if the object store refuses a request, and RunError if it does not answer in time; see
-    `ObjectPlace`.
+    `ObjectLocation`.
     """
 
     # A poll is one or two requests. Five polls a second are cheap compared with the seconds that sampling a bulk takes,
@@ -306,5 +306,5 @@ class ObjectQueue(ZarrQueue):
     _reads_bulks = False
 
     @staticmethod
-    def _place_at(path: str | Path) -> Place:
-        return ObjectPlace(str(path))
+    def _location_at(path: str | Path) -> Location:
+        return ObjectLocation(str(path))

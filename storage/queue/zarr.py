@@ -1,6 +1,6 @@
 """Minibatch queue on disk: shared, replayable, each bulk one committed store with a single Zarr shard.
 
-The location of the stores is a `Place`: a folder of a file system here, a prefix of an object store in `object_store`.
+A queue lies at a `Location`: a folder of a file system here, a prefix of an object store in `object_store`.
 
 ```
 <path>/manifest.json         kind "samples": what made the store, bulk_size, minibatches_per_epoch
@@ -25,7 +25,7 @@ from ..minibatch import Bulk, Expected, MiniBatch
 from ..store.manifest import require_fingerprint
 from .base import BoundedQueue, BulkKey, Keep
 from .bulk_codec import Words, pack_bulk, unpack_row
-from .place import BULK_KIND, COMPLETE_KIND, KIND, FolderPlace, Place
+from .location import BULK_KIND, COMPLETE_KIND, KIND, FolderLocation, Location
 
 COMPLETE = "complete"
 OPENED_BULKS = 16
@@ -72,7 +72,7 @@ class ZarrQueue(BoundedQueue):
             )
         super().__init__(bulk_size=size, max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
         self.path = path
-        self._place = self._place_at(path)
+        self._location = self._location_at(path)
         self.fingerprint = dict(fingerprint)
         self.meta = dict(meta)
         self._read_only = read_only
@@ -89,8 +89,8 @@ class ZarrQueue(BoundedQueue):
         """Epochs before this one have no empty folder left."""
 
     @staticmethod
-    def _place_at(path: str | Path) -> Place:
-        return FolderPlace(Path(path))
+    def _location_at(path: str | Path) -> Location:
+        return FolderLocation(Path(path))
 
     @classmethod
     def create(
@@ -140,12 +140,12 @@ class ZarrQueue(BoundedQueue):
             "mend": mend,
         }
         self = cls(path, fingerprint, meta, read_only=False, **options)
-        self._place.commit("", KIND, fingerprint, meta)
-        body = self._place.manifest("", KIND)
+        self._location.commit("", KIND, fingerprint, meta)
+        body = self._location.manifest("", KIND)
         require_fingerprint(path, body["fingerprint"], fingerprint)
         require_fingerprint(path, _shape(body["meta"]), _shape(meta))
         if sweep:
-            self._place.sweep()
+            self._location.sweep()
         if mend is not None:
             self._mend_complete(mend)
         for epoch in self.epochs() if keep != "all" else ():
@@ -174,7 +174,7 @@ class ZarrQueue(BoundedQueue):
         Raises:
             StoreError: absent, damaged, or made from something else (lists the keys that differ).
         """
-        body = cls._place_at(path).manifest("", KIND)
+        body = cls._location_at(path).manifest("", KIND)
         if fingerprint is not None:
             require_fingerprint(path, body["fingerprint"], fingerprint)
         options: dict[str, Any] = {"max_bytes": 1, "keep": "all", "consumers": consumers, "expected": expected}
@@ -191,40 +191,40 @@ class ZarrQueue(BoundedQueue):
 
     def epochs(self) -> list[int]:
         """Epochs with at least one bulk that is there (in a folder: or was there), ascending."""
-        return sorted(int(m[1]) for name in self._place.names("") if (m := _EPOCH.fullmatch(name)))
+        return sorted(int(m[1]) for name in self._location.names("") if (m := _EPOCH.fullmatch(name)))
 
     def _last_on_disk(self, key: BulkKey) -> int:
         """Index of a bulk's last minibatch. A damaged bulk counts as a full one: the index only decides when it is
         dropped."""
         full = (key[1] + 1) * self.bulk_size - 1
         try:
-            last = self._place.manifest(_name(key), BULK_KIND)["meta"].get("last_index")
+            last = self._location.manifest(_name(key), BULK_KIND)["meta"].get("last_index")
         except StoreError:
             return full
         return last if type(last) is int else full
 
     def committed(self, epoch: int) -> set[int]:
         """Numbers of the epoch's bulks that are there."""
-        found = {int(m[1]) for name in self._place.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
+        found = {int(m[1]) for name in self._location.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
         return found if self._mend is None else {number for number in found if self._has((epoch, number))}
 
     def _mend_complete(self, mend: Callable[[str], None]) -> None:
         try:
             _ = self.complete
         except StoreError as e:
-            self._place.remove(COMPLETE)
+            self._location.remove(COMPLETE)
             mend(f"it is written again: {e}")
 
     @property
     def complete(self) -> bool:
         """True if `finish` was called: no more bulks will come."""
-        if self._complete is None and self._place.has(COMPLETE):
-            bulks = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
+        if self._complete is None and self._location.has(COMPLETE):
+            bulks = self._location.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
             if not isinstance(bulks, dict) or not all(
                 k.isdecimal() and len(k) < 19 and type(n) is int for k, n in bulks.items()
             ):
                 raise StoreError(
-                    f"{self._place.path(COMPLETE)} does not say how many bulks each epoch has; sample again"
+                    f"{self._location.path(COMPLETE)} does not say how many bulks each epoch has; sample again"
                 )
             self._complete = bulks
         return self._complete is not None
@@ -235,7 +235,7 @@ class ZarrQueue(BoundedQueue):
         assert not self._read_only, "this queue was opened to read"
         counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
-            self._place.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
+            self._location.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
         except (OSError, MillraceError) as e:
             raise RunError(
                 f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there "
@@ -243,7 +243,7 @@ class ZarrQueue(BoundedQueue):
             ) from e
         self._complete = counts
         if sweep:
-            self._place.sweep()
+            self._location.sweep()
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""
@@ -252,9 +252,9 @@ class ZarrQueue(BoundedQueue):
 
     def _has(self, key: BulkKey) -> bool:
         if self._mend is None:
-            return key in self._opened or self._place.has(_name(key))
+            return key in self._opened or self._location.has(_name(key))
         with self._changed:
-            return key in self._sound or (self._place.has(_name(key)) and self._is_sound(key, self._mend))
+            return key in self._sound or (self._location.has(_name(key)) and self._is_sound(key, self._mend))
 
     def _is_sound(self, key: BulkKey, mend: Callable[[str], None]) -> bool:
         """True if all of a bulk can be read; drops it otherwise."""
@@ -262,7 +262,7 @@ class ZarrQueue(BoundedQueue):
         try:
             rows = self._rows(key).shape[0]
             if n is not None and rows != (want := min(self.bulk_size, n - first)):
-                raise StoreError(f"{self._place.path(_name(key))} has {rows} minibatches; expected {want}")
+                raise StoreError(f"{self._location.path(_name(key))} has {rows} minibatches; expected {want}")
             for row in range(rows):
                 self._load(key, row)
         except StoreError as e:
@@ -286,11 +286,11 @@ class ZarrQueue(BoundedQueue):
     def _save(self, bulk: Bulk) -> None:
         if self.complete:
             # A bulk was missing, or more are wanted: readers must wait for it until the next `finish`.
-            self._place.remove(COMPLETE)
+            self._location.remove(COMPLETE)
             self._complete = None
         meta = {"first_index": bulk.first_index, "last_index": bulk.minibatches[-1].index}
         try:
-            self._place.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
+            self._location.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
         except (OSError, MillraceError) as e:
             raise RunError(
                 f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then "
@@ -305,7 +305,7 @@ class ZarrQueue(BoundedQueue):
             if key in self._opened:
                 self._opened.move_to_end(key)
                 return self._opened[key]
-        rows = self._place.rows(_name(key))
+        rows = self._location.rows(_name(key))
         with self._opening:
             self._opened[key] = rows
             while len(self._opened) > OPENED_BULKS:
@@ -313,7 +313,7 @@ class ZarrQueue(BoundedQueue):
         return rows
 
     def _load(self, key: BulkKey, row: int) -> MiniBatch:
-        folder, rows = self._place.path(_name(key)), self._rows(key)
+        folder, rows = self._location.path(_name(key)), self._rows(key)
         if rows.ndim != 2 or row >= rows.shape[0]:
             raise StoreError(f"{folder} has {rows.shape[0]} minibatches; number {row} of it asked for")
         try:
@@ -322,7 +322,7 @@ class ZarrQueue(BoundedQueue):
             damage = StoreError(
                 f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again"
             )
-            raise self._place.silence(e) or damage from e
+            raise self._location.silence(e) or damage from e
         m = unpack_row(words, f"{folder}, minibatch {row}")
         if self._expected is not None:
             self._expected.refuse(m, f"{folder}, minibatch {row}")
@@ -350,10 +350,10 @@ class ZarrQueue(BoundedQueue):
             self._opened.pop(key, None)
             self._read = None
         self._sound.discard(key)
-        self._place.remove(_name(key))
+        self._location.remove(_name(key))
         # No process writes bulks of earlier epochs any more.
         for epoch in range(self._tidy, key[0]):
-            self._place.remove_empty(f"epoch-{epoch}")
+            self._location.remove_empty(f"epoch-{epoch}")
         self._tidy = max(self._tidy, key[0])
 
 

@@ -18,7 +18,7 @@ OF_RANKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (SHARDS, "_add_sums", (I64, I32, "none", F32, F32S, I32, F32, F32S, "int64", "int64")),
     (SHARDS, "_add_sums", (I64, I64, "none", F32, F32S, I32, F32, F32S, "int64", "int64")),
     (NUMBERING, "_fill", (I64, "uint64", I32)),
-    (NUMBERING, "_place_new", (I64, "uint64", I32, "int64")),
+    (NUMBERING, "_number_new", (I64, "uint64", I32, "int64")),
     (NUMBERING, "_find_new", (I64, "uint64", I32, "int64", I32, "int64", "int64")),
     (NUMBERING, "_look_up", (I64, "uint64", I32, I32)),
     (NUMBERING, "_gather", (I64, I64, I32, I64, I32)),

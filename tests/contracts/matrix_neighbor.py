@@ -35,5 +35,5 @@ class MatrixNeighbor(MatrixSampler):
     def extract(self, seeds: Any, selectors: Any, drawn: Any, c: Any) -> NeighborSample:
         ends = tuple(np.cumsum([Q.num_rows for Q in selectors]).tolist())
         indptr = np.concatenate([[0], np.cumsum(np.concatenate([S.lengths for S in drawn]))]).astype(np.int32)
-        indices = c.known.places(np.concatenate([S.columns for S in drawn]))
+        indices = c.known.positions(np.concatenate([S.columns for S in drawn]))
         return NeighborSample(c.known.nodes, ends, (EdgeList(indptr, indices, None),))

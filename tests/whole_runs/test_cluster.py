@@ -233,9 +233,9 @@ def test_the_folder_tells_about_the_run(two):
 
 
 def placed(monkeypatch, ranks, *addresses):
-    """Places of ranks on a cluster of these workers."""
+    """Workers of ranks on a cluster of these workers."""
     monkeypatch.setattr(dask_cluster, "worker_addresses", lambda client: list(addresses))
-    return dask_cluster.places(None, ranks)
+    return dask_cluster.workers_of_ranks(None, ranks)
 
 
 def test_ranks_spread_over_hosts(monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ....storage.dataset import Dataset
-from ....storage.dataset_store import FeaturesPlace, GraphPlace
+from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import Raw
 
@@ -21,9 +21,9 @@ class Request:
     """Treatment of defects."""
     split: str | None = None
     seed: int = 0
-    features: FeaturesPlace = "memory"
+    features: FeaturesAccess = "memory"
     """Place of a Millrace store's features."""
-    graph: GraphPlace = "memory"
+    graph: GraphAccess = "memory"
     """Place of its graph."""
 
 

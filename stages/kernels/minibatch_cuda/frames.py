@@ -101,8 +101,8 @@ class Layout:
         return fits
 
     @cached_property
-    def places(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Place of each array, by name and hop: its beginning in a row, and its length in words."""
+    def extents(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Extent of each array, by name and hop: its beginning in a row, and its length in words."""
         found: dict[tuple[str, int], tuple[int, int]] = {}
         at = 0
 
@@ -133,7 +133,7 @@ class Layout:
     @property
     def row_words(self) -> int:
         """Words of a row."""
-        return self.places["end of row", 0][0]
+        return self.extents["end of row", 0][0]
 
     def rows(self, bulk: ResidentBulk) -> Tensor:
         """int32 [k, row_words], the minibatches of `bulk`, which must fit."""
@@ -141,7 +141,7 @@ class Layout:
         out = torch.empty(k, self.row_words, dtype=torch.int32, device=to)
 
         def spread(source: Tensor, starts: Counts, ends: Counts, name: str, h: int) -> None:
-            at, width = self.places[name, h]
+            at, width = self.extents[name, h]
             if width:
                 of = to_device(np.stack([starts, ends]), to)
                 launch(_spread, programs(width, BLOCK), k)(
@@ -154,7 +154,7 @@ class Layout:
             x, weight = bulk.arrays(h)
             row_at, edge_at = prefix_sums(x.rows + 1)[:-1], prefix_sums(x.edges)[:-1]
             spread(x.indptr, row_at, rows, "indptr", h)
-            (ends, _), (inverse, width) = self.places["indptr", h], self.places["inverse", h]
+            (ends, _), (inverse, width) = self.extents["indptr", h], self.extents["inverse", h]
             launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.row_words, BLOCK=BLOCK)
             spread(x.indices, edge_at, edges - 1, "indices", h)
             if weight is not None:
@@ -170,12 +170,12 @@ class Layout:
 
     def _long_lists(self, bulk: ResidentBulk, h: int, out: Tensor) -> None:
         """Unused pieces are empty, and unused long lists are -1."""
-        first = self.places["begin", h][0]
-        stop = self.places["own", h][0] + self.places["own", h][1]
+        first = self.extents["begin", h][0]
+        stop = self.extents["own", h][0] + self.extents["own", h][1]
         table = np.zeros((bulk.size, stop - first), np.int32)
 
         def part(name: str) -> npt.NDArray[np.int32]:
-            at, words = self.places[name, h]
+            at, words = self.extents[name, h]
             return table[:, at - first : at - first + words]
 
         part("long")[:] = -1
@@ -219,7 +219,7 @@ class Frame:
         self._each = torch.arange(most, device=device)
 
     def _part(self, name: str, h: int) -> Tensor:
-        at, words = self.layout.places[name, h]
+        at, words = self.layout.extents[name, h]
         return self.words[at : at + words]
 
     @property

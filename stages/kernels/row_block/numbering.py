@@ -61,7 +61,7 @@ def _find_new(table, shift, sources, e, found, n, most):
 
 
 @njit(**JIT)
-def _place_new(table, shift, new, first):
+def _number_new(table, shift, new, first):
     for i in range(len(new)):
         if i + AHEAD < len(new):
             prefetch(table, _first_slot(new[i + AHEAD], shift))
@@ -106,11 +106,11 @@ class Numbering:
                 break
             self._table, self._shift = _table(np.concatenate([self.nodes, found[:n]]), GROWTH * (known + n))
         new = np.sort(found[:n])
-        _place_new(self._table, self._shift, new, known)
+        _number_new(self._table, self._shift, new, known)
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
-    def places(self, sources: npt.NDArray[np.integer], out: npt.NDArray[np.int32]) -> None:
+    def positions(self, sources: npt.NDArray[np.integer], out: npt.NDArray[np.int32]) -> None:
         """Position of each of `sources`; all of them must be known."""
         _look_up(self._table, self._shift, sources, out)
 

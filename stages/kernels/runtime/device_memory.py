@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-ArrayPlace = Literal["auto", "device", "pinned"]
+MemoryKind = Literal["auto", "device", "pinned"]
 """Location of an array: the device's memory, page-locked host memory that kernels read, or the device if it fits."""
 SHARE = 0.6
 """Share of the device's free memory that one array may take."""
@@ -30,12 +30,12 @@ def fits(num_bytes: int, to: torch.device) -> bool:
     return num_bytes <= SHARE * (torch.cuda.mem_get_info(to)[0] + kept)
 
 
-def goes_to_device(num_bytes: int, to: torch.device, where: ArrayPlace) -> bool:
+def goes_to_device(num_bytes: int, to: torch.device, where: MemoryKind) -> bool:
     """True if an array of so many bytes goes to the device's own memory; ``auto``: if it fits."""
     return where == "device" or (where == "auto" and fits(num_bytes, to))
 
 
-def device_readable(array: npt.NDArray[Any], to: torch.device, where: ArrayPlace) -> Tensor:
+def device_readable(array: npt.NDArray[Any], to: torch.device, where: MemoryKind) -> Tensor:
     """The array in memory that kernels on the device can read: its own, or page-locked host memory.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....storage.errors import InputError
 from ....storage.graph import Graph
-from ..runtime.device_memory import ArrayPlace, device_readable, to_device, wait_for_copies
+from ..runtime.device_memory import MemoryKind, device_readable, to_device, wait_for_copies
 from ..runtime.triton_rng import device
 from .alias import AliasTable
 
@@ -37,7 +37,7 @@ class DeviceGraph:
     """int32 or int64 [E]; on the device, or in page-locked host memory (see `place_graph`)."""
     max_degree: int
     """The largest in-degree."""
-    placed: ArrayPlace = "device"
+    placed: MemoryKind = "device"
     """See `place_graph`."""
     _table: tuple[AliasTable, Slots] | None = None
 
@@ -103,7 +103,7 @@ def in_memory(graph: Graph, of: str) -> DeviceGraph:
     return on
 
 
-def place_graph(graph: Graph, where: ArrayPlace) -> DeviceGraph:
+def place_graph(graph: Graph, where: MemoryKind) -> DeviceGraph:
     """Put the graph's topology into memory that kernels can read.
 
     Args:

@@ -56,7 +56,7 @@ class DenseNumbering:
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
-    def places(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    def positions(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """int32, position of each of `sources`; all of them must be known."""
         out = np.empty(len(sources), np.int32)
         _look_up(self.place, sources, out)

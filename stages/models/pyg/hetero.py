@@ -16,7 +16,7 @@ from ....storage.minibatch import Block
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
 from ...neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
-from ...neighbourhood.gradients import Placed
+from ...neighbourhood.gradients import ScatterParts
 from ...neighbourhood.halo import HaloNeighbourhood
 from ...neighbourhood.relations import EdgeTypes
 from ...nn.dropout import dropout
@@ -136,7 +136,7 @@ class HeteroPyGModel(Model):
                 parts.append(F.pad(found[rows.name][: len(rows.targets)], (0, width - own)).to(h.dtype))
             else:
                 parts.append(h.new_zeros(len(rows.targets), width))
-        out = Placed.apply([rows.targets for rows in nodes], *parts)
+        out = ScatterParts.apply([rows.targets for rows in nodes], *parts)
         return out if last else ACTIVATIONS[self.activation](out)
 
     def outputs(self, i: int, block: ListNeighbourhood, h: Tensor) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ OPTIONS = mr.ReadOptions(direction="undirected")
 def s3():
     with s3_server(BUCKET) as client:
         yield client
-        url_files._place.cache_clear()
+        url_files._location.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -53,9 +53,9 @@ def test_ends_are_met_before_their_pairs(dtype):
     times = np.ceil(ends.moments) if dtype == np.float64 else ends.moments + 1
     assert list(zip(ends.nodes, times)) == [(1, 2), (3, 2), (1, 4), (2, 4), (3, 4), (5, 4)]
     assert (ends.moments < np.array([2, 2, 4, 4, 4, 4])).all() and ends.moments.dtype == dtype
-    assert np.array_equal(ends.nodes[ends.places], pairs)
+    assert np.array_equal(ends.nodes[ends.positions], pairs)
     assert np.array_equal(
-        np.ceil(ends.moments[ends.places]) + (dtype == np.int64), np.broadcast_to([[[4]], [[2]], [[4]]], pairs.shape)
+        np.ceil(ends.moments[ends.positions]) + (dtype == np.int64), np.broadcast_to([[[4]], [[2]], [[4]]], pairs.shape)
     )
     assert before(np.array([np.iinfo(np.int64).min]))[0] == np.iinfo(np.int64).min
     plain = Ends.of(pairs, None, 9)
@@ -69,5 +69,5 @@ def test_requests_have_the_moments_of_their_seeds():
     for index, seeds, moments in zip(request.indices, request.seeds, request.moments):
         ends = plan.ends(plan.pairs(index, 1), index, 1)
         assert np.array_equal(ends.nodes, seeds) and np.array_equal(ends.moments, moments)
-        own = ends.moments[ends.places]
+        own = ends.moments[ends.positions]
         assert (own == (plan.numbers(index, 1) // 5 - 1)[:, None, None]).all()

@@ -51,7 +51,7 @@ def test_every_chunk_has_one_rank(
         other = deal.beside(p, t)
         assert other != p
         assert deal.variable(p, t) == (() if other is None else bases[other])
-    moves = np.count_nonzero(deal.places(t) != deal.places(t + 1))
+    moves = np.count_nonzero(deal.assignment(t) != deal.assignment(t + 1))
     assert moves <= (max(2, round(reshuffle_fraction * ranks * per_rank)) if reshuffle_fraction else 0)
 
 
@@ -60,7 +60,7 @@ def test_the_chosen_chunks_move_and_no_others() -> None:
     sigma."""
     for reshuffle_fraction, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
         deals = [ChunkSchedule(seed, 5, 4, reshuffle_fraction) for seed in range(400)]
-        moves = [np.count_nonzero(d.places(2) != d.places(3)) for d in deals]
+        moves = [np.count_nonzero(d.assignment(2) != d.assignment(3)) for d in deals]
         assert max(moves) <= k
         assert abs(np.mean(moves) - (k - 1)) < 5 / np.sqrt(400)
 
@@ -81,7 +81,7 @@ def test_what_is_seen_beside_a_chunk_where_chunks_move(
     together = {pair: [0, 0, 0] for pair in pairs}
     for seed in range(draws):
         deal = ChunkSchedule(seed, ranks, per_rank, reshuffle_fraction, rotation)
-        at = deal.places(t).reshape(ranks, per_rank)
+        at = deal.assignment(t).reshape(ranks, per_rank)
         beside = [deal.beside(p, t) for p in range(ranks)]
         for p in range(ranks):
             base = set(at[p].tolist())

@@ -499,7 +499,7 @@ def test_numbering_is_first_come_first_served_and_ascending_within_a_hop(
         assert new.tolist() == wanted and numbered.nodes.tolist() == known
         asked = data.draw(st.permutations(known))
         out = np.full(len(known), -7, np.int32)
-        numbered.places(np.array(asked, dtype), out)
+        numbered.positions(np.array(asked, dtype), out)
         assert out.tolist() == [known.index(u) for u in asked]
 
 

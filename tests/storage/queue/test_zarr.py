@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from millrace.storage.errors import QueueTimeoutError, RunError, StoreError
-from millrace.storage.queue import place
+from millrace.storage.queue import location
 from millrace.storage.queue import zarr as module
 from millrace.storage.queue.zarr import ZarrQueue
 from tests.contracts.messages import make_bulk
@@ -164,27 +164,27 @@ def test_refuses_what_is_no_queue(tmp_path):
 
 def test_two_processes_may_make_the_folder(tmp_path, monkeypatch):
     """The other one commits between this one's look and its rename."""
-    real = place.committed_folder
+    real = location.committed_folder
 
     def late(path, **options):
-        monkeypatch.setattr(place, "committed_folder", real)
+        monkeypatch.setattr(location, "committed_folder", real)
         make(path)
         return real(path, **options)
 
-    monkeypatch.setattr(place, "committed_folder", late)
+    monkeypatch.setattr(location, "committed_folder", late)
     assert make(tmp_path / "q").committed(0) == set()
 
 
 def test_two_producers_may_write_one_bulk(tmp_path, monkeypatch):
     first, second = make(tmp_path / "q"), make(tmp_path / "q", sweep=False)
-    real = place.write_arrays
+    real = location.write_arrays
 
     def late(*args, **options):
-        monkeypatch.setattr(place, "write_arrays", real)
+        monkeypatch.setattr(location, "write_arrays", real)
         second.put(make_bulk(0, 0, K), LONG_S)
         return real(*args, **options)
 
-    monkeypatch.setattr(place, "write_arrays", late)
+    monkeypatch.setattr(location, "write_arrays", late)
     first.put(make_bulk(0, 0, K), LONG_S)
     assert {p.name for p in (tmp_path / "q/epoch-0").iterdir()} == {"bulk-0"}
     assert same(first.get(0, 1, SHORT_S), make_bulk(0, 0, K).minibatches[1])
@@ -195,13 +195,13 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     queue = make(tmp_path / "q", max_bytes=1)
-    monkeypatch.setattr(place, "write_arrays", full)
+    monkeypatch.setattr(location, "write_arrays", full)
     with pytest.raises(RunError, match=r"cannot write bulk 0 of epoch 0 .*No space left"):
         queue.put(make_bulk(0, 0, K), LONG_S)
     assert list((tmp_path / "q/epoch-0").iterdir()) == []
     monkeypatch.undo()
     queue.put(make_bulk(0, 1, K), SHORT_S)
-    monkeypatch.setattr(place, "write_manifest", full)
+    monkeypatch.setattr(location, "write_manifest", full)
     with pytest.raises(RunError, match=r"cannot finish .*No space left"):
         queue.finish()
     assert not queue.complete

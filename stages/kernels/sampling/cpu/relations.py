@@ -111,7 +111,7 @@ def _kept(degree, fanout, replace):
 
 
 @njit(inline="always")
-def _place(v, t, offsets, first_row, begin_of):
+def _first_segment(v, t, offsets, first_row, begin_of):
     """Type of row v, near type t, and the place of its first segment's length."""
     while v >= offsets[t + 1]:
         t += 1
@@ -133,7 +133,7 @@ def count_relations(
         for f in range(begin[q], end[q]):
             v = np.int64(nodes[q, f])
             if known:
-                t, place = _place(v, t, offsets, first_row, begin_of)
+                t, place = _first_segment(v, t, offsets, first_row, begin_of)
                 if f + 2 * AHEAD < end[q]:
                     prefetch(length, place + (np.int64(nodes[q, f + 2 * AHEAD]) - v) * (begin_of[t + 1] - begin_of[t]))
                 for i in range(begin_of[t], begin_of[t + 1]):
@@ -220,7 +220,7 @@ def sample_relations(
                 v = np.int64(nodes[q, f])
                 at, stop = indptr[v], indptr[v + 1]
                 if known:
-                    t, place = _place(v, t, offsets, first_row, begin_of)
+                    t, place = _first_segment(v, t, offsets, first_row, begin_of)
                     i_relation = begin_of[t]
                     if f + AHEAD < end[q]:
                         ahead = np.int64(nodes[q, f + AHEAD])

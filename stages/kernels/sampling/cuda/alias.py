@@ -117,7 +117,7 @@ def ranked(keys: Tensor, row: Tensor) -> Tensor:
     return order[torch.sort(row[order], stable=True).indices]
 
 
-def draw_places(
+def draw_positions(
     graph: DeviceGraph, rows: Rows, keys: Tensor, fanout: int, table: Slots, kept: Tensor, ends: Tensor, room: int,
     *, replace: bool,
 ) -> Tensor:  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, row_of, tile_of_rows
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Rows
-from .alias import draw_places
+from .alias import draw_positions
 from .tables import Tables
 
 BLOCK = TILE
@@ -168,7 +168,7 @@ def draw(
     places = ends
     if fanout >= 0:
         assert table is not None
-        places = draw_places(graph, rows, keys, s, table, kept, ends, room, replace=replace)
+        places = draw_positions(graph, rows, keys, s, table, kept, ends, room, replace=replace)
     launch(_take, programs(room, BLOCK))(
         *known, ends, places, *target, n, room, stride, n.bit_length(),
         PLACED=fanout >= 0, KEEP=keep, BLOCK=BLOCK,
@@ -176,7 +176,7 @@ def draw(
     return Drawn(ends, edges, positions)
 
 
-def take_places(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables) -> Drawn:
+def edges_at(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables) -> Drawn:
     """The edges at `places` in their rows, int32; the sources are marked in `tables`."""
     room = len(places)
     edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)

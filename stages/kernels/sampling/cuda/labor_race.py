@@ -12,7 +12,7 @@ from ..device_graph import DeviceGraph
 from ..device_samples import Rows
 from ..exponential_race import log2_table
 from .alias import NEVER, exponential, ranked, spread
-from .draw import Drawn, cumulated, degrees, take_places
+from .draw import Drawn, cumulated, degrees, edges_at
 from .tables import Tables
 
 BLOCK = TILE
@@ -53,4 +53,4 @@ def draw_by_weight(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, weight:
     places = ranked(finish, row)[first[target] + i] - first[target]
     width = graph.max_degree + 1
     places = (torch.sort(target * width + places).values % width).int()
-    return take_places(graph, rows, cumulated(kept), places, tables)
+    return edges_at(graph, rows, cumulated(kept), places, tables)

@@ -20,7 +20,7 @@ from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import DeviceList, Rows
-from .draw import Drawn, cumulated, take_places, total
+from .draw import Drawn, cumulated, edges_at, total
 from .tables import Tables
 
 
@@ -63,11 +63,11 @@ def segments_of(graph: Graph) -> Segments:
 
 
 @triton.jit(do_not_specialize=["num_rows", "most"])
-def _segment_places(
+def _segment_positions(
     nodes, relation, owner, keys, degree, kept, ends, places, num_rows, most,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Places of kept[f] edges of segment f; 0 leaves the segment's places as they are. `most` is the largest."""
+    """Positions of kept[f] edges of segment f; 0 leaves the segment's positions as they are. `most` is the largest."""
     f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
     r = tl.load(relation + f, mask=live, other=0)
     key = draw_word(tl.load(keys + q, mask=live, other=0).to(tl.uint64), r)
@@ -126,11 +126,11 @@ def draw_relations(
         # Draws with replacement are independent: they may be in several programs.
         width = 1 << ((min(most, 128) if replace else most) - 1).bit_length()
         tile = max(1, TILE // width)
-        launch(_segment_places, programs(count, tile), programs(most, width))(
+        launch(_segment_positions, programs(count, tile), programs(most, width))(
             rows.nodes[row], relation, owner, keys, degree, drawn, ends, places, count, most,
             REPLACE=replace, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
         )  # fmt: skip
-    found = take_places(segments.graph, Rows(segment, owner), ends, places, tables)
+    found = edges_at(segments.graph, Rows(segment, owner), ends, places, tables)
     return Drawn(ends[own], found.sources, found.positions)
 
 

@@ -49,7 +49,7 @@ def _name(found, local, offsets, first, nodes, owner, per_minibatch, BLOCK: tl.c
 
 
 @triton.jit(do_not_specialize=["n"])
-def _place(values, owner, shift, add, out, n, BLOCK: tl.constexpr):
+def _scatter(values, owner, shift, add, out, n, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = i < n
     q = tl.load(owner + i, mask=some, other=0)
@@ -155,7 +155,7 @@ def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) 
     """out[i + shift[q]] = values[i] + add[q] for row i of minibatch q."""
     n, device = len(group.rows.owner), out.device
     if n:
-        launch(_place, programs(n, BLOCK))(
+        launch(_scatter, programs(n, BLOCK))(
             values, group.rows.owner, to_device(shift, device), to_device(add, device), out, n, BLOCK=BLOCK
         )
 

@@ -17,7 +17,7 @@ from .bulk_codec import Words
 KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
 
 
-class Place(Protocol):
+class Location(Protocol):
     """Location of a queue's stores. Stores are named relative to it: "" is the queue's own, "epoch-0/bulk-2" a bulk's.
 
     A store is there whole or not at all. Failed reads and writes raise OSError or a `MillraceError`.
@@ -74,30 +74,30 @@ class Place(Protocol):
         ...
 
 
-class FolderPlace:
+class FolderLocation:
     """Folder of a file system: stores are written aside and renamed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def path(self, name: str) -> str:
-        """See `Place.path`."""
+        """See `Location.path`."""
         return str(self.root / name)
 
     def has(self, name: str) -> bool:
-        """See `Place.has`."""
+        """See `Location.has`."""
         return (self.root / name).exists()
 
     def names(self, under: str) -> set[str]:
-        """See `Place.names`. Includes folders that no longer hold a store."""
+        """See `Location.names`. Includes folders that no longer hold a store."""
         return {p.name for p in (self.root / under).glob("*")}
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
-        """See `Place.manifest`."""
+        """See `Location.manifest`."""
         return read_manifest(self.root / name, kind)
 
     def rows(self, name: str) -> zarr.Array:
-        """See `Place.rows`."""
+        """See `Location.rows`."""
         return open_store(self.root / name, BULK_KIND).array("rows")
 
     def commit(
@@ -110,7 +110,7 @@ class FolderPlace:
         *,
         overwrite: bool = False,
     ) -> None:
-        """See `Place.commit`."""
+        """See `Location.commit`."""
         folder = self.root / name
         try:
             # A bulk is not synced: if a power cut loses it, it is sampled again, and checksums reveal a torn one.
@@ -123,16 +123,16 @@ class FolderPlace:
                 raise
 
     def remove(self, name: str) -> None:
-        """See `Place.remove`."""
+        """See `Location.remove`."""
         remove_tree(self.root / name)
 
     def remove_empty(self, name: str) -> None:
-        """See `Place.remove_empty`."""
+        """See `Location.remove_empty`."""
         with suppress(OSError):  # it holds something, or is gone
             (self.root / name).rmdir()
 
     def sweep(self) -> None:
-        """See `Place.sweep`."""
+        """See `Location.sweep`."""
         for folder in (self.root, *self.root.glob("epoch-*")):
             sweep_leftovers(folder)
 
