@@ -25,6 +25,8 @@ from distributed.nanny import WorkerProcess
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.signals import leave_signals_to_driver
 
+PRETENDED = "MILLRACE_TESTS_PRETENDED_GPU"
+"""Environment variable of ranks that have the pretended device, and talk over the stand-in for NCCL."""
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 MS_REC, MS_SLAVE = 0x4000, 0x80000
 
@@ -135,6 +137,10 @@ def _become_server(listener: socket.socket, lifeline: Connection, environment: d
     for target, file in enumerate((lifeline.fileno(), nothing, nothing)):
         os.dup2(file, target)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  not the one that `multiprocessing` has put there
+    if PRETENDED in environment:
+        from millrace.tests.contracts import nccl
+
+        nccl.install_for_good()
     sys.argv = ["rank_server", str(listener.fileno()), environment[rank_server.PLACE]]
     rank_server._show_as([sys.executable, "-m", rank_server.__name__, *sys.argv[1:]])
     rank_server.main()

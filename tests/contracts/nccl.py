@@ -5,7 +5,8 @@ the one before has ended; empty messages, and sends and receives outside of a gr
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,8 @@ import torch.distributed as dist
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.nccl import Nccl
 from millrace.storage.ledger import Ledger
-from millrace.tests.contracts.pretended_device import OnDevice, install_for_good
+from millrace.tests.contracts import pretended_device
+from millrace.tests.contracts.pretended_device import OnDevice
 
 HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
 WAIT_S = 60.0
@@ -32,6 +34,8 @@ class InPlaceOfNccl:
     class Options:
         pass
 
+    living: ClassVar[WeakSet[Any]] = WeakSet()
+    """All of this process."""
     says = ""
     """Raised by the first sum, as NCCL raises what is wrong with its setting."""
 
@@ -41,6 +45,7 @@ class InPlaceOfNccl:
         theirs._timeout, theirs._devices = options._timeout, [backend.create_device(hostname="127.0.0.1")]
         self.inner, self.asked, self.ended = backend(store, rank, size, theirs), [], ""
         self._stream = ThreadPoolExecutor(1)
+        self.living.add(self)
         self._open: list[tuple[bool, torch.Tensor, int]] | None = None
         self._count: dict[tuple[bool, int], int] = {}
 
@@ -118,9 +123,14 @@ class Under:
         self._done.result(WAIT_S)
 
 
+def install_for_good() -> torch.device:
+    """The pretended device and the stand-in, in this process until it ends: for ranks."""
+    dist.ProcessGroupNCCL = InPlaceOfNccl
+    return pretended_device.install_for_good()
+
+
 def stood_in(group: Gloo) -> Nccl:
     """Such a group on the ranks of `group`, each with the pretended device."""
     to = install_for_good()
-    dist.ProcessGroupNCCL = InPlaceOfNccl
     store = dist.PrefixStore("gpus", group._store)
     return Nccl(store, group.rank, group.size, Ledger(), device=to, **HERE)

@@ -1,7 +1,7 @@
 """Dask cluster shared by the tests of runs: starting one costs seconds."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import cloudpickle
@@ -12,8 +12,9 @@ from distributed import LocalCluster
 from millrace.pipeline.cluster.dask_cluster import SETTINGS
 from millrace.pipeline.cluster.rank_server import serving
 from millrace.pipeline.config.schema import ClusterOptions
+from millrace.pipeline.machine.gpus import VISIBLE
 from millrace.pipeline.machine.malloc import allocator
-from millrace.tests.contracts.forked_cluster import forked_cluster
+from millrace.tests.contracts.forked_cluster import PRETENDED, forked_cluster
 
 OF_WORKERS = {"PYTEST_CURRENT_TEST": ""}
 """Environment variables of workers. Pytest sets this one anew for each test, so that ranks of workers that
@@ -21,19 +22,22 @@ take the place of dead ones would start from scratch."""
 
 
 @contextmanager
-def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
+def cluster_of(workers: int, dashboard: str | None = None, gpus: Sequence[str] = ()) -> Iterator[str]:
     """Start a scheduler on this machine whose workers have one thread and this process's present environment; yield its
     address.
 
     Its ranks are forked, from servers with the two environments that ranks have. `dashboard` is the host and port of
-    its dashboard, if any.
+    its dashboard, if any. `gpus` are those that workers see: pretended ones.
     """
-    environment = dict(os.environ)
-    variables = [{**OF_WORKERS, **more} for more in ({}, allocator(ClusterOptions().keep_freed_bytes))]
+    environment, of_workers, of_ranks = dict(os.environ), OF_WORKERS, [{}, allocator(ClusterOptions().keep_freed_bytes)]
+    if gpus:
+        of_workers = {**OF_WORKERS, PRETENDED: "1", VISIBLE: ",".join(gpus)}
+        of_ranks = [{**more, VISIBLE: gpu} for more in of_ranks for gpu in gpus]
+    variables = [{**of_workers, **more} for more in of_ranks]
     with dask.config.set(SETTINGS), forked_cluster(), serving(*variables):
         cluster = LocalCluster(
             n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None,
-            env=OF_WORKERS,
+            env=of_workers,
         )  # fmt: skip
         try:
             yield str(cluster.scheduler_address)
