@@ -109,6 +109,12 @@ class MatrixSampler(ABC):
     replace: ClassVar[bool] = False
     """Draw independently."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if callable(getattr(cls, "words", None)):
+            # Nobody calls it, and the samples would be others.
+            raise InputError(f"{cls.__name__} overrides words, which is row_streams now; rename the method")
+
     @property
     @abstractmethod
     def num_layers(self) -> int:

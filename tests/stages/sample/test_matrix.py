@@ -261,6 +261,11 @@ def test_bad_options_are_refused(make: Callable[[], Any], words: str) -> None:
         make()
 
 
+def test_a_method_of_the_old_name_is_refused() -> None:
+    with pytest.raises(InputError, match="Old overrides words, which is row_streams now; rename the method"):
+        type("Old", (MatrixNeighbor,), {"words": MatrixNeighbor.row_streams})
+
+
 def test_rapids_is_refused() -> None:
     with pytest.raises(InputError, match=r'the sampler saint is written as matrices, but kernel is "cugraph"'):
         check_kernel(SaintSampler(), "cugraph")
