@@ -166,6 +166,11 @@ class Lab:
         self.wait()
         return statistics.median(begin.elapsed_time(end) for begin, end in pairs)
 
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """Call once, untimed; not in the interpreter, where times mean nothing."""
+        if self.on_gpu:
+            call()
+
     def seconds(self, call: Callable[[], Any]) -> float:
         """Seconds of one call as the host sees it, until the device is done."""
         self.check_time()

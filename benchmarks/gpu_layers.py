@@ -264,11 +264,14 @@ def _ms(lab: Lab, call: Function, x: Tensor, passes: int) -> float:
     if passes == 1:
         with torch.no_grad():
             return lab.ms(lambda: call(x))
-    grad = torch.randn_like(call(x))
+    lab.warm_up(lambda: call(x))
+    grads: list[Tensor] = []
 
     def both() -> None:
         x.grad = None
-        call(x).backward(grad)
+        out = call(x)
+        grads[:] = grads or [torch.randn_like(out)]
+        out.backward(grads[0])
 
     return lab.ms(both)
 

@@ -126,7 +126,7 @@ def _measure(lab: Lab, name: str, bulk: int, workspace: Workspace, peer: float |
             made = draw(lab, name, request, workspace)
             drawn[-1] += sum(int(x.edges.sum()) for x in made.lists)
 
-    epoch()
+    lab.warm_up(epoch)
     took = lab.repeated(epoch)
     s = statistics.median(took)
     least = floor_bytes(lab, name, size) * len(requests) * bulk / size["minibatches"] / lab.copy_bytes_per_s
@@ -150,7 +150,7 @@ def profile(lab: Lab, name: str, workspace: Workspace) -> dict[str, Any]:
     from torch.profiler import profile as recording
 
     request = lab.bulks(min(BULKS[name][0], lab.minibatches), batch_of(lab, name))[0]
-    draw(lab, name, request, workspace)
+    lab.warm_up(lambda: draw(lab, name, request, workspace))
     wall = lab.seconds(lambda: draw(lab, name, request, workspace))
     kind = ProfilerActivity.CUDA if lab.on_gpu else ProfilerActivity.CPU
     with recording(activities=[kind]) as seen:

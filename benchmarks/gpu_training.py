@@ -123,7 +123,7 @@ def pyg_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
     """Milliseconds of a step on a minibatch that is there, seconds of the measured epochs, the loss, and the most
     memory held."""
     trainer, requests = PyGTrainer(lab, model, products), lab.bulks(min(BULK, lab.minibatches), lab.batch)
-    trainer.epoch(requests[:1])
+    lab.warm_up(lambda: trainer.epoch(requests[:1]))
     some = list(resident(lab, draw(lab, "neighbor", lab.bulks(1, lab.batch)[0], trainer.workspace)))
     step = lab.ms(lambda: trainer.step(*some[0]))
     start_peak(lab)

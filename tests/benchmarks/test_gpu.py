@@ -16,7 +16,7 @@ from millrace.tests.contracts.fresh_python import run_python
 pytest.importorskip("triton")
 pytest.importorskip("torch_geometric")
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("--device", "cpu", "--scale", "40,100", "--batch", "2", "--minibatches", "2")
+TINY = ("--device", "cpu", "--scale", "14,30", "--batch", "2", "--minibatches", "2")
 
 
 def benchmark(*arguments: str) -> tuple[int, str, str]:
