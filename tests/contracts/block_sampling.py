@@ -101,12 +101,16 @@ def unlike(got: Bulk, want: Bulk) -> list[str]:
     return wrong
 
 
-def compare(owners: Owners, graph: Graph, sampler: Sampler, request: BulkRequest, what: object) -> list[str]:
-    """One bulk by owners beside the serial one."""
+def compare(
+    owners: Owners, graph: Graph, sampler: Sampler, request: BulkRequest, what: object, serial: Bulk | None = None
+) -> list[str]:
+    """One bulk by owners beside the serial one, which is drawn if it is not given."""
     try:
         got = sampler.sample_by_owners(owners, request)
         # Not of no minibatches: the compiled layer-wise kernels and the serial bulk have nothing to say of them.
-        want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
+        want = serial
+        if want is None:
+            want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
         return [f"{what}: {sampler}: {line}" for line in unlike(got, want)]
     except Exception as e:
         e.add_note(f"{what}: {sampler}, seeds {request.seeds}")

@@ -132,12 +132,17 @@ def all_worlds() -> list[tuple[str, Graph, list[Any]]]:
     return list(worlds())
 
 
-@lru_cache(maxsize=1000)
-def _serial(number: int, i: int, rank: int, ranks: int) -> Bulk:
-    """Minibatches of `request_in_world`."""
+def in_world(number: int, i: int, rank: int, ranks: int) -> tuple[BulkRequest, Bulk]:
+    """`request_in_world` and its minibatches by the serial sampler."""
+    return _in_world(number, i, rank, min(2, ranks))
+
+
+@lru_cache(maxsize=2000)
+def _in_world(number: int, i: int, rank: int, ranks: int) -> tuple[BulkRequest, Bulk]:
     _, graph, samplers = all_worlds()[number]
     request = request_in_world(number, i, rank, ranks)
-    return samplers[i].sample(graph, request, cpu) if request.seeds else Bulk(0, 0, ())
+    empty = Bulk(request.epoch, request.number, ())
+    return request, samplers[i].sample(graph, request, cpu) if request.seeds else empty
 
 
 def request_in_world(number: int, i: int, rank: int, ranks: int) -> BulkRequest:
@@ -164,7 +169,7 @@ def unlike_the_model(grid: Grid, told: Sequence[Sequence[tuple[Sent, list[Darts]
     for (number, i), found in zip(each, zip(*told, strict=True), strict=True):
         name, graph, samplers = all_worlds()[number]
         model = Model(grid, book_in_world(number, grid.blocks), graph, staged=staged)
-        want = model.of(samplers[i], [_serial(number, i, r, min(2, grid.ranks)) for r in ranks], [d for _, d in found])
+        want = model.of(samplers[i], [in_world(number, i, r, grid.ranks)[1] for r in ranks], [d for _, d in found])
         wrong += [
             f"{name}: {samplers[i]}, rank {r}: {sent}, by the model {w}"
             for r, ((sent, _), w) in enumerate(zip(found, want))

@@ -1,8 +1,11 @@
 """Sampling by the owners of rows: the bits of the serial samplers on every grid, what travels, and a peer that dies."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +51,20 @@ from millrace.tests.contracts.block_sampling import (
 )
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.sampling_traffic import (
+    Counted,
+    Model,
     RecordedThrow,
+    Sent,
     all_worlds,
     book_in_world,
     counted,
     everywhere_known,
+    in_world,
     less,
     recorded,
-    request_in_world,
     unlike_the_model,
 )
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 
 @pytest.fixture(autouse=True)
@@ -67,72 +74,75 @@ def _restore_threads() -> Iterator[None]:
 
 
 GRIDS = ((2, 1), (4, 1), (4, 4), (6, 3))
-TURNS = (((0, 6, 3), (6, 2, 1)), ((0, 4, 1), (4, 4, 4)))
-"""(first rank, p, c) of the grids that eight ranks form at the same time, turn after turn."""
 
 
-def on_all_grids(group: Gloo) -> list[dict[str, Any]]:
-    found = []
-    for turn in TURNS:
-        for first, p, c in turn:
-            if first <= group.rank < first + p:
-                found.append({"grid": (p, c), **on_grid(group.sub(f"{p}x{c}", range(first, first + p)), c)})
-    return found
-
-
-def on_grid(circle: Gloo, c: int) -> dict[str, Any]:
+def on_grid(group: ThreadGroup, c: int, darts: "WatchedDarts") -> dict[str, Any]:
+    """What a rank of a grid draws and sends, for each sampler of each world."""
+    sent = Sent()
+    circle = Counted(group, sent)
     grid = Grid(circle.size, c)
-    column = grid.among(circle, "column")
-    wrong, minibatches, idle, rowless, darts, told = [], 0, 0, 0, watch_darts(), []
-    layer_wise.Throw = RecordedThrow
+    column: Any = grid.among(circle, "column")
+    wrong, minibatches, idle, rowless, told = [], 0, 0, 0, []
     for number, (name, graph, samplers) in enumerate(all_worlds()):
         book = book_in_world(number, grid.blocks)
         owners = Owners(block_rows(graph, book, grid.block(circle.rank), column), column)
         rowless += int(owners.rows.graph.num_nodes == 0)
         everywhere_known(owners)
         for i, sampler in enumerate(samplers):
-            request, before = request_in_world(number, i, circle.rank, circle.size), counted(circle._ledger)
-            wrong += compare(owners, graph, sampler, request, (name, book.offsets.tolist(), "rank", circle.rank))
-            told.append((less(counted(circle._ledger), before), recorded()))
+            (request, serial), before = in_world(number, i, circle.rank, circle.size), replace(sent)
+            what = (name, book.offsets.tolist(), "rank", circle.rank)
+            wrong += compare(owners, graph, sampler, request, what, serial)
+            told.append((less(sent, before), recorded()))
             minibatches, idle = minibatches + len(request.seeds), idle + (not request.seeds)
-    return {"wrong": wrong, "minibatches": minibatches, "idle": idle, "rowless": rowless, "darts": darts, "told": told}
+    seen = darts.of_thread()
+    return {"wrong": wrong, "minibatches": minibatches, "idle": idle, "rowless": rowless, "darts": seen, "told": told}
 
 
-def watch_darts() -> dict[str, int]:
-    """From now on, counts the rounds of a hop in which darts travelled, at most, and how often a race after them had to
-    choose."""
-    seen, kind, under_way = (
-        {"rounds": 0, "most rounds": 0, "ladies chose": 0, "fastgcn chose": 0},
-        layer_wise._RemoteLayers,
-        [""],
-    )
-    plain = {name: getattr(getattr(kind, name), "plain", getattr(kind, name)) for name in ("draw", "_round")}
-    complete = getattr(darts.complete, "plain", darts.complete)
+class WatchedDarts(threading.local):
+    """Counts for each thread the rounds of a hop in which darts travelled, at most, and how often a race after them had
+    to choose."""
 
-    def draw(self: Any, *args: Any) -> Any:
-        seen["rounds"], under_way[0] = 0, "fastgcn" if self.every_row else "ladies"
-        return plain["draw"](self, *args)
+    rounds = most_rounds = 0
+    under_way = ""
 
-    def one_round(self: Any, throws: Any) -> None:
-        seen["rounds"] += 1
-        seen["most rounds"] = max(seen["most rounds"], seen["rounds"])
-        plain["_round"](self, throws)
+    def __init__(self) -> None:
+        self.chose = {"ladies": 0, "fastgcn": 0}
 
-    def counted(key: int, s: int, found: Any, count: int, total: int, candidates: Any, mass: Any) -> Any:
-        chose = len(np.setdiff1d(candidates, found)) > s - len(found)
-        seen[f"{under_way[0]} chose"] += int(chose)
-        return complete(key, s, found, count, total, candidates, mass)
+    def of_thread(self) -> dict[str, int]:
+        """What this thread has seen."""
+        return {"most rounds": self.most_rounds, **{f"{name} chose": n for name, n in self.chose.items()}}
 
-    draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete
-    kind.draw, kind._round, darts.complete = draw, one_round, counted
-    return seen
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Watch all threads from now on."""
+        kind = layer_wise._RemoteLayers
+        plain_draw, plain_round, complete = kind.draw, kind._round, darts.complete
+
+        def draw(layers: Any, *args: Any) -> Any:
+            self.rounds, self.under_way = 0, "fastgcn" if layers.every_row else "ladies"
+            return plain_draw(layers, *args)
+
+        def one_round(layers: Any, throws: Any) -> None:
+            self.rounds += 1
+            self.most_rounds = max(self.most_rounds, self.rounds)
+            plain_round(layers, throws)
+
+        def counted(key: int, s: int, found: Any, count: int, total: int, candidates: Any, mass: Any) -> Any:
+            self.chose[self.under_way] += int(len(np.setdiff1d(candidates, found)) > s - len(found))
+            return complete(key, s, found, count, total, candidates, mass)
+
+        patch.setattr(kind, "draw", draw)
+        patch.setattr(kind, "_round", one_round)
+        patch.setattr(darts, "complete", counted)
 
 
 @pytest.fixture(scope="module")
 def grids() -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Results of the ranks of each grid."""
-    ranks = run_ranks(on_all_grids, 8, timeout_s=250.0, group_timeout_s=120.0)
-    return {grid: [r for rank in ranks for r in rank if r["grid"] == grid] for grid in GRIDS}
+    watched = WatchedDarts()
+    with pytest.MonkeyPatch.context() as patch:
+        watched.install(patch)
+        patch.setattr(layer_wise, "Throw", RecordedThrow)
+        return {(p, c): run_threads(partial(on_grid, c=c, darts=watched), p) for p, c in GRIDS}
 
 
 @settings(max_examples=20, deadline=None)
@@ -174,32 +184,52 @@ def test_words_and_messages_are_those_of_the_sizes_drawn(
 graphs = st.builds(lambda seed: random_graph(np.random.default_rng(seed)), st.integers(0, 2**32))
 
 
-def on_random_cases(group: Gloo, seed: int, cases: int) -> tuple[list[str], int, set[str]]:
-    wrong, minibatches, kinds = [], 0, set()
-    for case in range(cases):
+CASES, SEED = 60, 12
+
+
+def random_case(seed: int, case: int, ranks: int) -> tuple[Graph, RangeBook, Any, int, list[BulkRequest]]:
+    """A graph, its blocks, a sampler, a number of kernels' threads, and the request of each rank."""
+    rng = np.random.default_rng([seed, case])
+    graph = random_graph(rng)
+    # Not only in random_book's way: blocks of one node, and all nodes in one block.
+    offsets = np.sort(rng.integers(0, graph.num_nodes + 1, ranks - 1))
+    book = RangeBook(np.concatenate([[0], offsets, [graph.num_nodes]]).astype(np.int64))
+    sampler = random_sampler(rng, graph.edge_weight is not None)
+    count = int(rng.choice([1, 3]))
+    requests = [random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in rng.integers(0, 4, ranks)]
+    return graph, book, sampler, count, requests
+
+
+def on_random_cases(group: Gloo) -> tuple[list[str], int, set[str], list[Any]]:
+    wrong, minibatches, kinds, told = [], 0, set(), []
+    layer_wise.Throw = RecordedThrow
+    for case in range(CASES):
         # The same on all ranks; then each takes its own request.
-        rng = np.random.default_rng([seed, case])
-        graph = random_graph(rng)
-        # Not only in random_book's way: blocks of one node, and all nodes in one block.
-        offsets = np.sort(rng.integers(0, graph.num_nodes + 1, group.size - 1))
-        book = RangeBook(np.concatenate([[0], offsets, [graph.num_nodes]]).astype(np.int64))
-        sampler = random_sampler(rng, graph.edge_weight is not None)
-        threads.set_num_threads(int(rng.choice([1, 3])))
-        requests = [
-            random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in rng.integers(0, 4, group.size)
-        ]
+        graph, book, sampler, count, requests = random_case(SEED, case, group.size)
+        threads.set_num_threads(count)
         owners = Owners(block_rows(graph, book, group.rank, group), group)
-        what = f"seed {seed}, case {case}, blocks {book.offsets.tolist()}, rank {group.rank}"
+        everywhere_known(owners)
+        what = f"case {case}, blocks {book.offsets.tolist()}, rank {group.rank}"
+        before = counted(group._ledger)
         wrong += compare(owners, graph, sampler, requests[group.rank], what)
+        told.append((less(counted(group._ledger), before), recorded()))
         minibatches += len(requests[group.rank].seeds)
         kinds.add(sampler.name)
-    return wrong, minibatches, kinds
+    return wrong, minibatches, kinds, told
 
 
 def test_any_graph_cut_and_sampler() -> None:
-    for wrong, minibatches, kinds in run_ranks(on_random_cases, 3, 12, 60, timeout_s=200.0, group_timeout_s=100.0):
+    """By real ranks, whose ledgers count what the sizes drawn imply."""
+    ranks = run_ranks(on_random_cases, 3, timeout_s=200.0, group_timeout_s=100.0)
+    for wrong, minibatches, kinds, _ in ranks:
         assert wrong == []
-        assert minibatches > 60 and kinds == {"neighbor", "labor", "ladies", "fastgcn"}
+        assert minibatches > CASES and kinds == {"neighbor", "labor", "ladies", "fastgcn"}
+    for case in range(CASES):
+        graph, book, sampler, _, requests = random_case(SEED, case, 3)
+        bulks = [sampler.sample(graph, r, cpu) if r.seeds else Bulk(0, 0, ()) for r in requests]
+        found = [told[case] for *_, told in ranks]
+        model = Model(Grid(3, 1), book, graph, staged=False)
+        assert [sent for sent, _ in found] == model.of(sampler, bulks, [darts for _, darts in found]), (case, sampler)
 
 
 @pytest.mark.parametrize(
