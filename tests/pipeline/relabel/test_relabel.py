@@ -91,19 +91,26 @@ def same(data, tmp_path, partitioner, parts, features="zarr", seed=0, feature_dt
     return open_dataset_store(tmp_path / "got")
 
 
+PLAIN = ("zarr", {})
+NAMED = ("npy", {"weighted": True, "names": True})
+MANY = ("zarr", {"ids": True, "many": True, "dtype": np.float64})
+DENSE = ("npy", {"weighted": True, "ids": True, "seed": 4, "edges": 1500})
+GIVEN = Given(np.arange(80) % 5 // 2)
+
+
 @pytest.mark.parametrize(
-    ("features", "given"),
+    ("partitioner", "how"),
+    # Each with a store of either kind, and each dataset twice.
     [
-        ("zarr", {}),
-        ("npy", {"weighted": True, "names": True}),
-        ("zarr", {"ids": True, "many": True, "dtype": np.float64}),
-        ("npy", {"weighted": True, "ids": True, "seed": 4, "edges": 1500}),
+        *((Hash(), how) for how in (PLAIN, NAMED)),
+        *((Metis(), how) for how in (MANY, DENSE)),
+        *((Contiguous(), how) for how in (MANY, NAMED)),
+        *((GIVEN, how) for how in (PLAIN, DENSE)),
     ],
+    ids=lambda x: getattr(x, "name", ""),
 )
-@pytest.mark.parametrize(
-    "partitioner", [Hash(), Metis(), Contiguous(), Given(np.arange(80) % 5 // 2)], ids=lambda p: p.name
-)
-def test_the_store_is_that_of_the_dataset_reordered_in_memory(tmp_path, features, given, partitioner):
+def test_the_store_is_that_of_the_dataset_reordered_in_memory(tmp_path, partitioner, how):
+    features, given = how
     form = {"hash": "int8", "metis": "float16", "contiguous": "bfloat16"}.get(partitioner.name)
     found = same(made(**given), tmp_path, partitioner, 3, features, seed=2, feature_dtype=form)
     assert len(found.graph.part_offsets) == 4
@@ -153,7 +160,7 @@ STAGES = ["assign", "spill", "sort", "labels", "name", "unpack", "features", "ga
 @pytest.fixture(scope="module")
 def in_memory(tmp_path_factory):
     """A store, and that of what is reordered in memory."""
-    place, data = tmp_path_factory.mktemp("stores"), made(200, 900, names=True, weighted=True)
+    place, data = tmp_path_factory.mktemp("stores"), made(90, 400, names=True, weighted=True)
     with pytest.MonkeyPatch.context() as patch:
         cut_small(patch)
         write_dataset(place / "before", data)

@@ -791,11 +791,11 @@ DEVICE_WAYS = {
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_rows_come_ahead_on_a_device(ranks: int) -> None:
     """The same of rows that lie and travel on a device: a pretended one, or a GPU that ranks share."""
-    names = ("two columns", "own rows on the host, uneven") if ranks == 4 else (*FEW, "two columns", *DEVICE_WAYS)
-    cells = tuple(product(names, (False, True)))
-    if ranks == 2:
-        # All others too, sampled by owners every second time: that both find the same is shown without a device.
-        cells += tuple((name, i % 2 == 0) for i, name in enumerate(WAYS) if (name, True) not in cells)
+    both = ("two columns", "own rows on the host, uneven")
+    once = {1: (*FEW, *DEVICE_WAYS), 2: (*WAYS, *DEVICE_WAYS), 4: ()}[ranks]
+    cells = tuple(product(both, (False, True)))
+    # Others by owners every second time: that both find the same is shown without a device.
+    cells += tuple((name, i % 2 == 0) for i, name in enumerate(once) if name not in both)
     reports = (
         [train(Solo(), cells, on_device=True)] if ranks == 1 else run_ranks(train, ranks, cells, True, timeout_s=240)
     )

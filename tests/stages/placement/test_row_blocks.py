@@ -1,6 +1,7 @@
 """Block rows: who holds what on a process grid, and that a block is a piece of the whole graph."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from millrace.storage.partition.edge_shards import shard_edges
 from millrace.storage.partition.partition import extract_partition
 from millrace.storage.partition.reorder import reorder
 from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 PHASE = Phase(0, 0, 1)
 
@@ -181,7 +183,7 @@ def job_of(group: Any, dtype: torch.dtype) -> RankJob:
     return RankJob(0, 1, 1, 1, dtype, None, group, Ledger())
 
 
-def place_all(group: Gloo, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def place_all(group: ThreadGroup, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
     found = {}
     for c in REPLICATION:
         grid, policy = Grid(group.size, c), Blocks(c)
@@ -216,7 +218,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int
     for name, (data, partitioner, _) in CASES.items():
         for c in REPLICATION:
             partition_dataset(data, partitioner, RANKS // c, folder / name / str(RANKS // c))
-    return run_ranks(place_all, RANKS, folder, timeout_s=120.0, group_timeout_s=60.0)
+    return run_threads(partial(place_all, folder=folder), RANKS)
 
 
 @pytest.mark.parametrize("c", REPLICATION)
