@@ -35,7 +35,7 @@ JOB: dict[str, Any] = {
     "fanout": [3, 2], "batch_size": 5, "lr": 0.02,
 }  # fmt: skip
 """Three minibatches an epoch, in two bulks."""
-NODES = 48
+NODES = 36
 DATASET = f"sbm:nodes={NODES},classes=3,degree=6,features=5,train=0.3"
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
@@ -90,8 +90,7 @@ def agree(data, out, rel=1e-9, **options):
 @pytest.mark.parametrize(
     "sampler",
     [
-        {"name": "neighbor", "fanout": [3, 2]},
-        {"name": "neighbor", "fanout": [-1, -1]},
+        {"name": "neighbor", "fanout": [2, -1]},
         {"name": "neighbor", "fanout": [3, 2], "weighted": True},
         {"name": "labor", "fanout": [3, 2], "poisson": True},
         {"name": "ladies", "sizes": [8, 6]},
@@ -189,7 +188,7 @@ class Own(torch.nn.Module):
 
 
 def test_a_module_of_ones_own(weighted, tmp_path):
-    agree(weighted, tmp_path, model=Own().double(), hidden=None, dropout=None)
+    agree(weighted, tmp_path, model=Own().double(), hidden=None, dropout=None, epochs=1)
 
 
 def test_several_minibatches_a_step(sbm, tmp_path):
@@ -247,7 +246,7 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
 @pytest.fixture(scope="module")
 def all_rows(sbm, tmp_path_factory):
     """The parameters that a rank learns which has all rows on its device."""
-    return train(sbm, tmp_path_factory.mktemp("whole"), "cuda")[1].parameters_sha256
+    return train(sbm, tmp_path_factory.mktemp("whole"), "cuda", epochs=1)[1].parameters_sha256
 
 
 @pytest.mark.parametrize("where", ["device", "pinned"])
@@ -257,7 +256,7 @@ def all_rows(sbm, tmp_path_factory):
 def test_rows_that_ranks_own(sbm, all_rows, tmp_path, options, where):
     """One rank reads all rows: the same bits as if every rank had all of them."""
     gpu = {"features": where, "cache_bytes": 20 * ROW_BYTES}
-    _, result = agree(sbm, tmp_path, gpu=gpu, **options)
+    _, result = agree(sbm, tmp_path, gpu=gpu, epochs=1, **options)
     assert result.parameters_sha256 == all_rows
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.hot_rows is not None
@@ -282,12 +281,13 @@ def test_owners_that_cannot_draw_on_their_devices(sbm, tmp_path, options, why):
     assert "\n" not in str(refused.value)
     if "sampler" in options or "algorithm" in given["bulk"]:
         del given["kernel"]
-        agree(sbm, tmp_path, **{"fanout": None} if "sampler" in options else {}, **options | {"bulk": given["bulk"]})
+        fanout = {"fanout": None} if "sampler" in options else {}
+        agree(sbm, tmp_path, epochs=1, **fanout, **options | {"bulk": given["bulk"]})
 
 
 def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
     """There is one copy of them, and the store is read once."""
-    _, result = agree(sbm, tmp_path)
+    _, result = agree(sbm, tmp_path, epochs=1)
     assert gathers == []
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert not result.bytes["evaluation"].get("features")

@@ -32,7 +32,7 @@ from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.phases import Trained, initial, train_ranks
 
 F64 = torch.float64
-CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]), st.booleans())
+CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4, 5]), st.booleans())
 CONFIGS: dict[str, ModelConfig] = {
     "gcn": GCN(hidden=6, dropout=0.0),
     "sage": SAGE(hidden=6, dropout=0.0),
@@ -204,26 +204,42 @@ def seen(t: Trained) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@given(case=CASES, trial=TRIALS)
-@example(case=make_case(1, 8), trial=Trial("", 2, "v3"))
-@example(case=make_case(2, 4), trial=Trial("", 2, "v3 after an MLP", "int8"))
-@example(case=make_case(5, 4), trial=Trial("", 3, "v1", "fp16"))
-@example(case=make_case(11, 2), trial=Trial("", 2, "v1", "int8", "adam"))
-@example(case=make_case(1, 8), trial=Trial("", 3, "v3, distilled", "int8", "adam"))
-@example(case=make_case(11, 4), trial=Trial("", 2, "v1, distilled", "fp16"))
-@example(case=make_case(5, 2), trial=Trial("", 2, "v3 without norm, distilled"))
-@settings(deadline=None, max_examples=4)
-def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Trial) -> None:
+ODD = (
+    (make_case(1, 5), Trial("", 2, "v3")),
+    (make_case(2, 4), Trial("", 2, "v3 after an MLP", "int8")),
+    (make_case(5, 4), Trial("", 3, "v1", "fp16")),
+    (make_case(11, 2), Trial("", 2, "v1", "int8", "adam")),
+    (make_case(1, 5), Trial("", 3, "v3, distilled", "int8", "adam")),
+    (make_case(11, 4), Trial("", 2, "v1, distilled", "fp16")),
+    (make_case(5, 2), Trial("", 2, "v3 without norm, distilled")),
+)
+"""One node, no edges, all train nodes in one part, and a dense graph; each for two kinds of layers, and each kind has
+one of the dense ones."""
+
+
+def check_learnt(case: Case, trial: Trial) -> None:
     """Losses, best epochs, parameters, rows handed on to every rank and its boundary, logits, and inference on the
     whole graph."""
-    trial = replace(trial, kind=kind)
     model = trial.model()
     dense = trial.dense(model.state_dict())
     ranks = train_ranks(case, trial.system, model, EPOCHS, LEARNING[trial.optimizer], seen)
     check(case, trial, dense, ranks)
     parameters = [sum(v.numel() for v in dense.parameters(k).values()) for k in range(len(dense.phases))]
     assert [p["parameters"] for p in ranks[0]["phases"]] == parameters
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_ranks_learn_what_dense_matrices_learn(kind: str) -> None:
+    at = list(CONFIGS).index(kind)
+    for i, (case, trial) in enumerate(ODD):
+        if (i + at) % 4 < 2:
+            check_learnt(case, replace(trial, kind=kind))
+
+
+@given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)))
+@settings(deadline=None, max_examples=8)
+def test_ranks_learn_what_dense_matrices_learn_of_any_graph(case: Case, trial: Trial, kind: str) -> None:
+    check_learnt(case, replace(trial, kind=kind))
 
 
 @pytest.mark.parametrize("cut", ["v3", "v1", "v3, distilled", "v1, distilled"])
@@ -297,7 +313,7 @@ def test_parts_do_not_matter_with_dropout_either(kind: str, cut: str) -> None:
     model = initial(DROPPING[kind], system, F)
     whole, *others = [
         train_ranks(larger(*how), system, model, EPOCHS, LEARNING["adam"], seen)
-        for how in ((1, "random"), (2, "random"), (4, "random"), (4, "metis"))
+        for how in ((1, "random"), (4, "random"), (3, "metis"))
     ]
     still = replace(DROPPING[kind], dropout=0.0, **({"attention_dropout": 0.0} if kind == "gat" else {}))
     without = initial(still, system, F)

@@ -37,7 +37,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "gat": GAT(hidden=6, layers=2, heads=2, dropout=0.0),
 }
 SGD, ADAM = Train(optimizer="sgd", lr=0.1, weight_decay=0.01), Train(optimizer="adam", lr=0.005, weight_decay=0.01)
-CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4]))
+CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3]))
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -138,8 +138,8 @@ def fedavg(
     kind=st.sampled_from(["gcn", "sage", "gat"]),
 )
 @example(case=make_case(8, 2), seed=1, number=None, steps=3, adam=True, kind="sage")
-@example(case=make_case(9, 4), seed=1, number=3, steps=4, adam=True, kind="gat")
-@settings(deadline=None, max_examples=12)
+@example(case=make_case(9, 3), seed=1, number=3, steps=4, adam=True, kind="gat")
+@settings(deadline=None, max_examples=8)
 def test_local_steps_are_fedavg(case: Case, seed: int, number: int | None, steps: int, adam: bool, kind: str) -> None:
     """Clients without train nodes, on ranks without clients; their optimisers are fresh in every round."""
     client, number = clients_of(case, seed, number)
@@ -176,7 +176,7 @@ def test_who_simulates_a_client_does_not_matter(number: int | None, kind: str, m
     case = make_case(8, 1)
     client, number = clients_of(case, 2, number)
     (whole,) = train_clients(case, system, model, ADAM, client, number)
-    for parts in (2, 4, 8):
+    for parts in (3, 6):
         for rank in train_clients(replace(case, parts=parts), system, model, ADAM, client, number):
             close(rank["losses"], whole["losses"], "losses")
             for name, value in rank["state"].items():
