@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.datasets import open_dataset
+from millrace.pipeline.planning import inputs
 from millrace.pipeline.planning.inputs import variants
 from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
@@ -59,6 +60,10 @@ class Case:
     options: dict[str, Any]
     """Shorthands, as the command line knows them."""
     systems: tuple[str, ...] = tuple(variants())
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further keys, by section."""
+    most_edges: int = inputs.MOST_EDGES
+    """Edges of a graph that a smaller one stands in for if it has more."""
 
 
 def edges_with_features(folder: Path) -> str:
@@ -85,6 +90,8 @@ def cases(npz: Path | None, epochs: int, folder: Path) -> list[Case]:
         Case("rmat", rmat, 3, {**two, "model": "gat", "hidden": 64}, ("sar", "retexo")),
         Case("types", "hsbm:nodes=60000,degree=10,features=64", 2, {**two, "model": "rgcn"}),
         Case("edges", edges_with_features(folder), 2, {**two, "model": "gine"}),
+        Case("zarr", rmat, 2, two, ("bulk", "bulk, owned features"), {"queue": {"kind": "zarr"}}),
+        Case("stand-in", rmat.replace("16", "18"), 1, two, most_edges=1_100_000),
     ]
     return [Case("arxiv", str(npz), 1, two), *found] if npz is not None else found
 
@@ -113,6 +120,8 @@ def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
     ]
     if "features" in changes:
         words += ["--set", f"features={changes['features']}"]
+    for section, keys in case.config.items():
+        words += [word for k, v in keys.items() for word in ("--set", f"{section}.{k}={v}")]
     for name, value in case.options.items():
         if changes["system"] in ("sar", "retexo") and name in ("fanout", "batch_size"):
             continue
@@ -197,7 +206,8 @@ def main() -> int:
             continue
         load = os.getloadavg()[0]
         with Terminal() as terminal, tempfile.TemporaryDirectory() as scratch:
-            made = plan(case.dataset, emit=terminal, ranks=case.ranks, **case.options).to_record()
+            inputs.MOST_EDGES = case.most_edges
+            made = plan(case.dataset, emit=terminal, ranks=case.ranks, config=case.config, **case.options).to_record()
             by_label = {f["label"]: f for f in made["systems"]}
             of_case = [
                 compared(case, label, by_label[label], run(case, label, Path(scratch)))

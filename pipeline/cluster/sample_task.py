@@ -76,7 +76,10 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     from ..setup.open_queue import seed_plan, shared_queue
     from ..setup.prepare import prepare_samples
     from ..setup.shared_dataset import open_shared
+    from ..training.dynamo import leave_compiler_out
 
+    # Loading it also changes the environment, by which the worker's next ranks would no longer be forked.
+    leave_compiler_out()
     set_num_threads(order.threads)
     job = Job.model_validate_json(order.job)
     prepared = prepare_samples(job, open_shared(Path(order.dataset), order.dataset_name, order.features, job.graph))

@@ -104,6 +104,11 @@ class Candidate:
         return self.at.gpus > 0 and self.is_sampled and self.job.kernel == "cuda"
 
     @property
+    def validates(self) -> bool:
+        """True if validations come between epochs."""
+        return self.job.train.evaluate_every > 0 and self.at.dataset.split_sizes["val"] > 0
+
+    @property
     def exchanges(self) -> bool:
         """True if ranks send each other the feature rows of minibatches."""
         return self.job.features == "owned" and self.ranks > 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...stages.feed.local_feed import Local
+from ...stages.feed.queue_feed import most_bulks
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.device_memory import SHARE
 from ...stages.placement.chunks import Chunks
@@ -128,7 +128,8 @@ def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     worst = int(np.argmax(seen.peak_rss_bytes))
     grows, step = growth_of_data(s, seen, worst, most_seen), 0 if s.at.gpus else seen.memory_bytes[worst]["step"]
     used = seen.peak_rss_bytes[worst] - step
-    base = min(seen.base_bytes, used)
+    # The data are what they are, whatever a process takes without them.
+    base = min(seen.base_bytes, used - round(sum(least_bytes(s).values()) / grows))
     data = round((used - base) * grows)
     if s.exchanges and not (s.at.gpus and s.job.gpu.features == "device"):
         data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
@@ -190,7 +191,10 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
         rows, later = (s.replication * s.feature_bytes / of for of in (growth * seen.ranks, s.ranks))
     lists = held["graph"] * (gpu.topology == "device" and (s.is_resident or not s.is_sampled))
     tried, data = (
-        lists * times + node_bytes(s, nodes * times, many) + (rows if gpu.features == "device" else min(cached, rows))
+        lists * times
+        + 8 * nodes * times
+        + table_bytes(s, nodes * times, many)
+        + (rows if gpu.features == "device" else min(cached, rows))
         for rows, cached, times, many in (
             (rows, gpu.cache_bytes / growth, 1, seen.minibatches / seen.ranks),
             (later, gpu.cache_bytes, grows, s.minibatches / s.ranks),
@@ -199,16 +203,32 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     there = min(1.0, (held["step"] - base) / max(1.0, tried))
     step = held["step"] - base - tried * there
     parts = {"process": base, "data": data * there, "step": step * (1 if s.is_sampled else grows)}
-    evaluation = (seen.peak_device_bytes[worst] - held["step"]) * grows
-    parts["evaluation"] = max(0.0, min(evaluation, (s.at.device_room - sum(parts.values())) / 2))
-    parts |= waiting_bytes(s, seen) if s.is_resident else {}
+    evaluation = seen.peak_device_bytes[worst] - held["step"]
+    if evaluation and s.validates:  # while bulks are drawn, unlike that of the trial
+        evaluation += table_bytes(s, nodes, seen.minibatches / seen.ranks)
+    parts["evaluation"] = max(0.0, min(evaluation * grows, (s.at.device_room - sum(parts.values())) / 2))
+    if s.is_resident:
+        parts["bulks"] = resident_bulks(s, seen)
     return {use: round(size) for use, size in parts.items()}
 
 
-def node_bytes(s: Candidate, nodes: float, minibatches: float) -> float:
-    """Bytes on a GPU by a rank's nodes, and minibatches of its epoch: labels, and tables that bulks are drawn by."""
+def table_bytes(s: Candidate, nodes: float, minibatches: float) -> int:
+    """Bytes on a GPU of the tables that bulks are drawn by, from a rank's nodes and the minibatches of its epoch."""
     bulk = min(s.job.queue.bulk_size, math.ceil(minibatches))
-    return 8 * nodes + (sampling_backend("cuda").table_bytes(round(nodes), bulk) if s.is_resident else 0)
+    return sampling_backend("cuda").table_bytes(round(nodes), bulk) if s.is_resident else 0
+
+
+def resident_bulks(s: Candidate, seen: TrialResult) -> float:
+    """Memory of the most bulks that a rank may have on its GPU, beyond those of the trial, whose queue has room for
+    one."""
+
+    def most(minibatches: float, ranks: int, epochs: int, max_bytes: int) -> float:
+        of_rank = math.ceil(minibatches / ranks)
+        size = min(s.job.queue.bulk_size, of_rank)
+        return most_bulks(epochs * math.ceil(of_rank / size), size * seen.minibatch_bytes, max_bytes) * size
+
+    tried = most(seen.minibatches, seen.ranks, EPOCHS, 1)
+    return max(0.0, most(s.minibatches, s.ranks, s.epochs, s.job.queue.max_bytes) - tried) * seen.minibatch_bytes
 
 
 def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
@@ -219,7 +239,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     Validation takes time from training, but not from preparation.
     """
     trial_s = train_s = max(1e-9, seen.step_s / s.in_turn(seen.ranks))
-    if s.job.train.evaluate_every and s.at.dataset.split_sizes["val"]:
+    if s.validates:
         train_s += seen.evaluate_s * share_of_work(s) / s.job.train.evaluate_every * s.ranks / s.minibatches
     trial, run = (seen.minibatches, seen.ranks, EPOCHS, trial_s), (s.minibatches, s.ranks, s.epochs, train_s)
 
@@ -229,17 +249,15 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     parts, fetched = {}, [0.0, 0.0]
     if s.exchanges and seen.distinct and not s.at.gpus:  # a GPU fetches as much ahead as in the trial
         # A rank's own rows are copied beside those of others.
-        stored = s.job.queue.kind == "zarr"
-        asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2], stored)[1]
+        asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2])[1]
         sizes = [rows / of[0] * seen.distinct[0] for rows, of in zip(asked, (trial, run))]
         most = [s.system.options["prefetch_bytes"] / size for size in sizes]
         fetched = [min(n, ready(max(seen.sample_s, seen.fetch_s), *of)) for n, of in zip(most, (trial, run))]
         tried, waiting = (n * (size + seen.minibatch_bytes) for n, size in zip(fetched, sizes))
         parts["rows"] = round(max(0.0, waiting - tried))
-    most = s.system.sample.max_bytes if isinstance(s.system.sample, Local) else s.job.queue.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     sampled = max(0.0, ready(seen.sample_s, *run) - fetched[1] - s.job.queue.bulk_size)
-    return {**parts, "bulks": round(min(most, sampled * size))}
+    return {**parts, "bulks": round(min(s.job.queue.max_bytes, sampled * size))}
 
 
 def share_of_work(s: Candidate) -> float:

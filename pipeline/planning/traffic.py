@@ -179,8 +179,8 @@ def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
 
 def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     """Rows and ids of sampled minibatches, as counted in the trial."""
-    if s.job.queue.kind == "zarr":
-        moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches
+    read = seen.bytes["store"]["minibatches"] / (EPOCHS * by_rows(seen.minibatches, seen))
+    moved.per_epoch["store", "minibatches"] += read * by_rows(s.minibatches, seen)
     if not s.exchanges and s.at.gpus:  # uploaded, or copied to locked memory, before the first epoch
         moved.once["store", "features"] += seen.bytes["store"]["features"] * s.at.growth * s.ranks / seen.ranks
         return
@@ -192,7 +192,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     moved.once["store", "features"] += s.feature_bytes * c
     # All but one block of the rows that a column of the grid holds belong to other ranks.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
-    first, later = rows_asked(s, seen, s.minibatches, s.ranks, s.job.queue.kind == "zarr")
+    first, later = rows_asked(s, seen, s.minibatches, s.ranks)
     begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
@@ -201,24 +201,21 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         moved.once["network", kind] += (first - later) * each
 
 
-def rows_asked(
-    s: Candidate, seen: TrialResult, minibatches: float, ranks: int, stored: bool = False
-) -> tuple[float, float]:
+def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
     """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes.
 
-    The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`); the trial
-    has counted the rows that this leaves. The first step of a run is fetched alone.
+    The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`), unless they
+    come from files; the trial has counted the rows that this leaves. The first step of a run is fetched alone.
 
     Args:
         s: the run.
         seen: its trial.
         minibatches: minibatches in an epoch; the last one may be incomplete.
         ranks: ranks that train on them.
-        stored: they come from files, and are fetched step by step. Those of a trial wait in memory.
     """
     distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
     steps = by_rows(minibatches, seen) / ranks / per_rank
-    if not stored and len(distinct) > 1:
+    if s.job.queue.kind == "memory" and len(distinct) > 1:
         step = per_rank * distinct[0]
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 

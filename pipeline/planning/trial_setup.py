@@ -111,11 +111,12 @@ class Trials:
         here = {"dashboard_port": 0, "on_rank_loss": "stop", "keep_freed_bytes": kept, "backend": backend(job)}
         table = {"ranks": self._ranks, "threads": threads, "dataset": "sbm:nodes=60,classes=2", "epochs": 1}
         small = {"model": {"name": "sage", "hidden": 8}} if gpus else {}  # a step counts as such, and not as its base
-        self._tiny = resolve({**table, **small, "cluster": here, "device": job.device})
+        self._tiny_table = {**table, **small, "cluster": here, "device": job.device}
+        self._tiny = resolve(self._tiny_table)
         check_cluster(self._tiny.model_copy(update={"ranks": max(self._ranks, per_host)}))
         if gpus:
             check_gpus(self._tiny)
-        self._base = cache(lambda: self._run(self._tiny, "base"))
+        self._base = cache(self._run_base)
         variables = [allocator(kept_bytes) for kept_bytes in sorted({0, kept})]
         self._share_cluster = cache(lambda: exits.enter_context(sharing_cluster(self._tiny, 1, *variables)))
 
@@ -152,9 +153,15 @@ class Trials:
         job = self._trial_of(s, data)
         # The system can take back the pages of files that a job maps.
         memory = "own_bytes" if job.graph == "mapped" else "peak_rss_bytes"
+        # Where data grow, a system's own code must not, nor what its kernels are compiled in.
+        tiny = self._base(self._tiny.system if s.at.growth == 1 else job.system)
+        base = max(tiny[memory]), max(tiny["peak_device_bytes"])
         result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None)
-        base = max(self._base()[memory]), max(self._base()["peak_device_bytes"])
         return measured(s, job, result, result[memory], base, data.split.train)
+
+    def _run_base(self, system: str) -> dict[str, Any]:
+        """Run a system on next to no data; see `_run`."""
+        return self._run(resolve({**self._tiny_table, "system": system}), f"base-{system}")
 
     def _run(self, job: Job, name: str, seeds: int | None = None) -> dict[str, Any]:
         """Run a job in a folder of that name; on one rank, on at most so many train nodes.
@@ -214,8 +221,10 @@ class Trials:
             # Of a smaller graph the same share is kept on the GPU.
             "gpu": job.gpu.model_copy(update={"cache_bytes": round(job.gpu.cache_bytes / s.at.growth)}),
             "train": job.train.model_copy(update=train),
-            # One bulk is sampled ahead, as within a long epoch.
-            "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
+            # In memory one bulk is sampled ahead, as within a long epoch.
+            "queue": job.queue.model_copy(
+                update={"location": None, "max_bytes": 1 if job.queue.kind == "memory" else job.queue.max_bytes}
+            ),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
             # The start of a new super-epoch is part of the trial.

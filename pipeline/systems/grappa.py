@@ -141,7 +141,9 @@ class _Grappa(Registered):
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
-        return grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())
+        system = grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())
+        assert isinstance(system.sample, Local)
+        return replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))
 
 
 SYSTEM = _Grappa()

@@ -82,6 +82,18 @@ def sample_bulks(
                 on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
 
 
+def most_bulks(bulks: float, bulk_bytes: float, max_bytes: int) -> float:
+    """Most bulks that a `Producer` and its queue in memory hold at once: those within the queue's bound, at least one,
+    and one that is drawn or waits for room.
+
+    Args:
+        bulks: all that the producer makes.
+        bulk_bytes: of each.
+        max_bytes: the queue's bound.
+    """
+    return min(bulks, 1 + max(1, max_bytes // max(1, bulk_bytes)))
+
+
 class Producer:
     """Thread that runs `sample_bulks` for its rank. Errors reach the consumer at once."""
 
