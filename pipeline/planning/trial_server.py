@@ -99,12 +99,14 @@ def _become_run(pages: Pages, job: Job, out: Path, seeds: int | None) -> NoRetur
 
 
 def shortened(data: Dataset, seeds: int) -> Dataset:
-    """The dataset with at most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
-    train = data.split.train
-    if seeds >= len(train):
-        return data
-    kept = train[np.linspace(0, len(train) - 1, seeds).astype(np.int64)]
-    return replace(data, split=replace(data.split, train=kept))
+    """The dataset with at most `seeds` train nodes."""
+    kept = spread(data.split.train, seeds)
+    return data if kept is data.split.train else replace(data, split=replace(data.split, train=kept))
+
+
+def spread(train: npt.NDArray[np.int64], seeds: int) -> npt.NDArray[np.int64]:
+    """At most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
+    return train if seeds >= len(train) else train[np.linspace(0, len(train) - 1, seeds).astype(np.int64)]
 
 
 def resident_pages() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

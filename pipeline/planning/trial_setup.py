@@ -42,7 +42,7 @@ from .forecast import Forecast, foresee, placed
 from .inputs import Cluster, Numbers
 from .stand_in import detailed
 from .trial import EPOCHS, TrialResult, measured
-from .trial_server import TrialServer, shortened
+from .trial_server import TrialServer, shortened, spread
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
@@ -143,21 +143,21 @@ class Trials:
 
     def _try(self, s: Candidate) -> TrialResult:
         """Run the trial of a candidate."""
-        data, seeds = self.at.dataset, None
+        train, seeds = self.at.dataset.split.train, None
         if s.is_sampled:
             per_step, bulk = s.job.train.per_step(self._ranks), s.job.queue.bulk_size * s.is_resident
             # A GPU holds whole bulks.
             steps = max(MOST_STEPS, -(-bulk * self._ranks // per_step))
             seeds = steps * s.job.train.batch_size * per_step
-            data = shortened(data, seeds)
-        job = self._trial_of(s, data)
+            train = spread(train, seeds)
+        job = self._trial_of(s, len(train))
         # The system can take back the pages of files that a job maps.
         memory = "own_bytes" if job.graph == "mapped" else "peak_rss_bytes"
         # Where data grow, a system's own code must not, nor what its kernels are compiled in.
         tiny = self._base(self._tiny.system if s.at.growth == 1 else job.system)
         base = max(tiny[memory]), max(tiny["peak_device_bytes"])
         result = self._run(job, f"run-{s.label}", seeds if job.dataset == self._spec else None)
-        return measured(s, job, result, result[memory], base, data.split.train)
+        return measured(s, job, result, result[memory], base, train)
 
     def _run_base(self, system: str) -> dict[str, Any]:
         """Run a system on next to no data; see `_run`."""
@@ -201,8 +201,8 @@ class Trials:
         write_dataset(path, shortened(data, seeds), features_format=features, graph_format=graph)
         return path
 
-    def _trial_of(self, s: Candidate, data: Dataset) -> Job:
-        """The job of a candidate's trial on the dataset, or on `data`, the same with fewer train nodes."""
+    def _trial_of(self, s: Candidate, seeds: int) -> Job:
+        """The job of a candidate's trial on the dataset, or on one with no more than so many of its train nodes."""
         job, stands_in = s.job, self.at.stands_in
         # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
         train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
@@ -236,10 +236,8 @@ class Trials:
             path, place = self._whole()
             # Ranks that map their parts have features where the job says.
             kept = job.features == "owned" or (maps and (inline or s.cut is not None))
-            if data is not self.at.dataset:
-                path = self._short(
-                    len(data.split.train), "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr"
-                )
+            if seeds < len(self.at.dataset.split.train):
+                path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
             changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
         if s.trial_cut is not None and self._ranks > 1:
             owners = self._scratch / "owners.npy"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.forked_cluster import fork_server
@@ -55,6 +56,21 @@ def _serve(asked: Any, answers: Any, on_device: bool) -> None:
         os.dup2(pipe.fileno(), stream)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115  not the server's
     trial_server.serve()
+
+
+def without_base(patch: pytest.MonkeyPatch) -> list[str]:
+    """Leave out the runs whose memory is a plan's base, which is next to nothing then. Returns the systems that are
+    asked for."""
+    from millrace.pipeline.planning.trial_setup import Trials
+
+    asked: list[str] = []
+
+    def base(self: Trials, system: str) -> dict[str, list[int]]:
+        asked.append(system)
+        return {"peak_rss_bytes": [1], "own_bytes": [1], "peak_device_bytes": [0]}
+
+    patch.setattr(Trials, "_run_base", base)
+    return asked
 
 
 def sizes_of_files() -> list[int]:

@@ -27,7 +27,7 @@ from millrace.stages.kernels.runtime import triton_rng
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_cluster import forked_cluster
-from millrace.tests.contracts.forked_trials import ForkedTrials
+from millrace.tests.contracts.forked_trials import ForkedTrials, without_base
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
 
@@ -83,13 +83,15 @@ def with_edges() -> dict[str, Played]:
     rows = ArrayFeatures(np.ones((plain.graph.num_edges, 3), np.float32))
     plain = replace(plain, graph=replace(plain.graph, edge_features=rows))
     typed = typed_dataset(degree=100, edge_features=True)
-    for model, data, batch, labels in (
-        ("rgat", typed, 4, ("bulk, owned features", "grappa", "sar")),
-        ("gine", plain, 16, ("grappa", "retexo")),
-    ):
-        with pytest.MonkeyPatch.context() as patch, forked_cluster():
-            only(patch, *labels)
-            found[model] = Played(patch, data, model=model, batch_size=batch)
+    with forked_cluster():
+        for model, data, batch, labels in (
+            ("rgat", typed, 4, ("bulk, owned features", "grappa", "sar")),
+            ("gine", plain, 16, ("grappa", "retexo")),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                only(patch, *labels)
+                without_base(patch)
+                found[model] = Played(patch, data, model=model, batch_size=batch)
     return found
 
 
@@ -267,6 +269,7 @@ def test_a_machine_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_trial_has_the_queue_of_the_run_and_is_too_short_for_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "bulk", "retexo")
+    without_base(monkeypatch)
     job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 50}
     job |= {"train": {"schedule": {"name": "cosine", "warmup": 20}}, "queue": {"kind": "zarr"}}
     task = {"loss": "huber", "monitor": "mae"}  # of a regression; trials do not validate
@@ -279,14 +282,16 @@ def test_a_trial_has_the_queue_of_the_run_and_is_too_short_for_a_schedule(monkey
 @pytest.mark.usefixtures("forked_workers")
 def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeypatch) -> None:
     only(monkeypatch, "bulk", "sar")
+    asked = without_base(monkeypatch)
     mr.write_dataset(tmp_path / "store", mr.open_dataset(SBM), features_format="npy", graph_format="npy")
-    job = {"fanout": [4, 3], "batch_size": 32, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
+    job = {"fanout": [4, 3], "batch_size": 8, "hidden": 8, "epochs": 2, "features": "mapped", "graph": "mapped"}
     plan = mr.plan(tmp_path / "store", verbose=False, ranks=2, **job)
     assert all(f.fits for f in plan.systems) and {f.system for f in plan.systems} >= {"bulk", "sar"}
     assert "without the pages of files" in " ".join(plan.notes) and 'graph = "memory"' not in " ".join(plan.notes)
+    assert asked == ["bulk"] and plan.trials["bulk"]["minibatches"] == 16 < 150 / 8, "of fewer train nodes"
     monkeypatch.setattr(inputs, "MOST_EDGES", 200)
     notes = " ".join(mr.plan(tmp_path / "store", verbose=False, **job).notes)
-    assert "stands in for the graph" in notes
+    assert "stands in for the graph" in notes and asked == ["bulk", "bulk", "sar"], "each its own"
     assert 'sar is planned with graph = "memory": it arranges the edges of one rank in memory.' in notes
     only(monkeypatch, "bulk")
     typed = typed_dataset(degree=100, edge_features=True)

@@ -21,7 +21,7 @@ from millrace.pipeline.planning.trial_server import TrialServer
 from millrace.pipeline.setup.result import read_result
 from millrace.storage.errors import InputError
 from millrace.tests.contracts import dask_cuda, pretended_device
-from millrace.tests.contracts.forked_trials import TrialsOnDevice
+from millrace.tests.contracts.forked_trials import TrialsOnDevice, without_base
 
 pytest.importorskip("triton")
 
@@ -204,8 +204,7 @@ def test_two_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     known, label = inputs.variants(), "bulk, owned features"
     monkeypatch.setattr(inputs, "variants", lambda: {label: known[label]})
-    base = {"peak_rss_bytes": [1], "peak_device_bytes": [0]}
-    monkeypatch.setattr(trial_setup.Trials, "_run_base", lambda self, system: base)
+    without_base(monkeypatch)
     job = {
         **JOB,
         "ranks": 2,
