@@ -1,6 +1,7 @@
 """Stores with valid checksums that say what kernels must not follow: refused when they are opened, in one sentence."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -20,13 +21,34 @@ from millrace.tests.fuzz.forge import forge, manifest_of, sign
 V, E = 12, 40
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dataset():
     rng = np.random.default_rng(0)
     graph = from_edges(rng.integers(0, V, E), rng.integers(0, V, E), V, edge_weight=rng.random(E), keep_edge_id=True)
     ids = np.arange(V)
     split = Split(ids[:6], ids[6:9], ids[9:])
     return Dataset("small", graph, ArrayFeatures(rng.random((V, 3), np.float32)), ids % 3, split, 3)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, dataset):
+    """A store of the dataset, and one in two parts."""
+    folder = tmp_path_factory.mktemp("written")
+    write_dataset(folder / "data", dataset)
+    partition_dataset(dataset, Hash(), 2, folder / "parts")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path, written):
+    """A copy of the store, to be damaged."""
+    return shutil.copytree(written / "data", tmp_path / "data")
+
+
+@pytest.fixture
+def parts(tmp_path, written):
+    """A copy of the parts, to be damaged."""
+    return shutil.copytree(written / "parts", tmp_path / "parts")
 
 
 def put(name, at, value):
@@ -68,22 +90,20 @@ OF_DATASETS = [
 
 
 @pytest.mark.parametrize(("change", "told"), OF_DATASETS)
-def test_a_forged_dataset(tmp_path, dataset, change, told, monkeypatch):
+def test_a_forged_dataset(data, change, told, monkeypatch):
     # Whoever forges values can forge their digests, too.
     monkeypatch.setattr(Store, "require_digest", lambda *given: None)
-    write_dataset(tmp_path / "d", dataset)
-    open_dataset_store(tmp_path / "d").check()
-    forge(tmp_path / "d", change)
+    open_dataset_store(data).check()
+    forge(data, change)
     with pytest.raises(StoreError, match=told):
-        open_dataset_store(tmp_path / "d")
+        open_dataset_store(data)
 
 
 @pytest.mark.parametrize("change", [put("indices", 3, V), put("indptr", 4, E + 1)])
-def test_a_forged_dataset_that_is_read_by_rows(tmp_path, dataset, change):
-    write_dataset(tmp_path / "d", dataset)
-    forge(tmp_path / "d", change)
+def test_a_forged_dataset_that_is_read_by_rows(data, change):
+    forge(data, change)
     with pytest.raises(StoreError, match="damaged or was changed"):
-        open_stored(tmp_path / "d").graph.rows(0, V)
+        open_stored(data).graph.rows(0, V)
 
 
 OF_PARTS = [
@@ -104,12 +124,10 @@ OF_PARTS = [
 
 
 @pytest.mark.parametrize(("store", "change", "told"), OF_PARTS)
-def test_a_forged_part(tmp_path, dataset, store, change, told):
-    out = tmp_path / "p"
-    partition_dataset(dataset, Hash(), 2, out)
-    forge(out / "part-0000" / store, change)
+def test_a_forged_part(parts, store, change, told):
+    forge(parts / "part-0000" / store, change)
     with pytest.raises(StoreError, match=told):
-        open_part(out, 0), open_shards(out, 0), open_neighbours(out, 0)
+        open_part(parts, 0), open_shards(parts, 0), open_neighbours(parts, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +140,10 @@ def test_a_forged_part(tmp_path, dataset, store, change, told):
         (say(form="table"), "part_of is uint64"),
     ],
 )
-def test_a_forged_book(tmp_path, dataset, change, told):
-    partition_dataset(dataset, Hash(), 2, tmp_path / "p")
-    forge(tmp_path / "p" / "book", change)
+def test_a_forged_book(parts, change, told):
+    forge(parts / "book", change)
     with pytest.raises(StoreError, match=told):
-        open_book(tmp_path / "p" / "book")
+        open_book(parts / "book")
 
 
 @pytest.mark.parametrize(

@@ -102,30 +102,33 @@ def test_a_part_gets_what_it_would_take(tmp_path_factory, data):
         assert not len(found.part(part).nodes)
 
 
-def hub(nodes=3000):
+NODES = 900
+
+
+def hub():
     """Half of the edges lead to one node."""
     rng = np.random.default_rng(0)
-    dst = np.concatenate([rng.integers(nodes, size=20_000), np.full(20_000, nodes // 2)])
-    return from_edges(rng.integers(nodes, size=40_000), dst, nodes)
+    dst = np.concatenate([rng.integers(NODES, size=6000), np.full(6000, NODES // 2)])
+    return from_edges(rng.integers(NODES, size=12_000), dst, NODES)
 
 
 def test_ranges_hold_a_budget_or_a_row(tmp_path, monkeypatch):
     write_dataset(tmp_path / "data", dataset_of(hub()))
     stored = open_stored(tmp_path / "data")
     size = 24 + (3 * 8 + 1 + 8 + 12) + (2 * 4 + 24) * np.diff(hub().indptr)
-    for n, (budget, pieces) in enumerate([(1 << 14, 1 << 21), (1 << 14, 100), (1 << 30, 7)]):
+    for n, (budget, pieces) in enumerate([(1 << 12, 1 << 21), (1 << 12, 100), (1 << 30, 7)]):
         monkeypatch.setattr(shuffle, "RANGE_BYTES", budget)
         monkeypatch.setattr(shuffle, "STRETCH_BYTES", 0)
         monkeypatch.setattr(shuffle, "PIECE_ROWS", pieces)
         bounds = bounds_of(tmp_path / str(n), stored, 4)
-        assert bounds[0] == 0 and bounds[-1] == 3000 and (np.diff(bounds) > 0).all()
+        assert bounds[0] == 0 and bounds[-1] == NODES and (np.diff(bounds) > 0).all()
         held, largest = np.add.reduceat(size, bounds[:-1]), np.maximum.reduceat(size, bounds[:-1])
         assert (held <= budget + largest).all()
         assert len(bounds) - 1 <= 1 + size.sum() / budget
-    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 14)
-    monkeypatch.setattr(shuffle, "STRETCH_BYTES", 1 << 10)
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 12)
+    monkeypatch.setattr(shuffle, "STRETCH_BYTES", 1 << 8)
     assert len(bounds_of(tmp_path / "many", stored, 10**3)) == 3, "many parts make ranges larger"
-    monkeypatch.setattr(shuffle, "MOST_BYTES", 1 << 14)
+    monkeypatch.setattr(shuffle, "MOST_BYTES", 1 << 12)
     # Written again, as by a task whose worker was lost before it said so.
     assert len(bounds_of(tmp_path / "many", stored, 10**3)) > 50, "and not too large"
 
@@ -134,13 +137,13 @@ def test_every_row_is_read_once(tmp_path, monkeypatch):
     """However many parts there are."""
     write_dataset(tmp_path / "data", dataset_of(hub()), features_format="zarr")
     stored, taken = open_stored(tmp_path / "data"), []
-    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 16)
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 14)
     monkeypatch.setattr(shuffle, "STRETCH_BYTES", 0)
     monkeypatch.setattr(
         stored.graph, "rows", lambda i, j, rows=stored.graph.rows: taken.append(np.arange(i, j)) or rows(i, j)
     )
     dealt_to(tmp_path / "dealt", stored, Hash().assign(hub(), 100, 0), range(100))
-    assert np.array_equal(np.concatenate(taken), np.arange(3000))
+    assert np.array_equal(np.concatenate(taken), np.arange(NODES))
     assert len(taken) > 10
 
 
@@ -154,7 +157,7 @@ def test_a_file_that_is_incomplete_is_refused(tmp_path, how):
     if how != "gone":
         file.write_bytes(data[:-1] if how == "short" else data[:10])
     with pytest.raises(StoreError, match=r"range-00000000 is (missing|incomplete); partition"):
-        _ = found.part(1).features[0:1500]
+        _ = found.part(1).features[0 : NODES // 2]
 
 
 def test_a_range_is_dealt_once_and_nowhere_else(tmp_path):
@@ -173,11 +176,11 @@ def test_a_range_is_dealt_once_and_nowhere_else(tmp_path):
 
 def test_more_ranges_than_files_may_be_open(tmp_path, monkeypatch):
     write_dataset(tmp_path / "data", dataset_of(hub()))
-    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 12)
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 11)
     monkeypatch.setattr(shuffle, "STRETCH_BYTES", 0)
     book = Hash().assign(hub(), 3, 0)
     found = dealt_to(tmp_path / "dealt", open_stored(tmp_path / "data"), book, [1])
-    assert len([*(tmp_path / "dealt").glob("range-*")]) > 200
+    assert len([*(tmp_path / "dealt").glob("range-*")]) > 100
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(os.listdir("/proc/self/fd")) + 50), hard))
     try:
