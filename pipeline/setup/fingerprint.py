@@ -51,11 +51,8 @@ def fingerprint_of(
     # Left out if unset, so that runs of versions without compilation can be resumed.
     left_out = {"patience", "matmul_precision", "metrics"} | (set() if job.train.compile else {"compile"})
     # `matmul_precision` by its first name, and later keys only where they are set, so that older checkpoints fit.
-    left_out |= {
-        key
-        for key in LATER
-        if getattr(job.train, key) == Train.model_fields[key].get_default(call_default_factory=True)
-    }
+    usual = Train()
+    left_out |= {key for key in LATER if getattr(job.train, key) == getattr(usual, key)}
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
     if "loss" in train:
         # pyrefly: ignore[missing-attribute]

@@ -1,5 +1,5 @@
 """Imports what ranks and commands need, once, in the fork server of `process_ranks`, and does what each of them would
-do first: loads the most common kernels, looks for entry points.
+do first: loads the most common kernels, looks for entry points and versions.
 
 The fork server ignores an import that fails, and every rank is then seconds slower; `test_process_ranks.py` checks for
 that.
@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 
 from millrace.pipeline.cluster import rank_server
+from millrace.pipeline.setup.result import versions
 from millrace.stages.kernels.runtime.jit import prepare_numba
 from millrace.storage.registry import entry_points_by_group
 from millrace.tests.contracts import common_kernels, interpreter
@@ -28,6 +29,8 @@ MODULES = (
     "millrace.pipeline.cluster.rank_host",
     "millrace.pipeline.cluster.sample_task",
     "millrace.pipeline.supervision.supervisor",
+    "millrace.pipeline.inference.by_tasks",
+    "millrace.pipeline.ingest.convert",
     "millrace.tests.contracts.forked_command",
     "distributed.nanny",
     "millrace.stages.kernels.aggregation.cpu.backend",
@@ -40,9 +43,13 @@ MODULES = (
 
 for name in MODULES:
     importlib.import_module(name)
+with suppress(ImportError):
+    # A third of a second of each rank with a module of PyG.
+    importlib.import_module("torch_geometric.nn")
 prepare_numba()
 common_kernels.load()
 entry_points_by_group()
+versions()
 # See tests/conftest.py.
 if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):

@@ -43,7 +43,7 @@ def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
     assert (sum(r["bytes"]["network"]["features"] for r in reports) == 0) == (retexo.get("mode") == "v1")
 
 
-EPOCHS = 150
+EPOCHS = 50
 JOB = {
     "epochs": EPOCHS, "model": {"name": "sage", "hidden": 8, "layers": 2, "dropout": 0.3}, "train": {"lr": 0.02},
     "seed": 3, "threads": 1,
@@ -74,7 +74,7 @@ class Reaper:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def __call__(self, event):
-        if isinstance(event, EpochDone) and len(self.again) == 1 and event.epoch >= EPOCHS + 20:
+        if isinstance(event, EpochDone) and len(self.again) == 1 and event.epoch >= EPOCHS + 12:
             self._kill(1)
         elif isinstance(event, Note):
             if "start again" in event.text:

@@ -16,7 +16,7 @@ from millrace.pipeline.telemetry.events import EpochDone, Note
 pytestmark = pytest.mark.usefixtures("by_value")
 
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.3"
-EPOCHS, TOLD_S, NOTE_S = 60, 120.0, 0.5
+EPOCHS, TOLD_S, NOTE_S = 20, 120.0, 0.5
 JOB = {
     "epochs": EPOCHS, "lr": 0.02, "seed": 3, "threads": 1, "dtype": "float64", "checkpoint": {"every_steps": 2},
     "sar": {"mode": "rematerialize"},
