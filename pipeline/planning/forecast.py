@@ -190,19 +190,17 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     if s.exchanges:
         rows, later = (s.replication * s.feature_bytes / of for of in (growth * seen.ranks, s.ranks))
     lists = held["graph"] * (gpu.topology == "device" and (s.is_resident or not s.is_sampled))
-    tried, data = (
-        lists * times
-        + 8 * nodes * times
-        + table_bytes(s, nodes * times, many)
-        + (rows if gpu.features == "device" else min(cached, rows))
-        for rows, cached, times, many in (
-            (rows, gpu.cache_bytes / growth, 1, seen.minibatches / seen.ranks),
-            (later, gpu.cache_bytes, grows, s.minibatches / s.ranks),
-        )
-    )
+
+    def data(rows: float, cached: float, times: float, minibatches: float) -> float:
+        """Lists, labels, tables, and rows."""
+        rows = rows if gpu.features == "device" else min(cached, rows)
+        return (lists + 8 * nodes) * times + table_bytes(s, nodes * times, minibatches) + rows
+
+    tried = data(rows, gpu.cache_bytes / growth, 1, seen.minibatches / seen.ranks)
+    planned = data(later, gpu.cache_bytes, grows, s.minibatches / s.ranks)
     there = min(1.0, (held["step"] - base) / max(1.0, tried))
     step = held["step"] - base - tried * there
-    parts = {"process": base, "data": data * there, "step": step * (1 if s.is_sampled else grows)}
+    parts = {"process": base, "data": planned * there, "step": step * (1 if s.is_sampled else grows)}
     evaluation = seen.peak_device_bytes[worst] - held["step"]
     if evaluation and s.validates:  # while bulks are drawn, unlike that of the trial
         evaluation += table_bytes(s, nodes, seen.minibatches / seen.ranks)

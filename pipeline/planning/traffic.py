@@ -20,7 +20,7 @@ from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
 from ...stages.models.phased import PhasedModel
-from ...stages.partition.cut_counts import CutCounts, halo_counts
+from ...stages.partition.cut_counts import ID_BYTES, CutCounts, halo_counts
 from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
@@ -32,8 +32,6 @@ from .candidate import Candidate
 from .network import Link
 from .trial import EPOCHS, TrialResult
 
-NUMBER = 8
-"""Bytes of an id, or of a size that travels before a message."""
 SUMS = 3
 """Numbers that ranks add up when an epoch ends, in float64."""
 Counts = defaultdict[tuple[str, str], Any]
@@ -123,24 +121,15 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
     moved.add("activations", total, int(np.count_nonzero(traffic)))
-    arrange(moved, cut, len(traffic) if prune else 0)
-
-
-def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
-    """Messages before a full batch: the rows that ranks read from each other, and how many of them in which layers."""
-    pairs, levels = cut.size * (cut.size - 1), pruned_layers + 2 if pruned_layers else 1
-    ids = cut.boundary + (int(cut.rows[0].sum()) if pruned_layers else 0)
-    moved.once["network", "graph"] += NUMBER * (ids + pairs * levels)
-    # Sizes travel before each of these messages.
-    moved.once["network", "control"] += NUMBER * pairs * (2 + pruned_layers)
+    moved.once["network", "graph"], moved.once["network", "control"] = cut.arrange_bytes(len(traffic) if prune else 0)
 
 
 def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
     """Rows of the boundary once for each phase that passes messages, after their ids and degrees."""
     model = s.model
     assert isinstance(model, PhasedModel)
-    arrange(moved, cut, 0)
-    moved.once["network", "graph"] += 2 * NUMBER * cut.boundary
+    arranged, moved.once["network", "control"] = cut.arrange_bytes()
+    moved.once["network", "graph"] = arranged + 2 * ID_BYTES * cut.boundary
     for k, width in enumerate(model.phase_widths):
         if model.phase(k).passes_messages:
             row = row_bytes(width, model.phases.rounding, TORCH_DTYPES[s.job.dtype])
@@ -161,7 +150,7 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
         moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
         # A halo that is drawn is read again, also around the same chunks.
         if chunks != before[rank] or 0 < policy.halo < 1:
-            lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
+            lists = sum(cut.shard_bytes(c, graph.edge_weight is not None) for c in new)
             read[t] += lists, row * (int(cut.nodes[new].sum()) + around) + edge_row * edges
         before[rank] = chunks
     later = read[1:].sum(0) / max(1, len(read) - 1)
@@ -169,24 +158,15 @@ def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
         moved.once["store", kind] += first + (super_epochs - 1) * again
 
 
-def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
-    """Bytes of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources,
-    the first edges."""
-    edges, sources = int(cut.edges[part]), int(cut.rows[-1, part].sum())
-    per_edge = 4 + (4 if edges < 2**31 else 8) + (4 if weighted else 0)
-    return 24 * (cut.size + 1) + 8 * int(cut.lists[part]) + per_edge * edges + 4 * sources + 8 * int(cut.nodes[part])
-
-
 def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     """Rows and ids of sampled minibatches, as counted in the trial."""
-    read = seen.bytes["store"]["minibatches"] / (EPOCHS * by_rows(seen.minibatches, seen))
-    moved.per_epoch["store", "minibatches"] += read * by_rows(s.minibatches, seen)
-    if not s.exchanges and s.at.gpus:  # uploaded, or copied to locked memory, before the first epoch
+    uploads = s.at.gpus > 0 and not s.exchanges
+    for kind in ("minibatches",) if uploads or s.exchanges else ("minibatches", "features"):
+        each = seen.bytes["store"][kind] / (EPOCHS * by_rows(seen.minibatches, seen))
+        moved.per_epoch["store", kind] += each * by_rows(s.minibatches, seen)
+    if uploads:  # or copies to locked memory, before the first epoch
         moved.once["store", "features"] += seen.bytes["store"]["features"] * s.at.growth * s.ranks / seen.ranks
-        return
     if not s.exchanges:
-        each = seen.bytes["store"]["features"] / (EPOCHS * by_rows(seen.minibatches, seen))
-        moved.per_epoch["store", "features"] += each * by_rows(s.minibatches, seen)
         return
     c = s.replication
     moved.once["store", "features"] += s.feature_bytes * c

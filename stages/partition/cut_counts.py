@@ -10,6 +10,8 @@ from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]
+ID_BYTES = 8
+"""Bytes of an id, or of a size, that is sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,25 @@ class CutCounts:
     def most_held(self) -> int:
         """`held` of the part that holds most."""
         return max(self.held(p) for p in range(self.size))
+
+    def arrange_bytes(self, pruned_layers: int = 0) -> tuple[int, int]:
+        """Bytes that all parts send to arrange full batches: of the rows that each reads from others, and how many of
+        them in which layers; and of the sizes that travel before these messages.
+
+        Args:
+            pruned_layers: L if layers leave out rows that no train node's result depends on; else 0.
+        """
+        pairs, levels = self.size * (self.size - 1), pruned_layers + 2 if pruned_layers else 1
+        ids = self.boundary + (int(self.rows[0].sum()) if pruned_layers else 0)
+        return ID_BYTES * (ids + pairs * levels), ID_BYTES * pairs * (2 + pruned_layers)
+
+    def shard_bytes(self, part: int, weighted: bool) -> int:
+        """Bytes of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the
+        sources, the first edges."""
+        edges, sources = int(self.edges[part]), int(self.rows[-1, part].sum())
+        per_edge = 4 + (4 if edges < 2**31 else 8) + (4 if weighted else 0)
+        of_lists = 24 * (self.size + 1) + 8 * int(self.lists[part])
+        return of_lists + per_edge * edges + 4 * sources + 8 * int(self.nodes[part])
 
     @property
     def work(self) -> float:

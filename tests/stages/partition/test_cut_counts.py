@@ -4,7 +4,6 @@ defects."""
 import numpy as np
 import pytest
 
-from millrace.pipeline.planning.traffic import Moved, arrange, shard_bytes
 from millrace.stages.partition.cut_counts import count_cut, halo_counts
 from millrace.tests.contracts.full_batch import Case, make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -27,16 +26,14 @@ def test_counts_are_those_of_the_arranged_parts(seed: int, prune: bool) -> None:
     seen = run_threads(rank, case.parts)
     rows = np.stack([r for r, _ in seen], axis=1)
     assert np.array_equal(rows, cut.rows if prune else np.stack([cut.rows[-1]] * (LAYERS + 1)))
-    moved = Moved()
-    arrange(moved, cut, LAYERS if prune else 0)
-    assert moved.once["network", "graph"] == sum(told["graph"] for _, told in seen)
+    assert cut.arrange_bytes(LAYERS if prune else 0)[0] == sum(told["graph"] for _, told in seen)
     parts = [case.part(p) for p in range(case.parts)]
     assert cut.nodes.tolist() == [len(p.owned) for p in parts]
     assert cut.edges.tolist() == [p.shards.num_edges for p in parts]
     assert cut.train.tolist() == [len(p.split.train) for p in parts]
     assert cut.lists.tolist() == [len(p.shards.rows) for p in parts]
     weighted = case.graph.edge_weight is not None
-    assert [shard_bytes(cut, p, weighted) for p in range(case.parts)] == [p.shards.nbytes for p in parts]
+    assert [cut.shard_bytes(p, weighted) for p in range(case.parts)] == [p.shards.nbytes for p in parts]
     assert cut.boundary == case.remote_rows(np.ones(case.graph.num_nodes, bool))
 
 
