@@ -14,6 +14,7 @@ from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.links import LinkFetch
 from ...stages.fetch.temporal import TemporalFetch
+from ...stages.fetch.visit import VisitFetch
 from ...stages.forward_backward import of_each_seed
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
@@ -395,11 +396,10 @@ def check_edges(job: Job, system: System) -> None:
     if not SYSTEMS.find(system.name).reads_edges:
         able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
         raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
-    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch):
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch | ExchangeFetch | VisitFetch):
         raise InputError(
-            f"{seen} device is '{job.device}', where they are gathered only if each rank has the rows of all edges "
-            f'that it draws; use device = "cpu", or system = "{next(iter(SYSTEMS))}" with the whole graph and all '
-            f"rows in each rank{none}"
+            f"{seen} device is '{job.device}', to which what system '{system.name}' fetches goes without them; use "
+            f'device = "cpu"{none}'
         )
     if job.train.compile:
         raise InputError(

@@ -65,14 +65,22 @@ class ExchangeFetch:
         """Rows of nodes, and of edges if the model reads them. All ranks call this at the same time."""
         features, first, book, group, degree = self.open_rows(placement, job)
         owned = OwnedRows(features, first, book, group, degree, job.arrays.features)
-        edges, empty = placement.edge_features, job.arrays.features
+        edges = self.open_edges(placement, job, group)
         if edges is None:
             return owned, None
-        edges = CountedFeatures(edges, job.ledger, "store")
+        return owned, OwnedRows(*edges, group, None, job.arrays.features)
+
+    def open_edges(
+        self, placement: Placement, job: RankJob, group: Group
+    ) -> tuple[FeatureStore, int, RangeBook] | None:
+        """Rows of edges, the first one of this rank, and their owners in the group; None if the model reads none."""
+        if placement.edge_features is None:
+            return None
+        edges = CountedFeatures(placement.edge_features, job.ledger, "store")
         if isinstance(placement, BlockRows):
-            return owned, OwnedRows(edges, 0, placement.edge_book, group, None, empty)
-        books = RangeBook(edges.num_rows * np.arange(book.num_parts + 1, dtype=np.int64) // book.num_parts)
-        return owned, OwnedRows(edges, int(books.offsets[group.rank]), books, group, None, empty)
+            return edges, 0, placement.edge_book
+        book = RangeBook(edges.num_rows * np.arange(group.size + 1, dtype=np.int64) // group.size)
+        return edges, int(book.offsets[group.rank]), book
 
     def open_rows(
         self, placement: Placement, job: RankJob, same_thread: bool = False

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from ...storage.minibatch import MiniBatch
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
+from ..kernels.minibatch_cuda.rows import gather_rows
 from ..kernels.runtime.device_memory import MemoryKind, wait_for_copies
 from ..kernels.sampling.device_graph import place_graph
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
+from ..neighbourhood.resident import EdgesThere
 from ..placement.row_blocks import BlockRows
 from .exchange import Exchange, ExchangeFetch, Plan, Unit, Units
 from .gather_cuda import Leash, resident_neighbourhoods, resident_there, upload
@@ -50,15 +52,29 @@ class DeviceExchangeFetch:
         kept = uploaded.cache(placement, self.cache_bytes, job.device, int(book.offsets[group.rank]))
         degree = None if degree is None else degree.to(job.device)
         owned = OwnedOnDevice(uploaded.rows, kept, book, group, degree, job.device)
-        return ExchangeOnDevice(self.inner, placement, job, owned)
+        of_edges, edges = None, self.inner.open_edges(placement, job, group)
+        if edges is not None:
+            rows, first, book = edges
+            mine = range(first, first + int(book.sizes()[group.rank]))
+            rows = upload(rows, job.device, self.features, mine).rows
+            of_edges = OwnedOnDevice(rows, None, book, group, None, job.device)
+        return ExchangeOnDevice(self.inner, placement, job, owned, of_edges)
 
 
 class ExchangeOnDevice(Exchange):
     """`Exchange` whose neighbourhoods are over lists on the device, like those of `DeviceGather`."""
 
-    def __init__(self, policy: ExchangeFetch, placement: Placement, job: RankJob, owned: OwnedOnDevice) -> None:
-        """See `DeviceExchangeFetch.fetcher`."""
+    def __init__(
+        self,
+        policy: ExchangeFetch,
+        placement: Placement,
+        job: RankJob,
+        owned: OwnedOnDevice,
+        of_edges: OwnedOnDevice | None,
+    ) -> None:
+        """See `DeviceExchangeFetch.fetcher`; `of_edges` are the features of edges, if the model reads them."""
         super().__init__(policy, placement, job, owned)
+        self._of_edges_there = of_edges
         assert job.device is not None
         self._device = job.device
         # With a block of rows, labels of the train nodes are looked up on the host, by id.
@@ -68,7 +84,7 @@ class ExchangeOnDevice(Exchange):
 
     def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert isinstance(self._owned, OwnedOnDevice)
-        return UnitsOnDevice(feed, self._owned, plan, prefetch_bytes, self._device)
+        return UnitsOnDevice(feed, self._owned, plan, prefetch_bytes, self._device, self._of_edges_there)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: begins what is due, and makes the device wait for the rows of `work`."""
@@ -77,7 +93,7 @@ class ExchangeOnDevice(Exchange):
         bulk, q, got = self._ahead.rows(work)
         nodes = bulk.nodes_of(q)
         neighbourhoods = resident_neighbourhoods(
-            bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree)
+            bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree), self._ahead.edges
         )
         seeds = nodes[: int(bulk.node_ends[0][q])]
         y = (
@@ -102,6 +118,10 @@ class _Unit(Unit):
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
         self.got: CollectedThere | None = None
+        self.edge_ids: Tensor | None = None
+        """int64, ascending, the edges of all minibatches; None if their features are not read."""
+        self.of_edges: CollectedThere | None = None
+        """Features of these."""
         self.done: torch.cuda.Event | None = None
         """Recorded when the device has all of it."""
 
@@ -117,7 +137,13 @@ class UnitsOnDevice(Units[_Unit]):
     _unit = _Unit
 
     def __init__(
-        self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, prefetch_bytes: int, device: torch.device
+        self,
+        feed: QueueFeed,
+        owned: OwnedOnDevice,
+        plan: Plan,
+        prefetch_bytes: int,
+        device: torch.device,
+        of_edges: OwnedOnDevice | None = None,
     ) -> None:
         """
         Args:
@@ -126,9 +152,10 @@ class UnitsOnDevice(Units[_Unit]):
             plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
             device: where rows go.
+            of_edges: features of edges, if they are read too; of the same group.
         """
         super().__init__(feed, owned.group, plan, prefetch_bytes)
-        self._owned, self._device = owned, device
+        self._owned, self._of_edges, self._device = owned, of_edges, device
         self._coming = self._all()
         self._is_ahead = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -158,13 +185,18 @@ class UnitsOnDevice(Units[_Unit]):
         assert unit.minibatches is not None
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            unit.bulks = {i: resident_there(m, self._device) for i, m in unit.minibatches.items()}
+            keep = self._of_edges is not None
+            unit.bulks = {i: resident_there(m, self._device, keep) for i, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
+            if self._of_edges is not None:
+                unit.edge_ids = self._edges_of(unit)
+                unit.of_edges = self._of_edges.collect(unit.edge_ids)
             if self._stream is not None:
                 unit.done = torch.cuda.Event()
                 unit.done.record()
         if not self._together:
-            self._is_ahead = self._agree(got.rows.nbytes) > 0 and not self._feed.stored
+            num_bytes = got.rows.nbytes + (0 if unit.of_edges is None else unit.of_edges.rows.nbytes)
+            self._is_ahead = self._agree(num_bytes) > 0 and not self._feed.stored
         self.exchange_s += time.perf_counter() - start
 
     def _united(self, unit: _Unit) -> Tensor:
@@ -178,6 +210,16 @@ class UnitsOnDevice(Units[_Unit]):
         ids, place = torch.unique(torch.cat(nodes), return_inverse=True)
         unit.positions = dict(zip(unit.bulks, place.split([len(n) for n in nodes])))
         return ids
+
+    def _edges_of(self, unit: _Unit) -> Tensor:
+        """Edges of all lists of its minibatches, by their `Block.edge_id`."""
+        lists = [torch.empty(0, dtype=torch.int64, device=self._device)]
+        for bulk, q in unit.bulks.values():
+            for h in range(bulk.num_hops - 1 if bulk.nested else 0, bulk.num_hops):
+                positions = bulk.positions_of(q, h)
+                assert positions is not None, "the sampler keeps edge_ids"
+                lists.append(positions)
+        return torch.cat(lists).sort().values
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
@@ -196,7 +238,8 @@ class UnitsOnDevice(Units[_Unit]):
         if unit.done is not None:
             here = torch.cuda.current_stream(self._device)
             here.wait_event(unit.done)
-            for t in (got.rows, got.place, got.degree, among):
+            edges = () if unit.of_edges is None else (unit.of_edges.rows, unit.of_edges.place, unit.edge_ids)
+            for t in (got.rows, got.place, got.degree, among, *edges):
                 if t is not None:
                     t.record_stream(here)
         bulk, q = unit.bulks[work.index]
@@ -204,6 +247,14 @@ class UnitsOnDevice(Units[_Unit]):
         if among is not None:
             got = CollectedThere(got.rows, got.place[among], None if got.degree is None else got.degree[among])
         return bulk, q, got
+
+    @property
+    def edges(self) -> EdgesThere | None:
+        """Features of the edges of the unit of the last `rows`, for this thread's stream."""
+        ids, got = self._units[0].edge_ids, self._units[0].of_edges
+        if ids is None or got is None:
+            return None
+        return EdgesThere(rows=lambda edges: gather_rows(got.rows, got.place[torch.searchsorted(ids, edges)]))
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: `index` is the last of a step."""

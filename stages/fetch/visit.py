@@ -212,7 +212,8 @@ class Visits:
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
         self._device = device
-        self._x, self._labels = (share.x, share.labels) if device is None else share.on(device)
+        of = (share.x, share.labels, share.edge_rows) if device is None else share.on(device)
+        self._x, self._labels, self._edge_rows = of
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring: Ring | None = None
@@ -242,14 +243,14 @@ class Visits:
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:
-            keep, edges = mode == "keep", self._share.edge_rows
+            keep, edges = mode == "keep", self._edge_rows
             return SequentialNeighbourhood(
                 batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges, device=self._device
             )
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            share = self._share
-            self._halos[id(view)] = Halo(batch, view, self._dtype, share.edge_rows, self._device, share.types)
+            types = self._share.types
+            self._halos[id(view)] = Halo(batch, view, self._dtype, self._edge_rows, self._device, types)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property

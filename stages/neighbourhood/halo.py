@@ -19,6 +19,7 @@ from ..autograd import once_differentiable
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
+from ..kernels.runtime.device_memory import to_device
 from ..memory.arena import empty
 from .base import Message, Reduce
 from .block import BlockNeighbourhood
@@ -46,7 +47,8 @@ class Halo:
             batch: this rank's share of the graph.
             view: the part that the layer needs.
             dtype: of the features.
-            edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
+            edge_rows: [e, D] on the device, features of all edges of the rank, in the order of its part; None: they
+                have none.
             device: of the features; None: the host.
             types: of the rank's rows and edges; None: there is one of each.
         """
@@ -62,7 +64,7 @@ class Halo:
         degree = torch.zeros(len(src), dtype=dtype)
         degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
-        self.edges = None if edge_rows is None else lambda: edge_rows[torch.from_numpy(whole.edge)]
+        self.edges = None if edge_rows is None else lambda: edge_rows[to_device(whole.edge, edge_rows.device)]
         """Returns the features of the edges."""
         degree = degree if device is None else degree.to(device)
         self.neighbourhood = BlockNeighbourhood(

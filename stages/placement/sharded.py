@@ -41,18 +41,20 @@ class Share:
     """Types of its rows and edges; None: there is one of each."""
 
     @cached_property
-    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
         return {}
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`x` and `labels` in the memory of `device`; copied once."""
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`x`, `labels` and `edge_rows` in the memory of `device`; copied once."""
         if device not in self._there:
-            self._there[device] = self.x.to(device), self.labels.to(device)
+            edges = None if self.edge_rows is None else self.edge_rows.to(device)
+            self._there[device] = self.x.to(device), self.labels.to(device), edges
         return self._there[device]
 
     def new_bytes_on(self, device: torch.device) -> int:
         """Bytes that the features and the edges of all rows would add on `device` to what `on` has copied there."""
-        return self.graph.nbytes + (0 if device in self._there else self.x.nbytes)
+        edges = 0 if self.edge_rows is None else self.edge_rows.nbytes
+        return self.graph.nbytes + (0 if device in self._there else self.x.nbytes + edges)
 
     @property
     def x(self) -> Tensor:

@@ -4,6 +4,7 @@ several, after a stop too; and refusals."""
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -256,15 +257,14 @@ def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, opt
     assert not (tmp_path / "r").exists()
 
 
-def test_devices_are_refused() -> None:
+def test_a_device_to_which_rows_are_moved_is_refused() -> None:
     job = resolve({"model": {"name": "gatv2", "edge_width": 3}, "device": "cuda"})
-    for able in (job, job.model_copy(update={"system": "grappa"})):
+    for changed in ({}, {"system": "grappa"}, {"features": "owned"}, {"system": "sar"}):
+        able = job.model_copy(update=changed)
         check_edges(able, make_system(able))
-    told = r'device is \'cuda\', where they are gathered only if .* use device = "cpu", or .*, or model\.edge_width = 0'
-    for changed in ({"features": "owned"}, {"system": "sar"}):
-        other = job.model_copy(update=changed)
-        with pytest.raises(InputError, match=told):
-            check_edges(other, make_system(other))
+    system: Any = SimpleNamespace(name="bulk", fetch=object())
+    with pytest.raises(InputError, match=r"fetches goes without them; use device = .cpu., or model\.edge_width = 0"):
+        check_edges(job, system)
 
 
 def test_edges_without_features(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Block rows on GPUs, which are pretended: two ranks whose owners of rows draw there, over a stand-in for NCCL, learn
 what ranks learn that draw on the host."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from millrace.pipeline.setup import device_policies
 from millrace.pipeline.setup.model import Outline
 from millrace.stages.feed.collective_feed import OwnersFeed
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import nccl, pretended_device
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.whole_runs.test_partitioned import Rehearsal, train_one
@@ -24,7 +27,14 @@ JOB: dict[str, Any] = {
     "bulk": {"topology": "partitioned", "cache_fraction": 0.1, "hot_by": "degree", "prefetch_bytes": 1500},
 }  # fmt: skip
 """Five minibatches an epoch, three steps, the last of them of one rank."""
+OF_EDGES = {"model": {"name": "gine", "hidden": 6, "layers": 2, "edge_width": 2}, "epochs": 1}
 THERE = {"device": "cuda", "gpu": {"cache_bytes": 0}}
+
+
+def dataset_with_edge_rows() -> mr.Dataset:
+    found = mr.open_dataset("sbm:nodes=80,classes=3,degree=6,features=5,train=0.3", seed=1)
+    rows = np.random.default_rng(0).standard_normal((found.graph.num_edges, 2))
+    return replace(found, graph=replace(found.graph, edge_features=ArrayFeatures(rows)))
 
 
 def train_there(
@@ -40,6 +50,7 @@ def train_there(
         # A rank that draws on its device has no other way.
         NeighborSampler.sample_by_owners, OwnersFeed.__init__ = (None, None) if there else plain
         own: Any = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
+        own._ledger = type(own._ledger)()
         report = train_one(own, table, outline, folder, folder / name, fingerprint, cut, stop_after)
         asked = sum(g._on_gpus.asked.count("alltoall_base") for g in (own, *own._subs) if hasattr(g, "_on_gpus"))
         found.append((report, asked))
@@ -50,11 +61,12 @@ def train_there(
 
 def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parameters of draws on the host; whether the topology lies on the device or in the host's locked memory,
-    and when a run goes on in mid-epoch."""
+    when a run goes on in mid-epoch, and of a model that reads features of edges, which ranks own; these too where the
+    host draws from the whole graph."""
     if not pretended_device.is_pretended():
         pytest.skip("there is a GPU")
     monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
-    dataset = mr.open_dataset("sbm:nodes=80,classes=3,degree=6,features=5,train=0.3", seed=1)
+    dataset = dataset_with_edge_rows()
     rehearsal = Rehearsal(dataset, tmp_path, 2)
     rehearsal.add("host", JOB)
     rehearsal.add("there", {**JOB, **THERE})
@@ -62,16 +74,22 @@ def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     rehearsal.add("again", {**JOB, **THERE}, stop_after=4)
     rehearsal.add("again", {**JOB, **THERE})
     rehearsal.add("all on the host", {**JOB, "sampler": {"expand": "all"}})
+    of_edges = {k: v for k, v in JOB.items() if k != "hidden"} | OF_EDGES
+    rehearsal.add("edges on the host", of_edges)
+    rehearsal.add("edges there", {**of_edges, **THERE})
+    rehearsal.add("owned edges", {**of_edges, **THERE, "kernel": "cpu", "features": "owned", "bulk": {}})
     ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240)
     for rank in ranks:
-        (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (every, _) = rank
+        (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (every, _) = rank[:6]
+        of_edges, edges_there, _ = (report for report, _ in rank[6:])
         assert (none, stopped) == (0, None) and many > 0
         assert again["parameters_sha256"] == there["parameters_sha256"]
-        for a, b in ((there, host), (pinned, every)):
+        for a, b in ((there, host), (pinned, every), (edges_there, of_edges)):
             assert (a["minibatches"], a["sampled_edges"]) == (b["minibatches"], b["sampled_edges"])
             assert [h["train_loss"] for h in a["history"]] == pytest.approx([h["train_loss"] for h in b["history"]])
             assert a["bytes"]["network"]["features"] == b["bytes"]["network"]["features"]
-    for a, b in (("there", "host"), ("again", "host"), ("pinned", "all on the host")):
+    ways = (("edges there", "edges on the host"), ("owned edges", "edges on the host"))
+    for a, b in (("there", "host"), ("again", "host"), ("pinned", "all on the host"), *ways):
         seen, want = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in (a, b))
         for key, value in want.items():
             torch.testing.assert_close(seen[key], value, rtol=1e-7, atol=1e-12)

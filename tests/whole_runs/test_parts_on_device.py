@@ -3,14 +3,17 @@ stand-in for NCCL, learn what one rank learns on the host."""
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import millrace as mr
 from millrace.pipeline.telemetry.events import Note
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.nccl import InPlaceOfNccl
 
@@ -22,10 +25,10 @@ JOB: dict[str, Any] = {
     "partition": {"method": "hash"}, "checkpoint": {"every_epochs": 1},
 }  # fmt: skip
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "sar": {"sar": {"mode": ["halo", "keep", "rematerialize"]}, "model": MODEL},
+    "sar": {"sar": {"mode": ["halo", "keep", "rematerialize"]}, "model": {**MODEL, "name": "gine"}},
     "retexo": {"model": {**MODEL, "layers": 2}},
 }
-"""`sar` reads rows of other ranks in one way in each layer."""
+"""`sar` reads rows of other ranks in one way in each layer, and features of edges."""
 
 
 class Dies(mr.Callback):
@@ -56,7 +59,9 @@ def gpus(start_cluster: Any) -> Any:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_two_ranks_learn_what_one_does_on_the_host(gpus: str, tmp_path: Path, system: str) -> None:
-    mr.write_dataset(tmp_path / "store", mr.open_dataset("sbm:nodes=60,classes=3,degree=6,features=5,train=0.4"))
+    data = mr.open_dataset("sbm:nodes=60,classes=3,degree=6,features=5,train=0.4")
+    rows = np.random.default_rng(0).standard_normal((data.graph.num_edges, 2))
+    mr.write_dataset(tmp_path / "store", replace(data, graph=replace(data.graph, edge_features=ArrayFeatures(rows))))
     job, said = {**JOB, "system": system, **SYSTEMS[system]}, []
     want = mr.run(tmp_path / "store", out=tmp_path / "host", **job)
     got = mr.run(

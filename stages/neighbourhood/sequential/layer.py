@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels import aggregation_on
 from ...kernels.aggregation.attention_args import EdgeNumbers
+from ...kernels.runtime.device_memory import to_device
 from ...memory.arena import empty
 from ..checks import no_edge_features
 from ..full_batch import FullBatch, Shard, View
@@ -37,7 +38,8 @@ class SequentialLayer:
             ring: the exchanges of this pass.
             dtype: of the features.
             keep: keep rows for the backward pass rather than fetching them again.
-            edge_rows: [e, D], features of all edges of the rank, in the order of its part; None: they have none.
+            edge_rows: [e, D] on the device, features of all edges of the rank, in the order of its part; None: they
+                have none.
             device: of the features; None: the host.
         """
         self._edge_rows = edge_rows
@@ -75,7 +77,7 @@ class SequentialLayer:
         """See `Neighbourhood.edge_features`: shard after shard; made anew each time, so that nothing is kept."""
         if self._edge_rows is None:
             raise no_edge_features()
-        return self._edge_rows[torch.from_numpy(np.concatenate([s.edge for s in self.view.shards]))]
+        return self._edge_rows[to_device(np.concatenate([s.edge for s in self.view.shards]), self._edge_rows.device)]
 
     @property
     def names(self) -> npt.NDArray[np.int64]:
