@@ -1,4 +1,7 @@
-"""Node-wise draws in one block of rows: the bits that `sampling.cpu` draws in the whole graph."""
+"""Node-wise draws in one block of rows: the bits that `sampling.cpu` draws in the whole graph.
+
+Rows are handed to the kernels in the dtype of the graph's ids, so that the same compiled versions serve both.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +80,7 @@ def draw_rows(
     room = np.zeros(m, np.int64)
     np.add.at(room, np.repeat(np.arange(m), lengths), most)
     width, need = int(lengths.max()), max(1, int(room.max()))
-    nodes = np.zeros((m, width), np.int64)
+    nodes = np.zeros((m, width), graph.indices.dtype)
     for row, a, b in zip(nodes, splits, splits[1:]):
         row[: b - a] = rows[a:b]
     # A draw is keyed by the node's global id; the kernels know the local id.
@@ -119,7 +122,7 @@ def draw_relations(
     fanout = fanout.copy()
 
     def segment(q: int) -> None:
-        of = rows[splits[q] : splits[q + 1]]
+        of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)
         begin, end, total = np.zeros(1, np.int64), np.array([len(of)]), np.zeros(1, np.int64)
         count_relations(0, 1, graph.indptr, graph.edge_type, of[None], begin, end, fanout, replace, total, *NO_SEGMENTS)
         # Poisson draws have no bound but a row's length.
@@ -167,7 +170,7 @@ def _draw_each(
         room = np.maximum.accumulate(most[a : a + ROOM])
         n = max(1, int((room * np.arange(1, len(room) + 1) <= ROOM).sum()))
         need = max(1, int(room[n - 1]))
-        nodes, begin, end = rows[a : a + n, None], np.zeros(n, np.int64), np.ones(n, np.int64)
+        nodes, begin, end = rows[a : a + n, None].astype(graph.indices.dtype), np.zeros(n, np.int64), np.ones(n, np.int64)
         ends, edges = np.zeros((n, 2), np.int64), np.empty((n, need), graph.indices.dtype)
         positions, edge_end = np.empty((n, need if keep_positions else 1), np.int64), np.zeros(n, np.int64)
         # A row is kept whole if it has no more edges than the fanout, however large that is.
@@ -203,7 +206,7 @@ def draw_labor(
     parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
 
     def segment(q: int) -> None:
-        of = rows[splits[q] : splits[q + 1]]
+        of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)
         degree = graph.in_degree[of]
         room = int((degree if poisson or fanout < 0 else np.minimum(degree, fanout)).sum())
         ends = np.zeros((1, len(of) + 1), np.int64)
