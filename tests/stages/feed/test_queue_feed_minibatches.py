@@ -116,7 +116,14 @@ def test_one_epoch_for_every_bulk_size_thread_count_producer_and_kernel(tmp_path
     want = produced(*alone(32, tmp_path), sampler, graph, plans[32], cpu)
     assert len(set(want)) == MINIBATCHES
     # The reference kernels have one thread, whatever is asked; what carries minibatches does not see who made them.
-    ways = [*product(((cpu, 1), (cpu, 2)), BULKS, (alone, side_by_side)), *product([(reference, 1)], BULKS, [alone])]
+    ways = [
+        *(
+            ((cpu, 1 + (i + j) % 2), k, place)
+            for i, k in enumerate(BULKS)
+            for j, place in enumerate((alone, side_by_side))
+        ),
+        *product([(reference, 1)], BULKS, [alone]),
+    ]
     for (kernel, count), k, queues in ways:
         threads.set_num_threads(count)
         folder = tmp_path / f"{kernel.__name__}-{count}-{k}"
