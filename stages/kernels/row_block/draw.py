@@ -170,7 +170,8 @@ def _draw_each(
         room = np.maximum.accumulate(most[a : a + ROOM])
         n = max(1, int((room * np.arange(1, len(room) + 1) <= ROOM).sum()))
         need = max(1, int(room[n - 1]))
-        nodes, begin, end = rows[a : a + n, None].astype(graph.indices.dtype), np.zeros(n, np.int64), np.ones(n, np.int64)
+        nodes = rows[a : a + n, None].astype(graph.indices.dtype)
+        begin, end = np.zeros(n, np.int64), np.ones(n, np.int64)
         ends, edges = np.zeros((n, 2), np.int64), np.empty((n, need), graph.indices.dtype)
         positions, edge_end = np.empty((n, need if keep_positions else 1), np.int64), np.zeros(n, np.int64)
         # A row is kept whole if it has no more edges than the fanout, however large that is.

@@ -221,7 +221,7 @@ LAW = from_edges([1, 1, 2, 3, 0, 4, 5, 2, 2, 6], [0, 0, 0, 1, 2, 2, 3, 4, 1, 3],
 @pytest.mark.parametrize(("length", "walks"), [(1, 1), (3, 1), (2, 3)])
 def test_walks_visit_nodes_as_by_enumeration(length: int, walks: int) -> None:
     p = 1 - (1 - visits(LAW, 0, length)) ** walks
-    near(included(SaintSampler(1, length, walks), LAW, 0, 3000), p, 3000)
+    near(included(SaintSampler(1, length, walks), LAW, 0, 1500), p, 1500)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
@@ -235,7 +235,7 @@ def test_nodes_are_drawn_by_their_pagerank(nodes: int) -> None:
     total[0] = 0
     p = successive(total, nodes)
     p[0] = 1
-    near(included(PprSampler(1, nodes, 3, 0.25, 1e-6), LAW, 0, 3000), p, 3000)
+    near(included(PprSampler(1, nodes, 3, 0.25, 1e-6), LAW, 0, 1500), p, 1500)
 
 
 def test_hubs_that_are_not_followed_can_be_drawn() -> None:
