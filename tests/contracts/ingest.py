@@ -64,6 +64,14 @@ class Killed(BaseException):
     """Ends an ingest as SIGKILL does, as far as one process can tell."""
 
 
+def _dying(task: Callable[..., Any]) -> Callable[..., None]:
+    def run(*arguments: Any) -> None:
+        task(*arguments)
+        raise Killed
+
+    return run
+
+
 def killed(stage: str, before: bool) -> Callable[..., Iterator[tuple[int, Any]]]:
     """Runs tasks in place of `tasks.inline`, up to one of a stage: killed after its files are written but not recorded,
     or after its record."""
@@ -71,7 +79,7 @@ def killed(stage: str, before: bool) -> Callable[..., Iterator[tuple[int, Any]]]
     def run(name: str, calls: Any) -> Iterator[tuple[int, Any]]:
         for number, (recorded, task, record, *arguments) in enumerate(calls):
             if name == stage and number == len(calls) // 2:
-                task(*arguments) if before else recorded(task, record, *arguments)
+                recorded(_dying(task) if before else task, record, *arguments)
                 raise Killed
             yield number, recorded(task, record, *arguments)
 

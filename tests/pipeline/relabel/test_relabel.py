@@ -29,6 +29,7 @@ from millrace.storage.partition.reorder import reorder
 from millrace.storage.store import arrays as store_arrays
 from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.storage.store.store import open_store
+from millrace.tests.contracts.ingest import Killed, killed
 
 MEMORY = 1 << 30
 INLINE = resolve({"executor": "inline"})
@@ -150,10 +151,6 @@ def test_a_store_of_an_earlier_version(tmp_path):
     assert contents(tmp_path / "got") == contents(tmp_path / "want")
 
 
-class Killed(BaseException):
-    """Ends a renumbering as SIGKILL does, as far as one process can tell."""
-
-
 STAGES = ["assign", "spill", "sort", "labels", "name", "unpack", "features", "gather", "seams", "arrays", "count"]
 
 
@@ -174,16 +171,8 @@ def in_memory(tmp_path_factory):
 def test_one_that_is_killed_goes_on(in_memory, tmp_path, monkeypatch, stage, before):
     store, want = in_memory
     lazy, cut, events = open_lazily(store), Cut(Metis(), 3, 1), []
-
-    def killed(name, calls):
-        for number, (recorded, task, record, *arguments) in enumerate(calls):
-            if name == stage and number == len(calls) // 2:
-                task(*arguments) if before else recorded(task, record, *arguments)
-                raise Killed
-            yield number, recorded(task, record, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(convert, "inline", killed)
+        patch.setattr(convert, "inline", killed(stage, before))
         with pytest.raises(Killed):
             relabel(INLINE, lazy, cut, tmp_path / "got", MEMORY, events.append)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got"]
