@@ -135,7 +135,7 @@ def test_ranks_share_the_work(pairs: Dataset, store: Path, tmp_path: Path, sched
 
 
 def test_full_batches_and_isolated_ranks(store: Path, tmp_path: Path, scheduler: str) -> None:
-    full = {"system": "sar", "epochs": 30}
+    full = {"system": "sar", "epochs": 10, "train": {"lr": 0.1}}
     alone, want = trained(store, tmp_path / "sar", **full)
     assert alone.test_accuracy is not None and alone.test_accuracy > 0.9
     cluster = {"ranks": 2, "cluster": {"scheduler": scheduler}}
@@ -221,7 +221,7 @@ def test_convolutions_of_pyg_over_ranks(store: Path, tmp_path: Path, scheduler: 
     blocks = {"ranks": 2, "bulk": {"topology": "partitioned"}}
     _, found = trained(store, tmp_path / "two", **many, **blocks, model=convolutions())
     assert_alike(found, want)
-    for system, options in (("sar", {"epochs": 30}), ("grappa", SAMPLED)):
+    for system, options in (("sar", {"epochs": 10, "train": {"lr": 0.1}}), ("grappa", SAMPLED)):
         job: dict[str, Any] = {**PYG, **options, "system": system, "executor": "inline"}
         alone, _ = trained(store, tmp_path / system, **job, model=convolutions())
         assert alone.test_accuracy is not None and alone.test_accuracy > 0.9

@@ -140,16 +140,20 @@ SAME = {
     "two columns, hot by degree": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1,
     "hot_by": "degree"}},
     "everything everywhere": {"bulk": {**PARTITIONED, "replication": 4, "cache_fraction": 0.1}},
+    "rows travel in two columns": {"bulk": {**PARTITIONED, "algorithm": "1.5d", "replication": 2,
+    "cache_fraction": 0.1}},
+    "the cheaper way": {"bulk": {**PARTITIONED, "algorithm": "auto", "replication": 2}},
+    "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "cache_fraction": 0.1}},
+}  # fmt: skip
+"""On four ranks."""
+SAME_ON_TWO = {
     "nothing ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 0}, "queue": {"bulk_size": 1, "max_bytes": 1}},
     "a little ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 9000, "cache_fraction": 0.05},
     "queue": {"bulk_size": 5}},
     "rows travel": {"bulk": {**PARTITIONED, "algorithm": "1.5d"}},
-    "rows travel in two columns": {"bulk": {**PARTITIONED, "algorithm": "1.5d", "replication": 2,
-    "cache_fraction": 0.1}},
-    "the cheaper way": {"bulk": {**PARTITIONED, "algorithm": "auto", "replication": 2}},
     "owned": {"features": "owned"},
-    "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "cache_fraction": 0.1}},
 }  # fmt: skip
+"""In one column."""
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +163,23 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def four(dataset, tmp_path_factory):
-    """Reports of four ranks for each way to distribute graph and features."""
+    """Reports of four ranks for each way to distribute graph and features that has columns, or counts."""
     folder = tmp_path_factory.mktemp("four")
     rehearsal = Rehearsal(dataset, folder, 4)
     rehearsal.add("replicated", JOB)
     for name, changes in SAME.items():
         rehearsal.add(name, with_(JOB, **changes))
-    for name, local in (("metis", False), ("metis, local seeds", True)):
-        changes = {"partition": {"method": "metis"}, "bulk": {**PARTITIONED, "local_seeds": local}}
-        rehearsal.add(name, with_(JOB, **changes, model={"norm": "none"}))
     return SimpleNamespace(folder=folder, reports={k.rpartition(" ")[0]: v for k, v in rehearsal.train().items()})
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_who_holds_what_does_not_show_in_the_parameters(four, name):
-    """The same bits on four ranks; each of which saw nothing but its own part."""
-    found, whole = four.reports[name], four.reports["replicated"]
-    a, b = (torch.load(four.folder / run / "model.pt", weights_only=True) for run in (name, "replicated"))
+@pytest.mark.parametrize(
+    ("name", "ranks"), {**dict.fromkeys(SAME, "four"), **dict.fromkeys(SAME_ON_TWO, "two")}.items()
+)
+def test_who_holds_what_does_not_show_in_the_parameters(request, name, ranks):
+    """The same bits on four ranks, or two; each of which saw nothing but its own part."""
+    runs, reference = request.getfixturevalue(ranks), {"four": "replicated", "two": "undisturbed"}[ranks]
+    found, whole = (of(runs, run) if ranks == "two" else runs.reports[run] for run in (name, reference))
+    a, b = (torch.load(runs.folder / run / "model.pt", weights_only=True) for run in (name, reference))
     for key in a:
         assert torch.linalg.vector_norm(a[key].double() - b[key]) <= 1e-6 * torch.linalg.vector_norm(b[key].double()), (
             key
@@ -221,9 +225,9 @@ def test_what_each_rank_holds_and_sends(four):
     assert all(f["fetched"]["asked"] == f["fetched"]["rows"] == 0 for f in four.reports["everything everywhere"])
 
 
-def test_local_seeds_need_fewer_rows_of_others(four):
+def test_local_seeds_need_fewer_rows_of_others(two):
     """The graph has communities and is cut by METIS; each step trains on as many seeds."""
-    usual, local = four.reports["metis"], four.reports["metis, local seeds"]
+    usual, local = of(two, "metis"), of(two, "metis, local seeds")
     for kind in ("features", "graph"):
         sent = [sum(r["bytes"]["network"][kind] for r in reports) for reports in (local, usual)]
         assert sent[0] < 0.9 * sent[1], kind
@@ -275,6 +279,11 @@ def two(dataset, tmp_path_factory):
         rehearsal.add(f"{name}, cut", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.1}))
         rehearsal.add(f"{name}, rows travel", with_(table, bulk={**PARTITIONED, "algorithm": "1.5d"}))
     rehearsal.add("undisturbed", JOB)
+    for name, changes in SAME_ON_TWO.items():
+        rehearsal.add(name, with_(JOB, **changes))
+    for name, local in (("metis", False), ("metis, local seeds", True)):
+        changes = {"partition": {"method": "metis"}, "bulk": {**PARTITIONED, "local_seeds": local}}
+        rehearsal.add(name, with_(JOB, **changes, model={"norm": "none"}))
     for name, changes in (
         ("stopped", {"bulk": PARTITIONED}),
         ("stopped, rows travel", {"bulk": {**PARTITIONED, "algorithm": "1.5d"}}),

@@ -244,9 +244,9 @@ SPELT = {
     ("ranks", "model", "dtype", "retexo"),
     [
         (2, "gcn", "float64", {}),
-        (4, "sage", "float32", {"rounding": "fp16"}),
+        (3, "sage", "float32", {"rounding": "fp16"}),
         (2, "sage", "float64", {"rounding": "int8", "inductive": True}),
-        (4, "gcn", "float64", {"mode": "v1", "local_steps": 3}),
+        (2, "gcn", "float64", {"mode": "v1", "local_steps": 3}),
         (2, "sage", "float32", {"mode": "v1"}),
         (2, "gcn", "float64", {"distill": 0.5}),
     ],
