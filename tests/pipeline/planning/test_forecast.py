@@ -35,6 +35,8 @@ EPOCHS = 2
 """Of a trial. The run has one more: it draws bulks while it validates."""
 ROWS, TABLES = 100 * 300 * 4, 3 * 4096 * 5
 SYSTEMS = ("bulk", "grappa", "sar", "retexo")
+DRAWN = ("bulk", "grappa")
+"""Those whose minibatches are drawn on the GPU."""
 
 
 @dataclass
@@ -68,7 +70,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory, on_device: Any) -> Iterato
         found.plan = plan(emit=lambda e: None, **JOB)
         server, folder = TrialServer(exits), tmp_path_factory.mktemp("runs")
         for system in SYSTEMS:
-            server.run(with_tables(as_asked(found.candidates[system].job)), folder / system, None)
+            job = as_asked(found.candidates[system].job)
+            shorter = job.model_copy(update={"epochs": EPOCHS})  # all epochs of full batches are alike
+            server.run(with_tables(job) if system in DRAWN else shorter, folder / system, None)
             found.results[system] = read_result(folder / system) or {}
         yield found
 
@@ -98,10 +102,10 @@ def test_bytes_and_memory_are_those_of_the_run(planned: Planned, system: str) ->
     assert {kind: count for kind, count in found.bytes["store"].items() if count} == counted
     (peak,) = result["peak_device_bytes"]
     assert peak > ROWS and found.device_bytes == sum(found.device_memory.values())
-    drawn = system in ("bulk", "grappa")
+    drawn = system in DRAWN
     assert ROWS < found.device_memory["data"] - TABLES * drawn < 1.1 * ROWS
     # When a step or a validation takes most, a bulk is being drawn, or has been.
-    assert found.device_bytes == pytest.approx(peak, rel=0.05 * drawn)
+    assert found.device_bytes == pytest.approx(peak, rel=0.08 * drawn)
 
 
 def larger(s: Candidate, times: int) -> Candidate:
