@@ -31,7 +31,6 @@ from ...storage.links.pairs import (
 )
 from ..kernels.runtime.threads import side_by_side
 from ..random import Purpose, branches, draw_word, stream
-from .gathered import average_precision, roc_auc
 
 HITS = (1, 3, 10, 50, 100)
 LINK_METRICS = ("mrr", "auc", "average_precision", *(f"hits@{k}" for k in HITS))
@@ -148,11 +147,13 @@ def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequenc
     """The metrics `names` from the ranks of positive pairs, [n], and the scores of positive and negative ones."""
     values = {"mrr": float((1 / ranks).mean()), **{f"hits@{k}": float((ranks <= k).double().mean()) for k in HITS}}
     if len(negative):
+        from sklearn.metrics import average_precision_score, roc_auc_score
+
         truth = np.repeat([1, 0], [len(positive), len(negative)])
         scores = torch.cat([positive, negative]).double().numpy()
         values |= {
-            "auc": roc_auc(truth, scores),
-            "average_precision": average_precision(truth, scores),
+            "auc": float(roc_auc_score(truth, scores)),
+            "average_precision": float(average_precision_score(truth, scores)),
         }
     return {wanted: values.get(wanted, float("nan")) for wanted in names}
 
