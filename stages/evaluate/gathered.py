@@ -23,7 +23,8 @@ def gathered_metric(name: str, task: Task, out: Tensor, y: Tensor) -> float:
 
     It is the mean over classes (AUC and average precision; multi-class: each class against the others, by its
     probability) or over targets (MAE, RMSE, R2), each over the nodes whose label is known. Classes without a node, or
-    without another, and targets that no node or, for R2, only one has, are left out; NaN if none is left.
+    without another, and targets that no node or, for R2, only one has, are left out; NaN if none is left, or if an
+    output is not finite.
 
     Args:
         name: one of `GATHERED`.
@@ -35,6 +36,8 @@ def gathered_metric(name: str, task: Task, out: Tensor, y: Tensor) -> float:
     rows, labels = out.detach().double(), y.cpu().numpy()
     if task == "multiclass":
         rows = rows.softmax(1)
+    if not rows.isfinite().all():
+        return float("nan")
     found = [score(true, given) for true, given in _columns(task, rows.cpu().numpy(), labels) if _has(name, true)]
     return float(np.mean(found)) if found else float("nan")
 

@@ -35,6 +35,8 @@ MODULES = (
     "distributed.nanny",
     "millrace.stages.kernels.aggregation.cpu.backend",
     "millrace.stages.kernels.sampling.cpu.backend",
+    # Three quarters of a second of each rank that evaluates by it.
+    "sklearn.metrics",
     # The first optimiser imports dynamo, which takes as long as torch itself.
     "torch._dynamo",
     "pytest",

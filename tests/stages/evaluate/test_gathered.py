@@ -87,6 +87,13 @@ def test_what_no_metric_is_defined_for_is_left_out_and_nan_if_nothing_is_left():
     )
     assert math.isnan(gathered_metric("auc", "binary", out[:, :1], torch.zeros(N, dtype=torch.int64)))
     assert math.isnan(gathered_metric("r2", "regression", out[:1], out[:1]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_have_diverged_have_no_metric(value):
+    out, y = rows("regression")
+    out[3, 0] = value
+    assert all(math.isnan(gathered_metric(name, "regression", out, y)) for name in ("mae", "r2"))
     assert math.isnan(gathered_metric("mae", "regression", out[:0], out[:0]))
 
 
