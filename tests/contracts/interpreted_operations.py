@@ -51,16 +51,19 @@ def install(interpreter: Any) -> None:
 
 
 def _key(x: Any, core: Any) -> Any:
-    """Key of all that an operation's course may depend on: for tensors, type and shape; for others, the value."""
+    """Key of all that an operation's course may depend on: for tensors, types and shape; for others, the value."""
     kind = type(x)
     if kind is core.tensor:
-        of = x.type
+        of, handle = x.type, x.handle
         try:
-            return of.key
+            key = of.key
         except AttributeError:
             # Descriptions of shapes live as long as the process.
-            of.key = ("tensor", of.scalar.name, id(getattr(of, "of_shape", None)))
-            return of.key
+            key = of.key = ("tensor", of.scalar.name, id(getattr(of, "of_shape", None)))
+        if of.scalar.name == "int1" and handle is not None:
+            # In the interpreter truth values have the type of what was compared, and once spread its data too.
+            return key, handle.dtype.scalar.name, handle.data.dtype.char
+        return key
     if kind is int or kind is bool or x is None or kind is str:
         return kind, x
     if kind is float:

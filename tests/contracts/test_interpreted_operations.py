@@ -100,6 +100,19 @@ def test_operations_on_two(name: str, operation: Callable[..., Any], monkeypatch
     assert made[0] == made[1]
 
 
+def test_truth_values_of_wide_and_narrow_operands_are_told_apart() -> None:
+    """The interpreter's have the type of what was compared, and the data of that type once a scalar is spread."""
+    rng = np.random.default_rng(0)
+    column, scalar = tensor(rng, "int32", (1, 2)), tensor(rng, "int64", ())
+    (a, b, c, d), wide = ([tensor(rng, name, (64,)) for _ in range(4)] for name in ("int32", "int64"))
+    _ = (a < b)[:, None]
+    for _ in range(3):
+        _ = ((wide[0] < wide[1]) & (scalar > 0)) & ((wide[2] < wide[3]) & (scalar > 0))
+    found = tl.where(((a < b) & (c < d))[:, None], column, -1)
+    true = (a.handle.data < b.handle.data) & (c.handle.data < d.handle.data)
+    assert np.array_equal(found.handle.data, np.where(true[:, None], column.handle.data, -1))
+
+
 @triton.jit
 def _rows(x, slot, out, rest, n, F, WIDTH: tl.constexpr):
     row = tl.program_id(0)

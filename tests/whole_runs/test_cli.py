@@ -429,6 +429,8 @@ def test_a_shell_is_taught_to_complete(monkeypatch):
     monkeypatch.setenv("_MILLRACE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "millrace pa")
     monkeypatch.setenv("COMP_CWORD", "1")
+    # Under `python -m pytest` click takes the command for a module of pytest's.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
     assert millrace().out.split() == ["partition"]
 
 
