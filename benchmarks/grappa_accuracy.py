@@ -78,7 +78,7 @@ ONE = ("one process", "one process, more steps")
 
 @dataclass(frozen=True)
 class Cell:
-    """Where the axes stand."""
+    """Position of the axes."""
 
     graph: str
     way: str = "sweep"

@@ -153,7 +153,7 @@ class SeedPlan:
         return range(first, last)
 
     def indices(self, number: int) -> tuple[int, ...]:
-        """Those that bulk `number` holds. Of one rank there may be none."""
+        """The minibatches that bulk `number` holds; of one rank's plan there may be none."""
         return tuple(j for j in self.minibatches(number) if self.steps is None or self.steps.is_mine(j))
 
     def request(self, epoch: int, number: int) -> BulkRequest:

@@ -51,7 +51,7 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files, begin with the longest, so that none is left alone with one; whole runs
+    """If several processes share the files, begin with the longest, so that none is left alone with one; whole runs
     come last, when kernels are compiled."""
     if hasattr(config, "workerinput"):
         tests = Counter(item.path for item in items)

@@ -60,7 +60,7 @@ class OwnersFeedOnDevice(QueueFeed):
         """The bulk that is drawn next, or under way."""
         self._under_way: Coroutine[None, None, None] | None = None
         self._stages = self._largest = 0
-        """Of the bulk under way, so far; and bytes, of all bulks so far."""
+        """Stages done of the bulk under way, and the bytes of the largest bulk so far."""
         self._per_step = 0
         """Stages of a bulk to be done after each step; 0: not known yet."""
         self._held: deque[tuple[tuple[int, int], int]] = deque()

@@ -74,7 +74,7 @@ class _RemoteLayers:
         self.weighted = rows.graph.edge_weight is not None
         self.held = owners.answered_rows(starts=keep)
         self.thrown_to = owners.blocks if every_row else owners
-        """Where darts go: to columns of P over all rows, or to rows."""
+        """Target of darts: columns of P over all rows, or rows."""
         self.one_bits = fraction_bits(rows.num_nodes)
         if every_row:
             self.everywhere = _everywhere(owners.blocks)

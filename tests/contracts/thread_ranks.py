@@ -27,7 +27,7 @@ class _Meeting:
         self.circles: dict[tuple[int, ...], _Meeting] = {}
 
     def circle(self, ranks: Sequence[int]) -> "_Meeting":
-        """Where these ranks alone meet."""
+        """The place where these ranks alone meet."""
         with self.lock:
             return self.circles.setdefault(tuple(ranks), _Meeting(len(ranks)))
 

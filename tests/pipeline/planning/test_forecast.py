@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 """Three minibatches an epoch."""
 EPOCHS = 2
-"""Of a trial. The run has one more: it draws bulks while it validates."""
+"""Epochs of a trial. The run has one more: it draws bulks while it validates."""
 ROWS, TABLES = 100 * 300 * 4, 3 * 4096 * 5
 SYSTEMS = ("bulk", "grappa", "sar", "retexo")
 DRAWN = ("bulk", "grappa")
