@@ -60,7 +60,7 @@ class RankSpec:
     generation: int
     """Number of the generation: each meets under a prefix of its own in the store."""
     meeting: list[str | int]
-    """Place of the driver's store: see `rendezvous.Meeting.address`."""
+    """Address of the driver's store: see `rendezvous.Meeting.address`."""
     threads: int
     environment: dict[str, str]
     """Variables that must be set before the process starts: for the allocator, and the one GPU that the rank sees."""

@@ -129,7 +129,7 @@ def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     grows, step = growth_of_data(s, seen, worst, most_seen), 0 if s.at.gpus else seen.memory_bytes[worst]["step"]
     used = seen.peak_rss_bytes[worst] - step
     # The data are what they are, whatever a process takes without them.
-    base = min(seen.base_bytes, used - round(sum(least_bytes(s).values()) / grows))
+    base = max(0, min(seen.base_bytes, used - round(sum(least_bytes(s).values()) / grows)))
     data = round((used - base) * grows)
     if s.exchanges and not (s.at.gpus and s.job.gpu.features == "device"):
         data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))

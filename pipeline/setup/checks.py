@@ -398,7 +398,7 @@ def check_edges(job: Job, system: System) -> None:
         raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
     if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch | ExchangeFetch | VisitFetch):
         raise InputError(
-            f"{seen} device is '{job.device}', to which what system '{system.name}' fetches goes without them; use "
+            f"{seen} device is '{job.device}', and the fetch of system '{system.name}' does not take them there; use "
             f'device = "cpu"{none}'
         )
     if job.train.compile:

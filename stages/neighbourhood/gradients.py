@@ -67,14 +67,14 @@ class Pieces(torch.autograd.Function):
 
 
 class ScatterParts(torch.autograd.Function):
-    """``apply(places, *parts)``: row i of each part at row ``places[part][i]`` of the result, of which each row is in
-    one part."""
+    """``apply(positions, *parts)``: row i of each part at row ``positions[part][i]`` of the result, each row
+    of which is in one part."""
 
     @staticmethod
-    def forward(ctx: Any, places: list[Tensor], *parts: Tensor) -> Tensor:
-        ctx.places = places
-        out = empty((sum(map(len, places)), parts[0].shape[1]), parts[0].dtype, parts[0].device)
-        for at, rows in zip(places, parts):
+    def forward(ctx: Any, positions: list[Tensor], *parts: Tensor) -> Tensor:
+        ctx.positions = positions
+        out = empty((sum(map(len, positions)), parts[0].shape[1]), parts[0].dtype, parts[0].device)
+        for at, rows in zip(positions, parts):
             out.index_copy_(0, at, rows)
         return out
 
@@ -83,7 +83,7 @@ class ScatterParts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         found: list[Tensor | None] = [None]
-        for n, at in enumerate(ctx.places, start=1):
+        for n, at in enumerate(ctx.positions, start=1):
             out = empty((len(at), grad.shape[1]), grad.dtype, grad.device) if ctx.needs_input_grad[n] else None
             found.append(None if out is None else torch.index_select(grad, 0, at, out=out))
         return tuple(found)

@@ -257,13 +257,13 @@ def test_where_they_do_not_get_to_is_refused(pairs: Dataset, tmp_path: Path, opt
     assert not (tmp_path / "r").exists()
 
 
-def test_a_device_to_which_rows_are_moved_is_refused() -> None:
+def test_a_device_that_their_rows_do_not_get_to_is_refused() -> None:
     job = resolve({"model": {"name": "gatv2", "edge_width": 3}, "device": "cuda"})
     for changed in ({}, {"system": "grappa"}, {"features": "owned"}, {"system": "sar"}):
         able = job.model_copy(update=changed)
         check_edges(able, make_system(able))
     system: Any = SimpleNamespace(name="bulk", fetch=object())
-    with pytest.raises(InputError, match=r"fetches goes without them; use device = .cpu., or model\.edge_width = 0"):
+    with pytest.raises(InputError, match=r"does not take them there; use device = .cpu., or model\.edge_width = 0"):
         check_edges(job, system)
 
 
