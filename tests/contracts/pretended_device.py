@@ -473,8 +473,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
     here = Stream()
     stand_ins = {
         "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "graph": recording,
-        "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
-        "init": lambda: None, "set_device": lambda device: None, "current_device": lambda: 0,
+        "is_available": lambda: True, "is_initialized": lambda: True, "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1, "init": lambda: None, "set_device": lambda device: None, "current_device": lambda: 0,
         "synchronize": lambda device=None: None, "current_stream": lambda device=None: here,
         "stream": lambda stream: contextlib.nullcontext(),
         "mem_get_info": lambda device=None: (MEMORY - _memory.now, MEMORY),
