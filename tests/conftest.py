@@ -15,6 +15,9 @@ from hypothesis import settings
 from millrace.pipeline.cluster import rank_server
 from millrace.tests.contracts import interpreter, pretended_device
 
+# To see whether there is a GPU without its driver, which a process that forks ranks must not have begun to use.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 # Read when Triton is first imported, by whichever test comes first.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

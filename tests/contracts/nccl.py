@@ -1,10 +1,13 @@
-"""A stand-in for torch's `ProcessGroupNCCL` over gloo, on the pretended device, which keeps NCCL's rules.
+"""A stand-in for torch's `ProcessGroupNCCL` over gloo, which keeps NCCL's rules: on the pretended device, or on a GPU
+that all ranks share.
 
 Messages between two ranks are matched by the order in which both begin them; a group of sends and receives begins when
 the one before has ended; empty messages, and sends and receives outside of a group, are refused.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -22,9 +25,22 @@ WAIT_S = 60.0
 
 
 def held(t: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor on the pretended device."""
-    assert isinstance(t, OnDevice), "NCCL is given a tensor of the host"
-    return t.held
+    """The memory of a tensor on the pretended device; a GPU's values, once its stream has made them."""
+    assert t.is_cuda, "NCCL is given a tensor of the host"
+    return t.held if isinstance(t, OnDevice) else t.cpu()
+
+
+class Brought:
+    """Messages under way, whose values go to a GPU when they are waited for."""
+
+    def __init__(self, wait: Callable[[], Any], into: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._wait, self._into = wait, into
+
+    def wait(self) -> None:
+        self._wait()
+        for there, here in self._into:
+            if not isinstance(there, OnDevice):
+                there.copy_(here)
 
 
 class InPlaceOfNccl:
@@ -47,28 +63,35 @@ class InPlaceOfNccl:
         self._stream = ThreadPoolExecutor(1)
         self.living.add(self)
         self._open: list[tuple[bool, torch.Tensor, int]] | None = None
+        self._into: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._count: dict[tuple[bool, int], int] = {}
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Any:
         if self.says:
             raise RuntimeError(self.says)
         self.asked.append("allreduce")
-        return self.inner.allreduce([held(t) for t in tensors])
+        return self._ask(self.inner.allreduce, tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
         self.asked.append("broadcast")
-        return self.inner.broadcast([held(t) for t in tensors], options)
+        return self._ask(self.inner.broadcast, tensors, options)
+
+    @staticmethod
+    def _ask(what: Callable[..., Any], tensors: list[torch.Tensor], *options: Any) -> Brought:
+        here = [held(t) for t in tensors]
+        return Brought(what(here, *options).wait, list(zip(tensors, here)))
 
     def alltoall_base(
         self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]
     ) -> Any:
         assert len(heard_rows) == len(sent_rows) > 0
         self.asked.append("alltoall_base")
-        return self.inner.alltoall_base(held(heard), held(sent), heard_rows, sent_rows)
+        into = held(heard)
+        return Brought(self.inner.alltoall_base(into, held(sent), heard_rows, sent_rows).wait, [(heard, into)])
 
     def _start_coalescing(self) -> None:
         assert self._open is None, "a group within a group"
-        self._open = []
+        self._open, self._into = [], []
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> None:
         self._add(True, tensors, to)
@@ -77,17 +100,20 @@ class InPlaceOfNccl:
         self._add(False, tensors, source)
 
     def _add(self, sends: bool, tensors: list[torch.Tensor], peer: int) -> None:
-        (t,) = map(held, tensors)
+        (there,) = tensors
+        t = held(there)
         assert self._open is not None, "a message outside of a group may wait for one that comes after it"
-        assert t.numel() and t.is_contiguous(), "NCCL takes no empty message, and no strides"
+        assert t.numel() and there.is_contiguous(), "NCCL takes no empty message, and no strides"
         assert (sends, peer) not in [(s, p) for s, _, p in self._open]
         self._open.append((sends, t, peer))
+        if not sends:
+            self._into.append((there, t))
 
-    def _end_coalescing(self) -> "Under":
+    def _end_coalescing(self) -> Brought:
         messages, self._open = self._open, None
         assert messages, "NCCL has no work for an empty group"
         self.asked.append("swap")
-        return Under(self._stream.submit(self._travel, messages))
+        return Brought(partial(self._stream.submit(self._travel, messages).result, WAIT_S), self._into)
 
     def _travel(self, messages: list[tuple[bool, torch.Tensor, int]]) -> None:
         """One group, on the stream: both sides say how much each message has before it comes."""
@@ -111,16 +137,6 @@ class InPlaceOfNccl:
 
     def abort(self) -> None:
         self.ended = "abort"
-
-
-class Under:
-    """Messages under way."""
-
-    def __init__(self, done: "Future[None]") -> None:
-        self._done = done
-
-    def wait(self) -> None:
-        self._done.result(WAIT_S)
 
 
 def install_for_good() -> torch.device:

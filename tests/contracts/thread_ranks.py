@@ -70,6 +70,7 @@ class ThreadGroup:
 
     def all(self, mine: Any) -> list[Any]:
         """Values of all ranks."""
+        _settle()
         self._meeting.barrier.wait()
         self._meeting.slots[self.rank] = mine
         self._meeting.barrier.wait()
@@ -93,6 +94,7 @@ class ThreadGroup:
         for mine, heard in zip(into or (), got):
             if len(mine):
                 mine.copy_(heard)
+        _settle()
         return [parts[r] if r == self.rank else (got if into is None else into)[r] for r in range(self.size)]
 
     def matches_by_order(self, device: torch.device) -> bool:
@@ -103,8 +105,17 @@ class ThreadGroup:
         self.ledger.add(self._channel, kind, part.nbytes)
         if part.numel():
             assert to != self.rank
-            self._meeting.box(self.rank, to, tag).put(part.clone())
+            sent = part.clone()
+            _settle()
+            self._meeting.box(self.rank, to, tag).put(sent)
         return _Swap(self._meeting, self._meeting.box(source, self.rank, tag) if into.numel() else None, into)
+
+
+def _settle() -> None:
+    """Wait until a GPU, if there is one, has done what this thread asked for: another thread reads it by another
+    stream, and frees what this one has read."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
 
 
 class _Swap:
@@ -123,6 +134,7 @@ class _Swap:
                 f"{heard.shape} for {self._into.shape}: {what}"
             )
             self._into.copy_(heard)
+            _settle()
             self._box = None
         # Like gloo's: received rows belong to the caller.
         del self._into
