@@ -67,8 +67,6 @@ def rank_there(group, *work):
 
 def test_two_ranks_learn_from_types_what_one_does_on_the_host(tmp_path, monkeypatch):
     """Attention within relations reads features of edges; the host's run is of one rank."""
-    if not pretended_device.is_pretended():
-        pytest.skip("there is a GPU")
     mr.write_dataset(tmp_path / "store", typed_dataset(degree=20, edge_features=True))
     table = {
         "model": {"name": "rgat", "heads": 1, "layers": 1, "hidden": 4, "dropout": 0.3}, "epochs": 2, "lr": 0.02,

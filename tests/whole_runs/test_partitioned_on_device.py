@@ -15,7 +15,7 @@ from millrace.pipeline.setup.model import Outline
 from millrace.stages.feed.collective_feed import OwnersFeed
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.features import ArrayFeatures
-from millrace.tests.contracts import nccl, pretended_device
+from millrace.tests.contracts import nccl
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.whole_runs.test_partitioned import Rehearsal, train_one
 
@@ -63,8 +63,6 @@ def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     """The parameters of draws on the host; whether the topology lies on the device or in the host's locked memory,
     when a run goes on in mid-epoch, and of a model that reads features of edges, which ranks own; these too where the
     host draws from the whole graph."""
-    if not pretended_device.is_pretended():
-        pytest.skip("there is a GPU")
     monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
     dataset = dataset_with_edge_rows()
     rehearsal = Rehearsal(dataset, tmp_path, 2)
