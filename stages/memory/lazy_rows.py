@@ -54,7 +54,12 @@ class LazyRows(Tensor):
             return self._rows[:n]
         if isinstance(self.base, Tensor):
             assert isinstance(self.ids, Tensor)
-            return self.base.index_select(0, self.ids[:n])
+            if not self.ids.is_cuda:
+                return self.base.index_select(0, self.ids[:n])
+            # Needs Triton. Twice as fast as torch's selection.
+            from ..kernels.minibatch_cuda.rows import gather_rows
+
+            return gather_rows(self.base, self.ids[:n])
         out = empty((n, self.shape[1]), self.dtype)
         # In range, so nothing is clipped: mode="raise" would need a buffer beside `out`.
         np.take(np.asarray(self.base), self.ids[:n], axis=0, out=out.numpy(), mode="clip")
