@@ -1,13 +1,15 @@
-"""`dense` for tensors in a device's memory: whole products, one after the other, with as few launches as torch offers.
+"""`dense` for tensors in a device's memory: in float32 by `kernels.products_cuda`, else by torch's products, one after
+the other, with as few launches as torch offers.
 
-Launches dominate a minibatch's layer, so bias and activation are part of the product if cuBLAS supports that, else
-applied to its result in place; the activation's gradient is computed from its result. Operands of a product in bfloat16
-are rounded once and kept for the backward pass; the products come in float32.
+Of torch's products bias and activation are a part if cuBLAS supports that, else applied to the result in place; the
+activation's gradient is computed from its result. Operands of a product in bfloat16 are rounded once and kept for the
+backward pass; the products come in float32.
 
 Products are written into tensors of a given dtype, which autocast leaves alone: `dense` reads its setting.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,42 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "elu": lambda grad, out: _aten.elu_backward(grad, 1, 1, 1, True, out),
     "none": lambda grad, out: grad,
 }
+
+
+def _own(*tensors: Tensor) -> bool:
+    """True if `kernels.products_cuda`, which needs Triton, multiplies such rows and weights: of float32."""
+    return all(t.dtype == torch.float32 and t.is_cuda and t.stride(-1) == 1 for t in tensors) and _has_parts(
+        tensors[0].device
+    )
+
+
+@functools.cache
+def _has_parts(device: torch.device) -> bool:
+    """True if the device's tensor cores multiply TF32 and bfloat16: from NVIDIA's Ampere on."""
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _backward(
+    needs: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, activation: str
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight and bias by those kernels.
+
+    Args:
+        needs: whether each is needed.
+        grad: [n, H * D].
+        x: [H, n, K].
+        weight: [H, D, K].
+        out: [n, H * D] or None, the result of the activation.
+        activation: see `dense.linear`.
+    """
+    from ..kernels import products_cuda
+
+    heads, columns = weight.shape[:2]
+    g, y = (None if t is None else t.view(-1, heads, columns).transpose(0, 1) for t in (grad.contiguous(), out))
+    assert g is not None
+    dx = products_cuda.rows_by_weight(g, weight.transpose(1, 2), result=y, of=activation) if needs[0] else None
+    dw, db = products_cuda.sums_over_rows(g, x, y, activation, needs[2]) if any(needs[1:]) else (None, None)
+    return dx, dw, db
 
 
 def _operand(x: Tensor, low: bool) -> Tensor:
@@ -53,6 +91,13 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
+        ctx.activation, ctx.low, ctx.own = activation, low, not low and _own(x, weight)
+        if ctx.own:
+            from ..kernels import products_cuda
+
+            out = products_cuda.rows_by_weight(x[None], weight[None], bias, activation)
+            ctx.save_for_backward(x, weight, None if activation == "none" else out)
+            return out
         a, w = _operand(x, low), _operand(weight, low)
         out = x.new_empty(len(x), len(weight))
         if low or bias is None:
@@ -64,7 +109,6 @@ class Linear(torch.autograd.Function):
             _aten._addmm_activation.out(bias, a, w.t(), out=out)
         else:
             _FORWARD[activation](torch.addmm(bias, a, w.t(), out=out))
-        ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(a, w, None if activation == "none" else out)
         return out
 
@@ -73,6 +117,9 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        if ctx.own:
+            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation)
+            return dx, dw if dw is None else dw[0], db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low)
         return (
@@ -91,11 +138,17 @@ class PerHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
         heads, width = weight.shape[:2]
+        ctx.activation, ctx.low, ctx.own = activation, low, not low and _own(x, weight)
+        if ctx.own:
+            from ..kernels import products_cuda
+
+            out = products_cuda.rows_by_weight(x.transpose(0, 1), weight, bias, activation)
+            ctx.save_for_backward(x, weight, None if activation == "none" else out)
+            return out
         a, w = _operand(x, low), _operand(weight, low)
         out = x.new_empty(len(x), heads * width)
         _product(a.transpose(0, 1), w.transpose(1, 2), out.view(-1, heads, width).transpose(0, 1))
         _FORWARD[activation](out.add_(bias))
-        ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(a, w, None if activation == "none" else out)
         return out
 
@@ -104,6 +157,9 @@ class PerHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        if ctx.own:
+            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation)
+            return None if dx is None else dx.view(a.shape), dw, db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low).unflatten(1, w.shape[:2]).transpose(0, 1)
         dx = grad.new_empty(a.shape) if needs_x else None

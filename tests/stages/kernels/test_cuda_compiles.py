@@ -98,9 +98,11 @@ from millrace.stages.kernels.aggregation.cuda import attention_shared as attenti
 from millrace.stages.kernels.aggregation.cuda import dropout as dropout_cuda
 from millrace.stages.kernels.aggregation.cuda import softmax as softmax_cuda
 from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
+from millrace.stages.kernels import products_cuda
 from millrace.stages.kernels.minibatch_cuda import rows as rows_cuda
 
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src"}
+REAL |= {"y", "weight", "bias", "g", "a", "weights", "biases"}
 REAL |= {"a_src", "logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
 LISTS = {"begin", "end", "rows", "first", "own_names", "names", "key_at"}
@@ -112,6 +114,8 @@ TOGETHER, PIECES = WHOLE | HEADS, EDGES | HEADS
 SUMS = {"rows": None, "UNIT": 4, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "UNROLL": 4, "BR": 4, "BF": 128}
 LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "BR": 8, "BH": 4}
 DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
+BY_WEIGHT = {"UNIT": 4, "ACTIVATION": 2, "GRADIENT": 2, "BM": 128, "BD": 64, "BK": 32, "num_warps": 8}
+OVER_ROWS = {"UNIT": 4, "GRADIENT": 2, "PARTS": "bf16x6", "BM": 32, "num_warps": 8}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
@@ -136,6 +140,10 @@ KERNELS = [
     (attention_shared_cuda._attend_shared_rows, PIECES),
     (attention_shared_cuda._backward_shared_dst, TOGETHER | {"weighted": None}),
     (attention_shared_cuda._backward_shared_dst, PIECES),
+    (products_cuda._rows_by_weight, BY_WEIGHT | {"y": None, "TRANSPOSED": False, "PARTS": "tf32x3"}),
+    (products_cuda._rows_by_weight, BY_WEIGHT | {"bias": None, "TRANSPOSED": True, "PARTS": "bf16x6"}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 64, "BK": 64, "num_warps": 4}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 128, "BK": 128}),
     (dropout_cuda._scale_kept_rows, DROPPED),
     (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None, "key_at": None}),
 ]
@@ -150,11 +158,12 @@ for module in (
     rows_cuda,
     softmax_cuda,
     sums_cuda,
+    products_cuda,
 ):
     for name, kernel in vars(module).items():
         # Those with another ending are called by kernels, not launched.
         own = isinstance(kernel, triton.JITFunction) and kernel.fn.__module__ == module.__name__
-        assert not own or not name.endswith(("_rows", "_sums", "_dst", "_src")) or kernel in launched, name
+        assert not own or not name.endswith(("_rows", "_sums", "_dst", "_src", "_weight")) or kernel in launched, name
 for kernel, options in KERNELS:
     given = {name: value for name, value in options.items() if name in kernel.arg_names}
 
@@ -170,8 +179,11 @@ for kernel, options in KERNELS:
         return {"key": "u64", "coef": "*fp32"}.get(name, "i32")
 
     places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
-    source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
-    cubin = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+    wide = {"attrs": {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in REAL}}
+    wide = wide if "num_warps" in options else {}
+    source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places, **wide)
+    warps = {"num_warps": options.get("num_warps", 4)}
+    cubin = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps).asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -196,4 +208,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "29\n25\n", done.stderr
+    assert done.stdout == "29\n29\n", done.stderr

@@ -1,13 +1,13 @@
 """Sums over in-neighbour lists in a device's memory: adds up the pieces of all other kernels too. See
 `cuda.backend`."""
 
-import math
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.triton_rng import aligned
 from ..lists import DeviceLists
 
 UNROLL = 4
@@ -16,15 +16,6 @@ TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
 # Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-
-
-def aligned(*widths: int) -> int:
-    """Largest of 4, 2, 1 that divides all of these numbers of columns, and rows' distances.
-
-    A kernel gets them divided by it: the compiler sees that rows begin at multiples of 16 bytes then, and reads 16 at a
-    time. By itself it looks for multiples of 16 numbers only.
-    """
-    return math.gcd(4, *widths)
 
 
 def tile(width: int, most: int = 256) -> tuple[int, int]:
