@@ -18,13 +18,14 @@ one after the other, print as they go, and a part that fails is reported and lea
     layers     aggregation and attention of a block, forward and backward, beside PyG's
     training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG on the same minibatches
     full-batch epochs of sar and of retexo's layers, beside PyG on the whole graph, and their losses beside the CPU's
+    runs       whole runs of every system, by one rank and by two that share the GPU, end with the CPU's parameters
     ranks      epochs of every system by several ranks, over NCCL, beside one rank; losses beside ranks on the CPU
     rapids     every check of rapids.py
 
 Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with
 all its waits. In the table, "floor" is the best that the machine allows, "share" how much of it was reached, "ratio"
-how many times faster than the peer. Parts other than training and full-batch need numpy, torch, Triton and PyG alone,
-"bits" numba too.
+how many times faster than the peer. Parts other than training, full-batch and runs need numpy, torch, Triton and PyG
+alone, "bits" numba too.
 
 Without a GPU, `--device cpu` runs every part in Triton's interpreter, to see that they run; choose a tiny graph, such
 as `--scale 600,4000 --batch 16 --minibatches 4`. Its times mean nothing.
@@ -44,7 +45,7 @@ import torch
 if TYPE_CHECKING:
     from gpu_lab import Lab
 
-PARTS = ("machine", "bits", "sampling", "gather", "layers", "training", "full-batch")
+PARTS = ("machine", "bits", "sampling", "gather", "layers", "training", "full-batch", "runs")
 ALL = (*PARTS, "ranks", "rapids")
 LIMIT_MINUTES, LIMIT_ALL_MINUTES = 9.0, 30.0
 
@@ -122,6 +123,7 @@ def main() -> int:
     from gpu_lab import Lab
     from gpu_layers import gather, layers, machine
     from gpu_ranks import ranks, rapids
+    from gpu_runs import runs
     from gpu_sampling import same_bits, sample_all
     from gpu_training import train_all
     from graphs import RECIPES
@@ -131,7 +133,7 @@ def main() -> int:
     begun = time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
     lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes, args.ranks)
-    functions = (machine, same_bits, sample_all, gather, layers, train_all, full_batches, ranks, rapids)
+    functions = (machine, same_bits, sample_all, gather, layers, train_all, full_batches, runs, ranks, rapids)
     parts: dict[str, Callable[[Lab], None]] = dict(zip(ALL, functions, strict=True))
     for name in (p for p in ALL if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")
