@@ -261,6 +261,7 @@ class Generation:
     def stop_all(self) -> None:
         """End the ranks that are left, and wait for their end within limits."""
         if len(self.reports) == len(self.futures):
+            self._end_waits()
             return
         # Even if Dask knows of no task: ranks outlive tasks that were cancelled while the scheduler was out of reach.
         self._order("abort")
@@ -274,6 +275,16 @@ class Generation:
         with suppress(RunError):
             self._wait_for_ends()
         cancel(self._run.client, list(self.futures.values()))
+
+    def _end_waits(self) -> None:
+        """End what is left of tasks' waits for the order to kill: a scheduler that is closed within seconds would log
+        an error for each."""
+        if self._run.watch.silent_s > END_UNSEEN_S:
+            return
+        order = Event(self._kill_event, client=self._run.client)
+        with suppress(TimeoutError, OSError, CancelledError):
+            for step in (order.set, order.clear):
+                in_time(END_UNSEEN_S, step)
 
     def _wait_for_ends(self) -> None:
         watch, gone, end = self._run.watch, set[str](), time.monotonic() + END_S

@@ -176,6 +176,13 @@ def test_queues_in_memory_train_the_same(alone, scheduler, tmp_path):
     assert_same_parameters(tmp_path / "run", alone.out)
     assert not (tmp_path / "run" / "queue").exists()
     assert result.bytes["store"]["minibatches"] == 0
+    with Client(scheduler) as client:
+        # Of what ranks' tasks have waited for: a scheduler that is closed logs an error for each.
+        assert client.run_on_scheduler(waited_for) == []
+
+
+def waited_for(dask_scheduler):
+    return [name for name in dask_scheduler.extensions["events"]._events if name.startswith("millrace")]
 
 
 def test_stored_samples_can_be_gone_through_again(scheduler, tmp_path):
