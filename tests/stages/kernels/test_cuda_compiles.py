@@ -20,9 +20,10 @@ from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
-INT |= {"limit", "row_steps", "edge_steps", "bound", "most"}
+INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least"}
 NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
+WALK = {"ROWS": 32, "CHUNK": 128}
 KERNELS = [
     (draw_cuda._uniform, TILE | {"REPLACE": False}),
     (draw_cuda._uniform, TILE | {"REPLACE": True}),
@@ -40,12 +41,9 @@ KERNELS = [
     (number_cuda._name, {"BLOCK": 4096}),
     (number_cuda._scatter, {"BLOCK": 1024}),
     (number_cuda._translate, {"KEEP": True, "BLOCK": 1024}),
-    (labor_cuda._count, {"BLOCK": 1024}),
-    (labor_cuda._write, {"EXACT": True, "BLOCK": 1024}),
-    (labor_cuda._write, {"EXACT": False, "BLOCK": 1024}),
-    (labor_cuda._pick_of_few, {"ROWS": 16, "WIDTH": 64}),
-    (labor_cuda._pick_of_few, {"ROWS": 4, "WIDTH": 256}),
-    (labor_cuda._pick_of_many, {"BLOCK": 1024}),
+    (labor_cuda._keep_smallest, WALK | {"WIDTH": 64}),
+    (labor_cuda._keep_below, WALK | {"WRITE": False}),
+    (labor_cuda._keep_below, WALK | {"WRITE": True}),
     (race_cuda._times, {"BLOCK": 1024}),
     (compact_cuda._compact, {"BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
@@ -55,7 +53,8 @@ KERNELS = [
     (layerwise_cuda._add_in_order, {"ROWS": 128}),
 ]
 # By kernels, and not launched.
-CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "_read_edges"}
+CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick"}
+CALLED |= {"_read_row", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda
 MODULES += (relations_cuda,)
 for module in MODULES:

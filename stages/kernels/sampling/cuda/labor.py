@@ -1,15 +1,17 @@
-"""LABOR-0 on the device: each program reads a range of the frontier's in-edges; the same bits as `reference.labor`.
+"""LABOR-0 on the device: a warp walks the in-edges of one row after the other; the same bits as `reference.labor`.
 
-In-edges are hundreds of times as many as kept edges, so nothing is written for each of them: one pass counts the edges
-taken, and another recomputes and writes them. Poisson draws decide each edge independently and are the sample. Rows of
-exact size first take candidates, by a Poisson draw of somewhat more than they need: candidates have smaller words than
-all other edges, so the smallest words are among them if there are enough. Then only candidates are ranked, each row's
-in registers. A row with too few of them (one in a million, or more if most of a hub's edges are parallel) takes all its
-edges as candidates.
+In-edges are hundreds of times as many as kept edges, so nothing is written for each of them, and each is read once. The
+number of edges that a row of exact size keeps is known before: min(fanout, degree). Its warp takes the edges whose
+words are below a bound for candidates, somewhat more than the row needs, puts them into memory of its own, which stays
+in the cache, and finds by bisection the bound that the row's number of words are below. A row with too few candidates
+or more than there is room for (one in a thousand, or more if most of a hub's edges are parallel) is bisected in whole:
+each step reads it again. Poisson draws decide each edge independently; one pass counts the edges of each row, and
+another writes them.
 """
 
 from collections.abc import Sequence
 from math import ceil, sqrt
+from typing import Any
 
 import torch
 import triton
@@ -17,229 +19,240 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import completed
-from ...runtime.triton_rng import TILE, launch, node_word, programs
+from ...runtime.triton_rng import INTERPRETED, launch, node_word, programs
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceSample, Rows
-from .draw import BLOCK, Drawn, cumulated, degrees, draw
+from .draw import BOUND, Drawn, cumulated, draw, total
 from .labor_race import draw_by_weight
 from .neighbor import expand
 from .renumber import Group
 from .tables import Tables, Workspace
 
-WIDEST = 256
-"""Maximum candidates of a row that are compared pair by pair."""
+CHUNK = 1 << 11 if INTERPRETED else 1 << 7
+"""Edges that a warp reads at once."""
+ROWS = 32
+"""Rows that a program draws for, one after the other: enough that starting it does not count."""
+LONG = 1 << 15
+"""In-degree from which a row gets a program of several warps."""
+LONG_WARPS = 8
+WIDEST = 1 << 12
+"""Maximum candidates of a row; where that is too few, rows are bisected in whole."""
 
 
 def _wanted(s: int) -> int:
-    """Mean number of candidates of a row: a Poisson variable of this mean is below s once in a million times."""
-    return s + ceil(5 * sqrt(s)) + 9
+    """Mean number of candidates of a row: a Poisson variable of this mean is below s once in a thousand times."""
+    return s + ceil(3 * sqrt(s)) + 3
+
+
+def _width(s: int) -> int:
+    """Room for a row's candidates."""
+    bound = _wanted(s)
+    return min(WIDEST, 1 << (bound + ceil(4 * sqrt(bound))).bit_length())
 
 
 @triton.jit
-def _read_edges(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK: tl.constexpr):
-    """Read the edges of this program's range.
-
-    Returns: A mask of existing edges, the edge among all, its row, the row's first edge and degree, the node's first
-        edge in the graph, the source, its word, and whether a Poisson draw of `bound` edges takes it.
-    """
-    p = tl.program_id(0).to(tl.int64)
-    e = p * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
-    # Rows between the first and last one of the range: usually few, if the graph's degrees are worth sampling.
-    begin, end = tl.load(block_rows + p), tl.load(block_rows + p + 1) + 1
-    low, high = e * 0 + begin, e * 0 + end
-    span = end - begin
-    while span > 1:
-        middle = (low + high) >> 1
-        here = tl.load(ends + middle) <= e
-        low, high = tl.where(here, middle, low), tl.where(here, high, middle)
-        span = (span + 1) >> 1
-    first = tl.load(ends + low)
-    degree = tl.load(ends + low + 1) - first
-    start = tl.load(indptr + tl.load(nodes + low).to(tl.int64))
-    u = tl.load(sources + start + e - first, mask=some, other=0)
-    word = node_word(tl.load(keys + tl.load(owner + low)), u)
-    least = (word >> 32) * degree.to(tl.uint64) < (bound.to(tl.uint64) << 32)
-    return some, e, low, first, degree, start, u, word, some & ((degree <= bound) | least)
+def _read_row(nodes, owner, indptr, keys, f):
+    """A row's first edge, degree, minibatch and its key."""
+    v = tl.load(nodes + f).to(tl.int64)
+    start = tl.load(indptr + v)
+    q = tl.load(owner + f).to(tl.int64)
+    return start, tl.load(indptr + v + 1) - start, q, tl.load(keys + q)
 
 
-@triton.jit(do_not_specialize=["num_edges", "bound"])
-def _count(
-    indptr, sources, nodes, owner, keys, ends, block_rows, counts, row_begin, row_end, num_edges, bound,
-    BLOCK: tl.constexpr
-):  # fmt: skip
-    """Count the edges that are taken in this range, and up to each row's begin and end in it."""
-    some, e, f, first, degree, _, _, _, taken = _read_edges(
-        indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
-    )  # fmt: skip
-    one = taken.to(tl.int32)
-    upto = tl.cumsum(one, axis=0)
-    tl.store(counts + tl.program_id(0), tl.sum(one))
-    tl.store(row_begin + f, upto - one, mask=some & (e == first))
-    tl.store(row_end + f, upto, mask=some & (e == first + degree - 1))
-
-
-@triton.jit(do_not_specialize=["num_edges", "bound"])
-def _write(
-    indptr, sources, nodes, owner, keys, ends, block_rows, offsets, row_begin, taken_ends, found, edges, positions,
-    words, places,
-    num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the edges taken: the sample, marked, or with EXACT the candidates' words and their positions in the row."""
-    some, e, f, first, degree, start, u, word, taken = _read_edges(
-        indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
-    )  # fmt: skip
-    one = taken.to(tl.int32)
-    before = tl.load(offsets + tl.program_id(0)) + tl.cumsum(one, axis=0) - one
-    base = tl.load(taken_ends + f)
-    whole = tl.load(taken_ends + f + 1) - base == degree
-    out = base + tl.where(whole, e - first, before - tl.load(row_begin + f))
-    taken = some & (taken | whole)
-    if EXACT:
-        tl.store(words + out, word.to(tl.int64, bitcast=True), mask=taken)
-        tl.store(places + out, (e - first).to(tl.int32), mask=taken)
-    else:
-        tl.store(edges + out, u, mask=taken)
-        tl.store(positions + out, start + e - first, mask=taken)
-        # Several programs may write here at once, all the same value.
-        tl.store(found + tl.load(owner + f).to(tl.int64) * stride + u.to(tl.int64), 1, mask=taken)
-
-
-@triton.jit(do_not_specialize=["num_rows", "fanout"])
-def _pick_of_few(
-    indptr, sources, nodes, owner, taken_ends, words, places, ends, found, edges, positions, num_rows, fanout, stride,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Keep the candidates of the smallest words, of equal ones the first, in rows of at most WIDTH of them."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
-    base = tl.load(taken_ends + f, mask=live, other=0)
-    count = tl.load(taken_ends + f + 1, mask=live, other=0) - base
-    count = tl.where(count <= WIDTH, count, 0)
-    column = tl.arange(0, WIDTH)[None, :]
-    some = column < count[:, None]
-    word = tl.load(words + base[:, None] + column, mask=some, other=0).to(tl.uint64, bitcast=True)
-    rank = tl.zeros([ROWS, WIDTH], tl.int32)
-    # A row that keeps all needs no ranks.
-    for i in range(tl.max(tl.where(count > fanout, count, 0)).to(tl.int32)):
-        # -1 is the largest word, which comes before none.
-        other = tl.load(words + base + i, mask=i < count, other=-1).to(tl.uint64, bitcast=True)[:, None]
-        rank += ((other < word) | ((other == word) & (i < column))).to(tl.int32)
-    kept = some & (rank < fanout)
+@triton.jit
+def _put_edges(sources, start, place, kept, out, marks, edges, positions):
+    """Write the edges at `place` of the row, in their order from `out` on, and mark their sources."""
     one = kept.to(tl.int32)
-    out = tl.load(ends + f, mask=live, other=0)[:, None] + tl.cumsum(one, axis=1) - one
-    start = tl.load(indptr + tl.load(nodes + f, mask=live, other=0).to(tl.int64))
-    at = start[:, None] + tl.load(places + base[:, None] + column, mask=kept, other=0)
+    out += tl.cumsum(one, axis=0) - one
+    at = start + place
     u = tl.load(sources + at, mask=kept, other=0)
     tl.store(edges + out, u, mask=kept)
     tl.store(positions + out, at, mask=kept)
-    q = tl.load(owner + f, mask=live, other=0).to(tl.int64)[:, None]
-    tl.store(found + q * stride + u.to(tl.int64), 1, mask=kept)
+    # Several programs may write here at once, all the same value.
+    tl.store(marks + u.to(tl.int64), 1, mask=kept)
 
 
-@triton.jit(do_not_specialize=["fanout"])
-def _pick_of_many(
-    indptr,
-    sources,
-    nodes,
-    owner,
-    taken_ends,
-    words,
-    places,
-    ends,
-    found,
-    edges,
-    positions,
-    many,
-    fanout,
-    stride,
-    BLOCK: tl.constexpr,
-):
-    """Like `_pick_of_few` for one long row: bit by bit, the largest word that fewer than `fanout` are below."""
-    f = tl.load(many + tl.program_id(0))
-    base = tl.load(taken_ends + f)
-    count = (tl.load(taken_ends + f + 1) - base).to(tl.int32)
-    one = (base * 0 + 1).to(tl.uint64)
-    last, bit = one - one, one << 63
-    below = count * 0
-    for _ in range(64):
-        trial = last | bit
-        smaller = count * 0
-        for j in range(0, count, BLOCK):
-            i = j + tl.arange(0, BLOCK)
-            word = tl.load(words + base + i, mask=i < count, other=-1).to(tl.uint64, bitcast=True)
-            smaller += tl.sum((word < trial).to(tl.int32))
-        enough = smaller >= fanout
-        last, below = tl.where(enough, last, trial), tl.where(enough, below, smaller)
-        bit >>= 1
-    equal, written = below, tl.load(ends + f)
-    start = tl.load(indptr + tl.load(nodes + f).to(tl.int64))
-    marks = found + tl.load(owner + f).to(tl.int64) * stride
-    for j in range(0, count, BLOCK):
-        i = j + tl.arange(0, BLOCK)
-        word = tl.load(words + base + i, mask=i < count, other=0).to(tl.uint64, bitcast=True)
-        tie = ((i < count) & (word == last)).to(tl.int32)
-        kept = (i < count) & ((word < last) | ((tie > 0) & (equal + tl.cumsum(tie, axis=0) <= fanout)))
-        own = kept.to(tl.int32)
-        out = written + tl.cumsum(own, axis=0) - own
-        at = start + tl.load(places + base + i, mask=kept, other=0)
-        u = tl.load(sources + at, mask=kept, other=0)
-        tl.store(edges + out, u, mask=kept)
-        tl.store(positions + out, at, mask=kept)
-        tl.store(marks + u.to(tl.int64), 1, mask=kept)
-        equal += tl.sum(tie)
-        written += tl.sum(own)
+@triton.jit
+def _put_smallest(word, place, some, below, high, fanout, sources, start, out, marks, edges, positions):
+    """Keep the `fanout` smallest words, of equal ones the first; `below` of them are below `high`, at least
+    `fanout`."""
+    low, cut = high ^ high, high
+    while (below != fanout) & (high - low > 1):
+        cut = low + ((high - low) >> 1)
+        below = tl.sum((some & (word < cut)).to(tl.int32))
+        more = below > fanout
+        low, high = tl.where(more, low, cut), tl.where(more, cut, high)
+    kept = some & (word < cut)
+    if below != fanout:
+        # Words that are equal are all that is between the two.
+        tie = some & (word == low)
+        kept = some & (word < low)
+        need = fanout - tl.sum(kept.to(tl.int32))
+        kept = kept | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= need))
+    _put_edges(sources, start, place, kept, out, marks, edges, positions)
+
+
+@triton.jit
+def _put_smallest_of_row(sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK: tl.constexpr):
+    """`_put_smallest` of a row whose words are computed anew at each step."""
+    high = (degree * 0).to(tl.uint64) - 1
+    low, cut, below = high ^ high, high, degree
+    lane = tl.arange(0, CHUNK)
+    while (below != fanout) & (high - low > 1):
+        cut = low + ((high - low) >> 1)
+        below = 0
+        for j in range(0, degree, CHUNK):
+            some = j + lane < degree
+            word = node_word(key, tl.load(sources + start + j + lane, mask=some, other=0))
+            below += tl.sum((some & (word < cut)).to(tl.int32))
+        more = below > fanout
+        low, high = tl.where(more, low, cut), tl.where(more, cut, high)
+    ties = 0
+    if below != fanout:
+        cut, below = low, 0
+        for j in range(0, degree, CHUNK):
+            some = j + lane < degree
+            word = node_word(key, tl.load(sources + start + j + lane, mask=some, other=0))
+            below += tl.sum((some & (word < cut)).to(tl.int32))
+    need = fanout - below
+    for j in range(0, degree, CHUNK):
+        some = j + lane < degree
+        word = node_word(key, tl.load(sources + start + j + lane, mask=some, other=0))
+        tie = (some & (word == cut)).to(tl.int32)
+        kept = some & ((word < cut) | ((tie > 0) & (ties + tl.cumsum(tie, axis=0) <= need)))
+        _put_edges(sources, start, j + lane, kept, out, marks, edges, positions)
+        ties += tl.sum(tie)
+        out += tl.sum(kept.to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["num_rows", "fanout", "bound", "least", "most"])
+def _keep_smallest(
+    indptr, sources, nodes, owner, keys, ends, words, places, found, edges, positions,
+    num_rows, fanout, bound, stride, least, most, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Draw for rows of `least` edges and more, fewer than `most`: the edges of the smallest words, of equal ones the
+    first."""
+    p = tl.program_id(0).to(tl.int64)
+    lane, column = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
+    words += p * WIDTH
+    places += p * WIDTH
+    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+        start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
+        if (degree >= least) & (degree < most):
+            degree = degree.to(tl.int32)
+            out = tl.load(ends + f)
+            marks = found + q * stride
+            u = tl.load(sources + start + lane, mask=lane < degree, other=0)
+            if degree <= fanout:
+                for j in range(0, degree, CHUNK):
+                    at = start + j + lane
+                    some = j + lane < degree
+                    u = tl.load(sources + at, mask=some, other=0)
+                    tl.store(edges + out + j + lane, u, mask=some)
+                    tl.store(positions + out + j + lane, at, mask=some)
+                    tl.store(marks + u.to(tl.int64), 1, mask=some)
+            else:
+                # No result depends on its rounding.
+                share = tl.minimum(bound.to(tl.float32) / degree.to(tl.float32) * 4294967296.0, 4294967040.0)
+                limit = share.to(tl.int64).to(tl.uint64)
+                count = 0
+                # The warp's last row has been read before its memory is written again.
+                tl.debug_barrier()
+                for j in range(0, degree, CHUNK):
+                    place = j + lane
+                    ahead = tl.load(sources + start + place + CHUNK, mask=place + CHUNK < degree, other=0)
+                    word = node_word(key, u)
+                    taken = (place < degree) & ((word >> 32) < limit)
+                    one = taken.to(tl.int32)
+                    to = count + tl.cumsum(one, axis=0) - one
+                    taken = taken & (to < WIDTH)
+                    tl.store(words + to, word.to(tl.int64, bitcast=True), mask=taken)
+                    tl.store(places + to, place, mask=taken)
+                    count += tl.sum(one)
+                    u = ahead
+                tl.debug_barrier()
+                if (count < fanout) | (count > WIDTH):
+                    _put_smallest_of_row(
+                        sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK
+                    )  # fmt: skip
+                else:
+                    some = column < count
+                    word = tl.load(words + column, mask=some, other=0).to(tl.uint64, bitcast=True)
+                    place = tl.load(places + column, mask=some, other=0)
+                    _put_smallest(
+                        word, place, some, count, limit << 32, fanout, sources, start, out, marks, edges, positions
+                    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows", "fanout", "least", "most"])
+def _keep_below(
+    indptr, sources, nodes, owner, keys, ends, counts, found, edges, positions, num_rows, fanout, stride, least, most,
+    WRITE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Decide each edge of rows of `least` edges and more, fewer than `most`: count those that are kept, or write
+    them."""
+    p = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, CHUNK)
+    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+        start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
+        if (degree >= least) & (degree < most):
+            degree = degree.to(tl.int32)
+            marks = found + q * stride
+            count = degree * 0
+            out = tl.load(ends + f) if WRITE else start
+            limit = fanout.to(tl.uint64) << 32
+            for j in range(0, degree, CHUNK):
+                some = j + lane < degree
+                word = node_word(key, tl.load(sources + start + j + lane, mask=some, other=0))
+                kept = some & ((degree <= fanout) | ((word >> 32) * degree.to(tl.uint64) < limit))
+                if WRITE:
+                    _put_edges(sources, start, j + lane, kept, out + count, marks, edges, positions)
+                count += tl.sum(kept.to(tl.int32))
+            if not WRITE:
+                tl.store(counts + f, count)
+
+
+def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 0, **options: Any) -> None:
+    """Launch a kernel that walks rows: a warp for each row, several for long ones and for many candidates."""
+    n, some, warps = programs(len(rows.nodes), ROWS), {"ROWS": ROWS} | options, max(1, WIDTH >> 8)
+    some |= {"WIDTH": WIDTH} if WIDTH else {}
+    launch(kernel, n)(*args, 0, LONG, CHUNK=CHUNK * warps, num_warps=warps, **some)
+    if graph.max_degree >= LONG:
+        warps = max(warps, LONG_WARPS)
+        launch(kernel, n)(*args, LONG, 1 << 31, CHUNK=CHUNK * warps, num_warps=warps, **some)
 
 
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
-    """Draw one hop. The host waits for the number of in-edges, and for the number taken."""
+    """Draw one hop. The host waits for the number of edges of Poisson draws, and for others if there may be too many to
+    allocate memory for."""
     if s < 0:
         return draw(graph, rows, keys, s, tables, replace=False, table=None, keep=True)
-    n, degree, to = len(rows.nodes), degrees(graph, rows), graph.device
-    exact, bound = not poisson, s if poisson else _wanted(s)
-    ends, kept = cumulated(degree), cumulated(degree.clamp(max=s) if exact else degree)
-    count, room = torch.stack([ends[-1], kept[-1]]).tolist()
+    n, to = len(rows.nodes), graph.device
+    known = (graph.indptr, graph.indices, rows.nodes, rows.owner, keys)
 
     def made(room: int) -> tuple[Tensor, Tensor]:
         return torch.empty(room, dtype=graph.indices.dtype, device=to), torch.empty(room, dtype=torch.int64, device=to)
 
-    if not count:
-        return Drawn(kept, *made(0))
-    stretches = programs(count, BLOCK)
-    # Row of the first edge of each range, and after the last range that of the last edge.
-    borders = torch.arange(0, (stretches + 1) * BLOCK, BLOCK, device=to).clamp_(max=count - 1)
-    block_rows = torch.searchsorted(ends, borders, right=True) - 1
-    known = (graph.indptr, graph.indices, rows.nodes, rows.owner)
-    looked = (*known, keys, ends, block_rows)
-    counts = torch.empty(stretches, dtype=torch.int64, device=to)
-    row_begin, row_end = torch.zeros(2, n, dtype=torch.int64, device=to)
-    launch(_count, stretches)(*looked, counts, row_begin, row_end, count, bound, BLOCK=BLOCK)
-    offsets = cumulated(counts)
-    row_begin += offsets[ends[:-1] // BLOCK]
-    row_end += offsets[(ends[1:] - 1).clamp_(min=0) // BLOCK]
-    taken = torch.where(degree > 0, row_end - row_begin, 0)
-    if exact:
-        taken = torch.where(taken < s, degree, taken)
-    taken_ends = cumulated(taken)
-    width = min(WIDEST, 1 << (bound + ceil(3 * sqrt(bound))).bit_length())
-    longer = cumulated(taken > width)
-    total, long = torch.stack([taken_ends[-1], longer[-1]]).tolist()
-    edges, positions = made(room if exact else total)
-    words = torch.empty(total if exact else 0, dtype=torch.int64, device=to)
-    places = torch.empty(total if exact else 0, dtype=torch.int32, device=to)
-    launch(_write, stretches)(
-        *looked, offsets, row_begin, taken_ends, tables.found, edges, positions, words, places,
-        count, bound, tables.stride, EXACT=exact, BLOCK=BLOCK,
+    if poisson:
+        counts = torch.zeros(n, dtype=torch.int32, device=to)
+        rest = (n, s, tables.stride)
+        _walk(_keep_below, graph, rows, *known, counts, counts, tables.found, counts, counts, *rest, WRITE=False)
+        ends = cumulated(counts)
+        edges, positions = made(total(ends))
+        _walk(_keep_below, graph, rows, *known, ends, counts, tables.found, edges, positions, *rest, WRITE=True)
+        return Drawn(ends, edges, positions)
+    start = graph.indptr.index_select(0, rows.nodes)
+    ends = cumulated((graph.indptr[1:].index_select(0, rows.nodes) - start).clamp_(max=s))
+    s = min(s, max(1, graph.max_degree))
+    edges, positions = made(total(ends) if n * s > BOUND else n * s)
+    width = _width(s)
+    room = programs(n, ROWS) * width
+    words, places = (torch.empty(room, dtype=t, device=to) for t in (torch.int64, torch.int32))
+    _walk(
+        _keep_smallest, graph, rows, *known, ends, words, places, tables.found, edges, positions,
+        n, s, _wanted(s), tables.stride, WIDTH=width,
     )  # fmt: skip
-    if not exact:
-        return Drawn(taken_ends, edges, positions)
-    target = (*known, taken_ends, words, places, kept, tables.found, edges, positions)
-    tile = max(1, TILE // width)
-    launch(_pick_of_few, programs(n, tile))(*target, n, s, tables.stride, ROWS=tile, WIDTH=width)
-    if long:
-        many = torch.searchsorted(longer[1:], torch.arange(1, long + 1, device=to))
-        launch(_pick_of_many, long)(*target, many, s, tables.stride, BLOCK=BLOCK)
-    return Drawn(kept, edges, positions)
+    return Drawn(ends, edges, positions)
 
 
 def labor(

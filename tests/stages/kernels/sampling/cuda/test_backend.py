@@ -155,7 +155,8 @@ def test_several_programs_share_a_launch(monkeypatch):
     for module, name, value in (
         (draw_cuda, "TILE", 256),
         (draw_cuda, "BLOCK", 256),
-        (labor_cuda, "BLOCK", 1024),
+        (labor_cuda, "CHUNK", 8),
+        (labor_cuda, "ROWS", 4),
         (compact_cuda, "BLOCK", 1024),
         (layerwise_cuda, "BLOCK", 16),
         (layerwise_cuda, "ROWS", 4),
@@ -179,13 +180,13 @@ def test_several_programs_share_a_launch(monkeypatch):
     "candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"]
 )
 def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
-    """Rows without enough take all their edges for candidates; those with more than fit a tile are picked from one by
-    one."""
+    """Rows without enough, or with more than there is room for, are bisected in whole; one row is long."""
     from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 
     monkeypatch.setattr(labor_cuda, "_wanted", candidates)
     monkeypatch.setattr(labor_cuda, "WIDEST", widest)
-    monkeypatch.setattr(labor_cuda, "BLOCK", 128)
+    monkeypatch.setattr(labor_cuda, "CHUNK", 16)
+    monkeypatch.setattr(labor_cuda, "LONG", 200)
     rng = np.random.default_rng(4)
     # Two rows are long; one source is most of the first. Nodes from 40 on have no edges.
     src = np.concatenate([np.full(150, 7), np.arange(150) % 50, rng.integers(0, 50, 200)])
