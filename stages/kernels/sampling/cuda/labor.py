@@ -56,7 +56,7 @@ def _read_row(nodes, owner, indptr, keys, f):
     v = tl.load(nodes + f).to(tl.int64)
     start = tl.load(indptr + v)
     q = tl.load(owner + f).to(tl.int64)
-    return start, tl.load(indptr + v + 1) - start, q, tl.load(keys + q)
+    return start, (tl.load(indptr + v + 1) - start).to(tl.int32), q, tl.load(keys + q)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _put_smallest(word, place, some, below, high, fanout, sources, start, out, m
 @triton.jit
 def _put_smallest_of_row(sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK: tl.constexpr):
     """`_put_smallest` of a row whose words are computed anew at each step."""
-    high = (degree * 0).to(tl.uint64) - 1
+    high = (degree * 0 - 1).to(tl.int64).to(tl.uint64)
     low, cut, below = high ^ high, high, degree
     lane = tl.arange(0, CHUNK)
     while (below != fanout) & (high - low > 1):
@@ -139,7 +139,6 @@ def _keep_smallest(
     for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
         start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
         if (degree >= least) & (degree < most):
-            degree = degree.to(tl.int32)
             out = tl.load(ends + f)
             marks = found + q * stride
             u = tl.load(sources + start + lane, mask=lane < degree, other=0)
@@ -196,7 +195,6 @@ def _keep_below(
     for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
         start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
         if (degree >= least) & (degree < most):
-            degree = degree.to(tl.int32)
             marks = found + q * stride
             count = degree * 0
             out = tl.load(ends + f) if WRITE else start
@@ -219,7 +217,7 @@ def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 
     launch(kernel, n)(*args, 0, LONG, CHUNK=CHUNK * warps, num_warps=warps, **some)
     if graph.max_degree >= LONG:
         warps = max(warps, LONG_WARPS)
-        launch(kernel, n)(*args, LONG, 1 << 31, CHUNK=CHUNK * warps, num_warps=warps, **some)
+        launch(kernel, n)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * warps, num_warps=warps, **some)
 
 
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
