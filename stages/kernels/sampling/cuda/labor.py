@@ -60,6 +60,24 @@ def _read_row(nodes, owner, indptr, keys, f):
 
 
 @triton.jit
+def _before(taken, part, CHUNK: tl.constexpr):
+    """The number of elements before each that are taken, and of all. The four parts' numbers share one word, so that
+    lanes add them up together: its fields hold CHUNK."""
+    FIELD: tl.constexpr = 8 if CHUNK < 256 else 16
+    ONES: tl.constexpr = 0x01010101 if CHUNK < 256 else 0x0001000100010001
+    MASK: tl.constexpr = 0xFF if CHUNK < 256 else 0xFFFF
+    if CHUNK < 256:
+        one = taken.to(tl.int32)
+    else:
+        one = taken.to(tl.int64)
+    own = tl.sum(one << (FIELD * part), axis=0)
+    # Field i has all parts up to i.
+    whole = tl.sum(own, axis=0) * ONES
+    before = tl.cumsum(own, axis=0) - own + (whole << FIELD)
+    return ((before[None, :] >> (FIELD * part)) & MASK).to(tl.int32), ((whole >> (3 * FIELD)) & MASK).to(tl.int32)
+
+
+@triton.jit
 def _put_edges(sources, start, place, kept, out, marks, edges, positions):
     """Write the edges at `place` of the row, in their order from `out` on, and mark their sources."""
     one = kept.to(tl.int32)
@@ -133,7 +151,10 @@ def _keep_smallest(
     """Draw for rows of `least` edges and more, fewer than `most`: the edges of the smallest words, of equal ones the
     first."""
     p = tl.program_id(0).to(tl.int64)
-    lane, column = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
+    PARTS: tl.constexpr = 4
+    LANES: tl.constexpr = CHUNK // PARTS
+    part = tl.arange(0, PARTS)[:, None]
+    lane, column = part * LANES + tl.arange(0, LANES)[None, :], tl.arange(0, WIDTH)
     words += p * WIDTH
     places += p * WIDTH
     for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
@@ -159,21 +180,22 @@ def _keep_smallest(
                 tl.debug_barrier()
                 for j in range(0, degree, CHUNK):
                     place = j + lane
+                    # The next edges are on their way while these are looked at.
                     ahead = tl.load(sources + start + place + CHUNK, mask=place + CHUNK < degree, other=0)
                     word = node_word(key, u)
                     taken = (place < degree) & ((word >> 32) < limit)
-                    one = taken.to(tl.int32)
-                    to = count + tl.cumsum(one, axis=0) - one
+                    before, whole = _before(taken, part, CHUNK)
+                    to = count + before
                     taken = taken & (to < WIDTH)
                     tl.store(words + to, word.to(tl.int64, bitcast=True), mask=taken)
                     tl.store(places + to, place, mask=taken)
-                    count += tl.sum(one)
+                    count += whole
                     u = ahead
                 tl.debug_barrier()
                 if (count < fanout) | (count > WIDTH):
                     _put_smallest_of_row(
                         sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK
-                    )  # fmt: skip
+                    )
                 else:
                     some = column < count
                     word = tl.load(words + column, mask=some, other=0).to(tl.uint64, bitcast=True)
