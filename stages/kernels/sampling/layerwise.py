@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.minibatch import Block
-from ...random import GOLDEN, draw, mix, node_words
+from ...random import GOLDEN, NODE, draw, mix, node_words
 from . import exponential_race
 
 DEBIAS = ("ratio", "bottom_k", "with_replacement", "none")
@@ -98,6 +98,12 @@ def squares(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64], bits: int
 def dart_word(key: int) -> np.uint64:
     """Dart j of the stream `key` is the 64-bit word ``mix(dart_word + (j + 1) * GOLDEN)``."""
     return node_words(key, np.array([_DARTS]))[0]
+
+
+def dart_words(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`dart_word` of each key, in an array of the same shape."""
+    with np.errstate(over="ignore"):
+        return mix(keys + np.array([_DARTS]).astype(np.uint64) * NODE)
 
 
 def clock(key: int, darts: int) -> float:

@@ -10,11 +10,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from millrace.stages.kernels.sampling.cuda import alias as alias_cuda
-from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
+from millrace.stages.kernels.sampling.cuda import extract as extract_cuda
+from millrace.stages.kernels.sampling.cuda import hits as hits_cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 from millrace.stages.kernels.sampling.cuda import labor_race as race_cuda
-from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
 from millrace.stages.kernels.sampling.cuda import relations as relations_cuda
 from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
@@ -45,17 +45,27 @@ KERNELS = [
     (labor_cuda._keep_below, WALK | {"WRITE": False}),
     (labor_cuda._keep_below, WALK | {"WRITE": True}),
     (race_cuda._times, {"BLOCK": 1024}),
-    (compact_cuda._compact, {"BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": True, "WEIGHTED": True, "BLOCK": 1}),
-    (layerwise_cuda._flag_edges, {"BLOCK": 1024}),
-    (layerwise_cuda._add_in_order, {"ROWS": 128}),
+    (hits_cuda._mark_first, {"BLOCK": 1024}),
+    (hits_cuda._choose, {"BLOCK": 1024}),
+    (hits_cuda._enter, {"BLOCK": 1024}),
+    (extract_cuda._count_known, WALK),
+    (extract_cuda._write_known, WALK | {"EVERY_ROW": False, "WEIGHTED": True}),
+    (extract_cuda._write_known, WALK | {"EVERY_ROW": True, "WEIGHTED": False}),
+    (extract_cuda._invert, {"BLOCK": 1024}),
+    (extract_cuda._add_in_order, {"ROWS": 128}),
+    (extract_cuda._scale_rows, {"ROWS": 128}),
+    (number_cuda._set, {"CLEAR": False, "BLOCK": 1024}),
+    (number_cuda._set, {"CLEAR": True, "BLOCK": 1024}),
 ]
+IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
+DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
 CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick"}
 CALLED |= {"_read_row", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
-MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda
+MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda,)
 for module in MODULES:
     for name, kernel in vars(module).items():
@@ -66,8 +76,8 @@ for kernel, given in KERNELS:
     def kind(name):
         if name in given:
             return "constexpr"
-        if kernel is layerwise_cuda._add_in_order and name in ("values", "out"):
-            return "*fp64"
+        if kernel in IN_ORDER and name in ("values", "sums", "whole", "out"):
+            return "*fp32" if kernel is extract_cuda._scale_rows and name == "out" else "*fp64"
         if kernel in (alias_cuda._finish_times, race_cuda._times) and name == "weight":
             return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
@@ -76,10 +86,10 @@ for kernel, given in KERNELS:
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
     assert made["cubin"]
-    # The race's division must be IEEE's.
-    assert ("div.rn.f64" in made["ptx"]) == (kernel in (alias_cuda._finish_times, race_cuda._times)), kernel
+    # Divisions must be IEEE's.
+    assert ("div.rn.f64" in made["ptx"]) == (kernel in DIVIDES), kernel
     # Fused operations would round sums of weights otherwise than other kernels do.
-    assert kernel is not layerwise_cuda._add_in_order or ("add.f64" in made["ptx"] and "fma" not in made["ptx"])
+    assert kernel is not extract_cuda._add_in_order or ("add.f64" in made["ptx"] and "fma" not in made["ptx"])
 print(len(KERNELS))
 """
 

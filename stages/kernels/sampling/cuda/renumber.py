@@ -71,6 +71,21 @@ def _translate(
         tl.store(kept + out, tl.load(positions + e, mask=some, other=0), mask=some)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _set(nodes, owner, numbers, local, found, num_rows, stride, CLEAR: tl.constexpr, BLOCK: tl.constexpr):
+    """Give nodes their numbers and marks, or take them away."""
+    f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = f < num_rows
+    at = tl.load(owner + f, mask=some, other=0).to(tl.int64) * stride
+    at += tl.load(nodes + f, mask=some, other=0).to(tl.int64)
+    if CLEAR:
+        tl.store(local + at, -1, mask=some)
+        tl.store(found + at, 0, mask=some)
+    else:
+        tl.store(local + at, tl.load(numbers + f, mask=some, other=0), mask=some)
+        tl.store(found + at, 1, mask=some)
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Rows, and the number of rows of each minibatch."""
@@ -89,7 +104,7 @@ class Hop:
 
 
 def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
-    """The seeds: numbered from 0 in each minibatch, in their order.
+    """The seeds: numbered from 0 in each minibatch, in their order, and marked.
 
     Args:
         flat: [sum of counts], of all minibatches, distinct within each.
@@ -101,7 +116,9 @@ def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
     number = to_device(
         (np.arange(counts.sum()) - np.repeat(prefix_sums(counts)[:-1], counts)).astype(np.int32), flat.device
     )
-    tables.local[owner.long() * tables.stride + flat.long()] = number
+    launch(_set, programs(len(flat), BLOCK))(
+        flat, owner, number, tables.local, tables.found, len(flat), tables.stride, CLEAR=False, BLOCK=BLOCK
+    )
     return Group(Rows(flat, owner), counts)
 
 
@@ -200,6 +217,7 @@ def joined(hops: list[Hop], tables: Tables) -> DeviceList:
 
 def forget(rows: Rows, tables: Tables) -> None:
     """Clear the tables at a bulk's nodes; all other entries are clear."""
-    at = rows.owner.long() * tables.stride + rows.nodes.long()
-    tables.local.index_fill_(0, at, -1)
-    tables.found.index_fill_(0, at, 0)
+    n = len(rows.nodes)
+    launch(_set, programs(n, BLOCK))(
+        rows.nodes, rows.owner, rows.owner, tables.local, tables.found, n, tables.stride, CLEAR=True, BLOCK=BLOCK
+    )

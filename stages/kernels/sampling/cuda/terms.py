@@ -27,7 +27,7 @@ from .draw import cumulated
 
 @triton.jit(do_not_specialize=["limit", "row_steps", "edge_steps"])
 def _throw(
-    indptr, sources, loop, sums, nodes, first, last, prefix, words, hits, limit, row_steps, edge_steps,
+    indptr, sources, loop, sums, nodes, first, last, prefix, words, hits, limit, stride, row_steps, edge_steps,
     EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Throw dart j of minibatch q, whose rows are first[q] to last[q]; a minibatch without mass hits node 0."""
@@ -64,7 +64,8 @@ def _throw(
         else:
             at = lo + rest // tl.load(loop + v, mask=some, other=1)
         u = tl.where(at < hi, tl.load(sources + at, mask=some & (at < hi), other=0).to(tl.int64), v)
-    tl.store(hits + q.to(tl.int64) * limit + j, u, mask=j < limit)
+    q = q.to(tl.int64)
+    tl.store(hits + q * limit + j, q * stride + u, mask=j < limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +99,9 @@ class Terms:
         return importance, cumulated(importance)
 
     def throw(
-        self, rows: Rows | None, first: Tensor, last: Tensor, prefix: Tensor, words: Tensor, limit: int
+        self, rows: Rows | None, first: Tensor, last: Tensor, prefix: Tensor, words: Tensor, limit: int, stride: int = 0
     ) -> Tensor:
-        """int64 [k, limit]: columns that the darts of each minibatch hit.
+        """[k, limit]: ``minibatch * stride + column`` of the columns that the darts of each minibatch hit.
 
         Args:
             rows: of the bulk; None: a term is a column itself.
@@ -109,14 +110,17 @@ class Terms:
             prefix: int64 [rows + 1], sums of the mass before each row.
             words: int64 [k], the bits of `layerwise.dart_word`.
             limit: darts of each minibatch.
+            stride: at least V, or 0.
         """
         graph, k = self.graph, len(first)
-        hits = torch.empty(k, limit, dtype=torch.int64, device=graph.device)
+        # Narrow numbers take half as long to sort.
+        narrow = max(k * stride, graph.num_nodes) < 1 << 31
+        hits = torch.empty(k, limit, dtype=torch.int32 if narrow else torch.int64, device=graph.device)
         block = min(TILE, 1 << (limit - 1).bit_length())
         launch(_throw, programs(limit, block), k)(
             graph.indptr, graph.indices, self.loop, self.loop if self.sums is None else self.sums,
             graph.indices if rows is None else rows.nodes, first, last, prefix, words, hits,
-            limit, len(prefix).bit_length(), graph.max_degree.bit_length(),
+            limit, stride, len(prefix).bit_length(), graph.max_degree.bit_length(),
             EVERY_ROW=rows is None, WEIGHTED=self.sums is not None, BLOCK=block,
         )  # fmt: skip
         return hits

@@ -18,7 +18,7 @@ from millrace.stages.kernels.sampling import device_graph, layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
-from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+from millrace.stages.kernels.sampling.cuda import extract as extract_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 from millrace.stages.kernels.sampling.device_samples import Rows
 from millrace.stages.sample.fastgcn import FastGCNSampler
@@ -146,9 +146,8 @@ def test_each_way_on_a_graph_with_a_hub(sampler):
 
 def test_several_programs_share_a_launch(monkeypatch):
     """As on a device: tiles of a few rows, more programs than one for a minibatch's table, bulks in pieces."""
-    from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
+    from millrace.stages.kernels.sampling.cuda import hits as hits_cuda
     from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
-    from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
     from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
     from millrace.stages.kernels.sampling.cuda import tables as tables_cuda
 
@@ -157,9 +156,10 @@ def test_several_programs_share_a_launch(monkeypatch):
         (draw_cuda, "BLOCK", 256),
         (labor_cuda, "CHUNK", 8),
         (labor_cuda, "ROWS", 4),
-        (compact_cuda, "BLOCK", 1024),
-        (layerwise_cuda, "BLOCK", 16),
-        (layerwise_cuda, "ROWS", 4),
+        (extract_cuda, "CHUNK", 16),
+        (extract_cuda, "BLOCK", 16),
+        (extract_cuda, "ROWS", 4),
+        (hits_cuda, "BLOCK", 16),
         (terms_cuda, "TILE", 32),
         (number_cuda, "BLOCK", 128),
         (number_cuda, "SCAN", 128),
@@ -290,7 +290,7 @@ def test_weights_are_added_up_in_order():
     device = terms_cuda.terms(nasty()).loop.device
     values = torch.tensor([1e16, 1.0, 1.0, -1e16, 1.0, 1.0, 1e16], dtype=torch.float64, device=device)
     ends, out = torch.tensor([0, 4, 4, 7], device=device), torch.empty(3, dtype=torch.float64, device=device)
-    triton_rng.launch(layerwise_cuda._add_in_order, 1)(values, ends, out, 3, ROWS=layerwise_cuda.ROWS)
+    triton_rng.launch(extract_cuda._add_in_order, 1)(values, ends, out, 3, ROWS=extract_cuda.ROWS)
     assert out.tolist() == [1e16 + 1.0 + 1.0 - 1e16, 0.0, 1.0 + 1.0 + 1e16] == [0.0, 0.0, 1e16 + 2]
 
 
