@@ -20,8 +20,8 @@ from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
-INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least"}
-NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
+INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits", "size", "want"}
+NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn", "new", "chosen"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
 WALK = {"ROWS": 32, "CHUNK": 128}
 KERNELS = [
@@ -64,7 +64,7 @@ IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale
 DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
 CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick"}
-CALLED |= {"_read_row", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
+CALLED |= {"_before", "_read_row", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda,)
 for module in MODULES:
@@ -217,4 +217,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "29\n29\n", done.stderr
+    assert done.stdout == "34\n29\n", done.stderr
