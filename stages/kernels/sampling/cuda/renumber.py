@@ -20,32 +20,41 @@ from .draw import Drawn, cumulated
 from .tables import SCAN, Tables
 
 BLOCK = TILE
+SCAN_WARPS = 16
+"""Warps of a program that scans a table: with fewer its numbers take too many registers for several programs at a
+time."""
 
 
 @triton.jit
-def _is_new(found, local, at):
-    mark = tl.load(found + at) != 0
-    # A node without a mark costs a byte.
-    return mark & (tl.load(local + at, mask=mark, other=0) < 0)
+def _find_new(found, local, BLOCK: tl.constexpr):
+    """This program's nodes, four of a thread side by side; which are new; those of which one is; and numbers there."""
+    four = tl.arange(0, BLOCK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    mark = tl.load(found + four) != 0
+    # Four nodes without a mark cost four bytes, others one read of sixteen.
+    some = tl.max(mark.to(tl.int32), axis=1)[:, None] != 0
+    number = tl.load(local + four, mask=some, other=0)
+    return four, mark & (number < 0), some, number
 
 
 @triton.jit
 def _count(found, local, counts, BLOCK: tl.constexpr):
     p = tl.program_id(0).to(tl.int64)
-    tl.store(counts + p, tl.sum(_is_new(found, local, p * BLOCK + tl.arange(0, BLOCK)).to(tl.int32)))
+    _, new, _, _ = _find_new(found + p * BLOCK, local + p * BLOCK, BLOCK)
+    tl.store(counts + p, tl.sum(tl.sum(new.to(tl.int32), axis=1), axis=0))
 
 
 @triton.jit(do_not_specialize=["per_minibatch"])
 def _name(found, local, offsets, first, nodes, owner, per_minibatch, BLOCK: tl.constexpr):
     p = tl.program_id(0).to(tl.int64)
-    at = p * BLOCK + tl.arange(0, BLOCK)
-    new = _is_new(found, local, at)
-    rank = tl.cumsum(new.to(tl.int32), axis=0) - 1
+    four, new, some, number = _find_new(found + p * BLOCK, local + p * BLOCK, BLOCK)
+    own = tl.sum(new.to(tl.int32), axis=1)
+    rank = (tl.cumsum(own, axis=0) - own)[:, None] + tl.cumsum(new.to(tl.int32), axis=1) - 1
     q = p // per_minibatch
-    out = tl.load(offsets + p) + rank
-    tl.store(nodes + out, (p % per_minibatch) * BLOCK + tl.arange(0, BLOCK), mask=new)
-    tl.store(owner + out, tl.zeros_like(rank) + q.to(tl.int32), mask=new)
-    tl.store(local + at, (tl.load(first + q) + out - tl.load(offsets + q * per_minibatch)).to(tl.int32), mask=new)
+    begin = tl.load(offsets + p)
+    base = (tl.load(first + q) + begin - tl.load(offsets + q * per_minibatch)).to(tl.int32)
+    tl.store(nodes + begin + rank, ((p % per_minibatch) * BLOCK).to(tl.int32) + four, mask=new)
+    tl.store(owner + begin + rank, tl.zeros_like(rank) + q.to(tl.int32), mask=new)
+    tl.store(local + p * BLOCK + four, tl.where(new, base + rank, number), mask=some)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -136,7 +145,7 @@ async def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tenso
     """
     k, device = len(known), tables.local.device
     counts = torch.empty(k * tables.programs, dtype=torch.int64, device=device)
-    launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
+    launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN, num_warps=SCAN_WARPS)
     offsets = cumulated(counts)
     # The host must wait: the next hop's memory depends on the number of nodes found.
     message = await ToHost(torch.cat([beside, offsets[:: tables.programs]]))
@@ -153,6 +162,7 @@ async def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tenso
             rows.owner,
             tables.programs,
             BLOCK=SCAN,
+            num_warps=SCAN_WARPS,
         )
     return Group(rows, new), message[: len(beside)]
 
