@@ -24,7 +24,7 @@ CHUNK = 1 << 11 if INTERPRETED else 1 << 10
 """Edges that are read at once: a hub's are soon through."""
 WALKED = 4
 """Rows that a program walks, one after the other."""
-WARPS = 2
+WARPS = 4
 ROWS = 128
 """Rows of a program that adds up: one thread each."""
 BLOCK = TILE
@@ -72,10 +72,10 @@ def _write_known(
         tl.store(ends + f + q + 1, (end - tl.load(kept_ends + first)).to(tl.int32))
         own = tl.load(loop + v)
         if not EVERY_ROW:
-            tl.atomic_add(mass + base + f - first, own)
+            tl.atomic_add(mass + base + f - first, own, sem="relaxed")
         j = degree * 0
         # Until the last edge is found.
-        while out < end:
+        while (out < end) & (j < degree):
             place = j + lane
             u = tl.load(sources + start + place, mask=place < degree, other=0).to(tl.int64)
             kept = (tl.load(found + q * stride + u, mask=place < degree, other=0) != 0).to(tl.int32)
@@ -93,7 +93,7 @@ def _write_known(
                         term = tl.load(sums + at + 1, mask=kept != 0, other=0)
                         term -= tl.load(sums + at, mask=kept != 0, other=0)
                     # Whole numbers: the order of additions does not matter.
-                    tl.atomic_add(mass + base + number, term, mask=kept != 0)
+                    tl.atomic_add(mass + base + number, term, mask=kept != 0, sem="relaxed")
             out += count
             j += CHUNK
 
