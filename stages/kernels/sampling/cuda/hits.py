@@ -91,9 +91,9 @@ class Hits:
     limit: int
 
     @property
-    def sizes(self) -> Tensor:
-        """int64 [2 (k + 1)], sums before each minibatch of places hit, and of new nodes."""
-        return torch.cat([self.ranks[:: self.limit], self.chosen_ends[:: self.limit]])
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """int64 [k + 1] each: sums before each minibatch of places hit, and of new nodes."""
+        return self.ranks[:: self.limit], self.chosen_ends[:: self.limit]
 
 
 def find(hits: Tensor, first: Tensor, last: Tensor, prefix: Tensor, size: int, want: int, tables: Tables) -> Hits:

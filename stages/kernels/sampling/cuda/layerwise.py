@@ -46,9 +46,11 @@ class _Sample:
 class _Layers:
     """Draws the minibatches of one bulk."""
 
-    def __init__(self, terms: Terms, debias: str, every_row: bool, tables: Tables) -> None:
+    def __init__(self, terms: Terms, debias: str, every_row: bool, tables: Tables, k: int) -> None:
         self.terms, self.debias, self.every_row, self.tables = terms, debias, every_row, tables
         self.graph, self.weighted = terms.graph, debias != "none" or terms.weight is not None
+        # All V rows, for each minibatch.
+        self.all_rows = torch.tensor([[0], [terms.graph.num_nodes]]).repeat(1, k).to(terms.graph.device)
 
     def draw(
         self, group: Group, ends: Tensor, keys: npt.NDArray[np.uint64], words: Tensor, s: int
@@ -69,8 +71,7 @@ class _Layers:
         repeats, late = self.debias == "with_replacement", self.debias == "bottom_k"
         limit, want = (s, s) if repeats else (budget(s), s + late)
         if self.every_row:
-            first, prefix = torch.zeros_like(words), terms.everywhere[1]
-            last = first + self.graph.num_nodes
+            (first, last), prefix = self.all_rows, terms.everywhere[1]
         else:
             first, last = ends[:-1], ends[1:]
             prefix = cumulated(terms.mass.index_select(0, group.rows.nodes))
@@ -78,9 +79,11 @@ class _Layers:
         hits = terms.throw(rows, first, last, prefix, words, limit, self.tables.stride)
         found = find(hits, first, last, prefix, s, want, self.tables)
         # The host must wait: memory depends on the number of new nodes.
-        message = torch.cat([found.sizes, found.darts, prefix[last] - prefix[first]]).cpu().numpy()
-        places, new, darts, whole = np.split(message, [k + 1, 2 * k + 2, 3 * k + 2])
+        masses = prefix[-1:] if self.every_row else prefix.index_select(0, ends)
+        message = torch.cat([*found.sizes, found.darts, masses]).cpu().numpy()
+        places, new, darts, ends_ = np.split(message, [k + 1, 2 * k + 2, 3 * k + 2])
         places, new = np.diff(places), np.diff(new)
+        whole = np.repeat(ends_, k) if self.every_row else np.diff(ends_)
         drawn, none = [], np.empty(0, np.int64)
         if repeats:
             columns = hits.cpu().numpy() - self._begins(np.arange(k))
@@ -200,7 +203,7 @@ def layers(
         RunError: a minibatch has more edges than its lists can index.
     """
     tables = workspace.take(len(counts), terms.graph)
-    bulk = _Layers(terms, debias, every_row, tables)
+    bulk = _Layers(terms, debias, every_row, tables, len(counts))
     group, ends = start(seeds, counts, tables), to_device(prefix_sums(counts), seeds.device)
     words = to_device(np.ascontiguousarray(dart_words(keys).T).view(np.int64), seeds.device)
     node_ends, lists, weight = [counts], [], []
