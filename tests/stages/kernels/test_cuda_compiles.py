@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 SAMPLING = """
+import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -23,7 +24,7 @@ INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n
 INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits", "size", "want"}
 NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn", "new", "chosen"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
-WALK = {"ROWS": 32, "CHUNK": 128}
+WALK = {"CHUNK": 128}
 KERNELS = [
     (draw_cuda._uniform, TILE | {"REPLACE": False}),
     (draw_cuda._uniform, TILE | {"REPLACE": True}),
@@ -60,6 +61,7 @@ KERNELS = [
     (number_cuda._set, {"CLEAR": False, "BLOCK": 1024}),
     (number_cuda._set, {"CLEAR": True, "BLOCK": 1024}),
 ]
+ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
 DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
@@ -84,8 +86,15 @@ for kernel, given in KERNELS:
 
     places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
+    warps = {"num_warps": 1} if kernel in ONE_WARP else {}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps).asm
     assert made["cubin"]
+    if kernel is labor_cuda._keep_smallest:
+        # One thread reads the candidates that another has written: the interpreter has one thread only.
+        steps = "".join(re.findall(r"barrier|store|load", made["ttgir"]))
+        assert "barrierloadstorestorebarrier" in steps, steps
+        assert made["ptx"].count("bar.sync") >= 2
+        assert "ld.global.nc" not in made["ptx"]
     # Divisions must be IEEE's.
     assert ("div.rn.f64" in made["ptx"]) == (kernel in DIVIDES), kernel
     # Fused operations would round sums of weights otherwise than other kernels do.

@@ -31,13 +31,12 @@ BLOCK = TILE
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _count_known(
-    indptr, sources, nodes, owner, found, counts, num_rows, stride, ROWS: tl.constexpr, CHUNK: tl.constexpr
-):
+def _count_known(indptr, sources, nodes, owner, found, counts, num_rows, stride, CHUNK: tl.constexpr):
     """Count the in-edges of each row whose source has a mark."""
     p = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
-    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+    # Rows side by side go to different programs: hubs often have neighbouring ids.
+    for f in range(p, num_rows, tl.num_programs(0)):
         v = tl.load(nodes + f).to(tl.int64)
         start = tl.load(indptr + v)
         degree = (tl.load(indptr + v + 1) - start).to(tl.int32)
@@ -56,13 +55,13 @@ def _count_known(
 @triton.jit(do_not_specialize=["num_rows"])
 def _write_known(
     indptr, sources, nodes, owner, found, local, kept_ends, row_ends, node_ends, loop, sums, ends, indices, positions,
-    columns, mass, num_rows, stride, EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    columns, mass, num_rows, stride, EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write those edges, and unless EVERY_ROW add up P at their sources."""
     p = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
-    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+    # Rows side by side go to different programs: hubs often have neighbouring ids.
+    for f in range(p, num_rows, tl.num_programs(0)):
         v = tl.load(nodes + f).to(tl.int64)
         start = tl.load(indptr + v)
         degree = (tl.load(indptr + v + 1) - start).to(tl.int32)
@@ -175,7 +174,7 @@ def extract(
     n, k, to = len(rows.nodes), len(group.counts), graph.device
     known = (graph.indptr, graph.indices, rows.nodes, rows.owner, tables.found)
     counts = torch.empty(n, dtype=torch.int32, device=to)
-    grid, options = programs(n, WALKED), {"ROWS": WALKED, "CHUNK": CHUNK, "num_warps": WARPS}
+    grid, options = programs(n, WALKED), {"CHUNK": CHUNK, "num_warps": WARPS}
     launch(_count_known, grid)(*known, counts, n, tables.stride, **options)
     kept = cumulated(counts)
     ends = kept[row_ends].cpu().numpy()

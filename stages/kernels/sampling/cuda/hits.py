@@ -32,9 +32,7 @@ def _mark_first(places, order, first, last, prefix, new, limit, num_hits, BLOCK:
 
 
 @triton.jit(do_not_specialize=["limit", "num_hits", "size", "want"])
-def _choose(
-    places, order, new, ranks, local, chosen, darts, limit, num_hits, size, want, BLOCK: tl.constexpr
-):
+def _choose(places, order, new, ranks, local, chosen, darts, limit, num_hits, size, want, BLOCK: tl.constexpr):
     """chosen[i] is 1 if the hit is among the first `size` and has no number; darts[q] is the number of those that hit
     `want` places."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -146,7 +146,7 @@ def _put_smallest_of_row(sources, start, degree, key, fanout, out, marks, edges,
 @triton.jit(do_not_specialize=["num_rows", "fanout", "bound", "least", "most"])
 def _keep_smallest(
     indptr, sources, nodes, owner, keys, ends, words, places, found, edges, positions,
-    num_rows, fanout, bound, stride, least, most, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    num_rows, fanout, bound, stride, least, most, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Draw for rows of `least` edges and more, fewer than `most`: the edges of the smallest words, of equal ones the
     first."""
@@ -157,7 +157,8 @@ def _keep_smallest(
     lane, column = part * LANES + tl.arange(0, LANES)[None, :], tl.arange(0, WIDTH)
     words += p * WIDTH
     places += p * WIDTH
-    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+    # Rows side by side go to different programs: hubs often have neighbouring ids.
+    for f in range(p, num_rows, tl.num_programs(0)):
         start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
         if (degree >= least) & (degree < most):
             out = tl.load(ends + f)
@@ -193,9 +194,7 @@ def _keep_smallest(
                     u = ahead
                 tl.debug_barrier()
                 if (count < fanout) | (count > WIDTH):
-                    _put_smallest_of_row(
-                        sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK
-                    )
+                    _put_smallest_of_row(sources, start, degree, key, fanout, out, marks, edges, positions, CHUNK)
                 else:
                     some = column < count
                     word = tl.load(words + column, mask=some, other=0).to(tl.uint64, bitcast=True)
@@ -208,13 +207,14 @@ def _keep_smallest(
 @triton.jit(do_not_specialize=["num_rows", "fanout", "least", "most"])
 def _keep_below(
     indptr, sources, nodes, owner, keys, ends, counts, found, edges, positions, num_rows, fanout, stride, least, most,
-    WRITE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    WRITE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Decide each edge of rows of `least` edges and more, fewer than `most`: count those that are kept, or write
     them."""
     p = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
-    for f in range(p * ROWS, tl.minimum(p * ROWS + ROWS, num_rows)):
+    # Rows side by side go to different programs: hubs often have neighbouring ids.
+    for f in range(p, num_rows, tl.num_programs(0)):
         start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
         if (degree >= least) & (degree < most):
             marks = found + q * stride
@@ -234,12 +234,12 @@ def _keep_below(
 
 def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 0, **options: Any) -> None:
     """Launch a kernel that walks rows: a warp for each row, several for long ones and for many candidates."""
-    n, some, warps = programs(len(rows.nodes), ROWS), {"ROWS": ROWS} | options, max(1, WIDTH >> 8)
-    some |= {"WIDTH": WIDTH} if WIDTH else {}
-    launch(kernel, n)(*args, 0, LONG, CHUNK=CHUNK * warps, num_warps=warps, **some)
+    n, warps = programs(len(rows.nodes), ROWS), max(1, WIDTH >> 8)
+    options |= {"WIDTH": WIDTH} if WIDTH else {}
+    launch(kernel, n)(*args, 0, LONG, CHUNK=CHUNK * warps, num_warps=warps, **options)
     if graph.max_degree >= LONG:
         warps = max(warps, LONG_WARPS)
-        launch(kernel, n)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * warps, num_warps=warps, **some)
+        launch(kernel, n)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * warps, num_warps=warps, **options)
 
 
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:

@@ -52,7 +52,8 @@ def _name(found, local, offsets, first, nodes, owner, per_minibatch, BLOCK: tl.c
     q = p // per_minibatch
     begin = tl.load(offsets + p)
     base = (tl.load(first + q) + begin - tl.load(offsets + q * per_minibatch)).to(tl.int32)
-    tl.store(nodes + begin + rank, ((p % per_minibatch) * BLOCK).to(tl.int32) + four, mask=new)
+    here = ((p % per_minibatch) * BLOCK).to(nodes.dtype.element_ty) + four
+    tl.store(nodes + begin + rank, here, mask=new)
     tl.store(owner + begin + rank, tl.zeros_like(rank) + q.to(tl.int32), mask=new)
     tl.store(local + p * BLOCK + four, tl.where(new, base + rank, number), mask=some)
 

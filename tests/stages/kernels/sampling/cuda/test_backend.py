@@ -119,10 +119,10 @@ def test_layer_wise(graph, kind, sizes, debias, k, seed):
 
 
 def nasty() -> Graph:
-    """A hub of 300 in-edges, some of them parallel, among 200 nodes of about 10."""
+    """A hub of 300 in-edges, some of them parallel, among 50 nodes of about 10."""
     rng = np.random.default_rng(2)
-    src, dst = rng.integers(0, 200, 2300), np.concatenate([rng.integers(0, 180, 2000), np.zeros(300, np.int64)])
-    return from_edges(src, dst, 200, edge_weight=rng.random(2300))
+    src, dst = rng.integers(0, 50, 800), np.concatenate([rng.integers(0, 45, 500), np.zeros(300, np.int64)])
+    return from_edges(src, dst, 50, edge_weight=rng.random(800))
 
 
 SAMPLERS = [
@@ -135,7 +135,8 @@ SAMPLERS = [
     LaborSampler((5, 3)),
     LaborSampler((5, 3), poisson=True),
     # By darts alone, and with a race for the rest of the candidates.
-    *(kind((20, 190), way) for kind in (LadiesSampler, FastGCNSampler) for way in layerwise.DEBIAS),
+    *(LadiesSampler((12, 47), way) for way in layerwise.DEBIAS),
+    *(FastGCNSampler((12, 47), way) for way in ("ratio", "bottom_k")),
 ]
 
 
@@ -161,10 +162,10 @@ def test_several_programs_share_a_launch(monkeypatch):
         (extract_cuda, "ROWS", 4),
         (hits_cuda, "BLOCK", 16),
         (terms_cuda, "TILE", 32),
-        (number_cuda, "BLOCK", 128),
-        (number_cuda, "SCAN", 128),
-        (tables_cuda, "SCAN", 128),
-        (tables_cuda, "TABLE_BYTES", 5 * 256 * 2),
+        (number_cuda, "BLOCK", 16),
+        (number_cuda, "SCAN", 16),
+        (tables_cuda, "SCAN", 16),
+        (tables_cuda, "TABLE_BYTES", 5 * 64 * 2),
         (draw_cuda, "BOUND", 40),
     ):
         monkeypatch.setattr(module, name, value)
@@ -221,15 +222,15 @@ def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
 def test_64_bit_ids():
     graph = nasty()
     wide = Graph(graph.indptr, graph.indices.astype(np.int64))
-    plan = SeedPlan(np.arange(50), 20, 2, 0)
-    for sampler in (NeighborSampler((2, 2)), LadiesSampler((9, 9))):
+    plan = SeedPlan(np.arange(24), 12, 2, 0)
+    for sampler in (NeighborSampler((2, 2)), LaborSampler((2,)), LadiesSampler((9, 9))):
         assert digests(wide, plan, sampler, cuda) == digests(Graph(graph.indptr, graph.indices), plan, sampler, cpu)
 
 
 def test_a_workspace_is_clear_after_each_bulk():
     graph, space = nasty(), cuda.Workspace()
     assert space.nbytes == 0
-    for sampler in (NeighborSampler((3, 2)), LaborSampler((2,)), LadiesSampler((9,)), FastGCNSampler((190,))):
+    for sampler in (NeighborSampler((3, 2)), LaborSampler((2,)), LadiesSampler((9,)), FastGCNSampler((47,))):
         assert same(graph, sampler, 6, 2, space)
     tables = space.take(1, device_graph.on_device(graph))
     assert (tables.local == -1).all()
@@ -279,10 +280,10 @@ def test_darts_at_the_edge_of_a_row_hit_that_row():
     """Masses of 1, so that every dart is at an edge."""
     terms = terms_cuda.terms(nasty())
     device = terms.loop.device
-    first, last, words = (torch.tensor([x], device=device) for x in (0, 200, 5))
-    hits = terms.throw(None, first, last, torch.arange(201, device=device), words, 50)
+    first, last, words = (torch.tensor([x], device=device) for x in (0, 50, 5))
+    hits = terms.throw(None, first, last, torch.arange(51, device=device), words, 50)
     bits = random.mix(np.uint64(5) + np.arange(1, 51, dtype=np.uint64) * random.GOLDEN)
-    assert hits.tolist() == [[int(b) * 200 >> 64 for b in bits]]
+    assert hits.tolist() == [[int(b) * 50 >> 64 for b in bits]]
 
 
 def test_weights_are_added_up_in_order():
