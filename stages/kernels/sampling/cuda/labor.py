@@ -63,9 +63,9 @@ def _read_row(nodes, owner, indptr, keys, f):
 def _before(taken, part, CHUNK: tl.constexpr):
     """The number of elements before each that are taken, and of all. The four parts' numbers share one word, so that
     lanes add them up together: its fields hold CHUNK."""
-    FIELD: tl.constexpr = 8 if CHUNK < 256 else 16
-    ONES: tl.constexpr = 0x01010101 if CHUNK < 256 else 0x0001000100010001
-    MASK: tl.constexpr = 0xFF if CHUNK < 256 else 0xFFFF
+    FIELD: tl.constexpr = 8 if CHUNK < 256 else 16  # pyrefly: ignore[bad-assignment]
+    ONES: tl.constexpr = 0x01010101 if CHUNK < 256 else 0x0001000100010001  # pyrefly: ignore[bad-assignment]
+    MASK: tl.constexpr = 0xFF if CHUNK < 256 else 0xFFFF  # pyrefly: ignore[bad-assignment]
     if CHUNK < 256:
         one = taken.to(tl.int32)
     else:
@@ -151,7 +151,7 @@ def _keep_smallest(
     """Draw for rows of `least` edges and more, fewer than `most`: the edges of the smallest words, of equal ones the
     first."""
     p = tl.program_id(0).to(tl.int64)
-    PARTS: tl.constexpr = 4
+    PARTS: tl.constexpr = 4  # pyrefly: ignore[bad-assignment]
     LANES: tl.constexpr = CHUNK // PARTS
     part = tl.arange(0, PARTS)[:, None]
     lane, column = part * LANES + tl.arange(0, LANES)[None, :], tl.arange(0, WIDTH)
