@@ -22,52 +22,117 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import InLists, IntArray, on_device
+from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import UNROLL, add_lists, row_of, tile
+from .sums import add_lists, head_tile, row_of
+
+
+FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS = 1024, 4, 256
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _attend_rows(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, before, out, n, E, H, D,
-    z_row, z_head,
+    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, before, out, n, E,
+    H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
     OWN: tl.constexpr,
-    UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     # Heads of the same rows run side by side.
-    h = tl.program_id(0) % H
-    i = tl.program_id(0) // H * BR + tl.arange(0, BR)
+    groups: tl.constexpr = (H + BH - 1) // BH
+    i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
+    h = tl.program_id(0) % groups * BH + tl.arange(0, BH)
     k = tl.program_id(1) * BD + tl.arange(0, BD)
-    inside, columns = i < n, k < D
-    both = inside[:, None] & columns[None, :]
+    inside, heads, columns = i < n, h < H, k < D
+    each, cells = inside[:, None] & heads[None, :], (heads[:, None] & columns[None, :])[None]
+    # Without a stride from head to head a row is read once for all of them.
+    place, seen = k[None, None, :], columns[None, None, :]
+    if Z_HEAD > 0:
+        place, seen = (h[:, None] * Z_HEAD + k[None, :])[None], cells
     start = tl.load(begin + i, inside, 0)
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     v = row_of(rows, i, inside)
-    mine, log = tl.load(logit_dst + v * H + h, inside, 0), tl.load(log_sum + v * H + h, inside, 0)
-    total = tl.zeros([BR, BD], z.dtype.element_ty)
-    place = out + ((v if TO_ROWS else i.to(tl.int64)) * H + h)[:, None] * D + k[None, :]
+    number = v[:, None] * H + h[None, :]
+    mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
+    total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
+    result = out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
     if before is not None:
-        old = tl.load(before + v * H + h, inside, 0)
-        total += tl.load(place, both, 0) * tl.where(old == float("-inf"), 0.0, tl.exp(old - log))[:, None]
+        old = tl.load(before + number, each, 0)
+        scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))
+        total += tl.load(result, inside[:, None, None] & cells, 0) * scale[:, :, None]
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
         for t in tl.static_range(UNROLL):
             q = start + j + t
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
-            a = tl.load(z + (u * z_row + h * z_head)[:, None] + k[None, :], here[:, None] & columns[None, :], 0)
-            w = tl.where(here, tl.exp(leaky(tl.load(logit_src + u * H + h, here, 0) + mine, SLOPE) - log), 0.0)
+            a = tl.load(z + u[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
+            both = here[:, None] & heads[None, :]
+            x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
+            w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
             if THRESHOLD > 0:
-                w = tl.where(survives(key, edge_name(first, edge, q, v, here), h, THRESHOLD), w * KEEP, 0.0)
-            total += w[:, None] * a
+                name = edge_name(first, edge, q, v, here)
+                w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
+            total += w[:, :, None] * a
     if OWN:
-        a = tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0)
-        w = tl.exp(leaky(tl.load(logit_src + v * H + h, inside, 0) + mine, SLOPE) - log)
+        a = tl.load(z + v[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
+        w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
         if THRESHOLD > 0:
-            w = tl.where(survives(key, own_name(own_names, E, v, inside), h, THRESHOLD), w * KEEP, 0.0)
-        total += w[:, None] * a
-    tl.store(place, total, both)
+            name = own_name(own_names, E, v, inside)
+            w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
+        total += w[:, :, None] * a
+    tl.store(result, total, inside[:, None, None] & cells)
+
+
+def sum_attended(
+    there: DeviceLists,
+    at: Tensor | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    logits: tuple[Tensor, Tensor],
+    rule: AttentionRule,
+    before: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    """Store, or with `before` add, each destination's sum of rows of z, times their coefficients, in `out`.
+
+    Args:
+        there: lists by destination.
+        at: rows of the destinations, or all.
+        numbers: see `EdgeNumbers`.
+        z: [S, H, D]; heads that share their rows have a stride of 0.
+        logits: [S, H] of the sources, [N, H] of the destinations.
+        rule: slope and dropout.
+        before: [N, H], `log_sum` of what `out` has so far.
+        out: [N, H, D].
+        log_sum: [N, H].
+        own: true if each destination attends to itself.
+    """
+    names = (None, None, None) if numbers is None else numbers.on(z.device)
+    heads, width = z.shape[1:]
+    shape = head_tile(heads, width, FORWARD, FORWARD_COLUMNS) | {"UNROLL": FORWARD_UNROLL}
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        n = len(begin)
+        if n and heads and width:
+            grid = -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"])
+            launched: Any = _attend_rows[grid]
+            launched(
+                begin, end, rows, there.indices, *names, rule.key, z, *logits, log_sum, before if whole else None,
+                result,
+                n, there.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit,
+                SLOPE=rule.slope,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, **shape,
+            )  # fmt: skip
+
+    launch(there.begin, there.end, at, out, True)
+    if (rest := there.rest) is not None:
+        partial = out.new_empty(len(rest.of), heads, width)
+        launch(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
+        onto = rest.long if at is None else at[rest.long]
+        add_lists(rest.pieces, onto, partial.flatten(1), out.view(len(out), -1), heads * width, add=True)
 
 
 def _attend(
@@ -84,29 +149,8 @@ def _attend(
     own: bool,
 ) -> None:
     there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
-    heads, width = z.shape[1:]
     log_denominators(there, at, logit_src, logit_dst, rule.slope, log_sum, before is not None, own)
-    names = (None, None, None) if numbers is None else numbers.on(z.device)
-    rows_per, columns = tile(width)
-
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = len(begin)
-        if n and heads and width:
-            launched: Any = _attend_rows[-(-n // rows_per) * heads, -(-width // columns)]
-            launched(
-                begin, end, rows, there.indices, *names, rule.key, z, logit_src, logit_dst, log_sum,
-                before if whole else None, result,
-                n, lists.num_edges, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, UNROLL=UNROLL,
-                BR=rows_per, BD=columns,
-            )  # fmt: skip
-
-    launch(there.begin, there.end, at, out, True)
-    if (rest := there.rest) is not None:
-        partial = out.new_empty(len(rest.of), heads, width)
-        launch(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
-        onto = rest.long if at is None else at[rest.long]
-        add_lists(rest.pieces, onto, partial.flatten(1), out.view(len(out), -1), heads * width, add=True)
+    sum_attended(there, at, numbers, z, (logit_src, logit_dst), rule, before, out, log_sum, own)
 
 
 def attend(

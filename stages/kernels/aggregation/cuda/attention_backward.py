@@ -15,10 +15,9 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, weighted_sum
-from .sums import TILE, add_lists, row_of
+from .sums import add_lists, head_tile, row_of
 
-_WALK = 2
-"""Edges of each row read at a time in the backward pass, which needs more registers."""
+BACKWARD, BACKWARD_UNROLL = 1024, 2
 
 
 @triton.jit
@@ -28,119 +27,148 @@ def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
     return tl.where(x > 0, d, d * SLOPE)
 
 
-@triton.jit(do_not_specialize=["n", "E", "key"])
-def _backward_dst(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst,
-    n, E, H, D, z_row, z_head,
-    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
-    OWN: tl.constexpr,
-    UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    h = tl.program_id(0) % H
-    i = tl.program_id(0) // H * BR + tl.arange(0, BR)
-    k = tl.arange(0, BD)
-    inside, columns = i < n, k < D
-    both = inside[:, None] & columns[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
-    v = row_of(rows, i, inside)
-    mine, log = tl.load(logit_dst + v * H + h, inside, 0), tl.load(log_sum + v * H + h, inside, 0)
-    out, g = tl.load(delta + v * H + h, inside, 0), tl.load(grad + (v * H + h)[:, None] * D + k[None, :], both, 0)
-    total = tl.zeros([BR], z.dtype.element_ty)
-    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):
-            q = start + j + t
-            here = q < stop
-            u = tl.load(indices + q, here, 0).to(tl.int64)
-            a = tl.load(z + (u * z_row + h * z_head)[:, None] + k[None, :], here[:, None] & columns[None, :], 0)
-            x = tl.load(logit_src + u * H + h, here, 0) + mine
-            inner = tl.sum(g * a, 1)
-            if THRESHOLD > 0:
-                inner = tl.where(survives(key, edge_name(first, edge, q, v, here), h, THRESHOLD), inner * KEEP, 0.0)
-            d = tl.where(here, logit_gradient(x, tl.exp(leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
-            total += d
-    if OWN:
-        x = tl.load(logit_src + v * H + h, inside, 0) + mine
-        a = tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0)
-        inner = tl.sum(g * a, 1)
-        if THRESHOLD > 0:
-            inner = tl.where(survives(key, own_name(own_names, E, v, inside), h, THRESHOLD), inner * KEEP, 0.0)
-        d = tl.where(inside, logit_gradient(x, tl.exp(leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
-        total += d
-    place = d_dst + (v if TO_ROWS else i.to(tl.int64)) * H + h
-    if TO_ROWS:
-        total += tl.load(place, inside, 0)
-    tl.store(place, total, inside)
-
-
 @triton.jit
-def _one_head(total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D,
+def one_edge(g, a, x, log, delta, name, here, h, key,
     SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of the edge to v to `total`, the gradient of the source's row, and to `d`, that of its
-    logit."""
-    at = v * H + h
-    g = tl.load(grad + at[:, None] * D + k[None, :], here[:, None] & columns[None, :], 0)
-    x = there + tl.load(logit_dst + at, here, 0)
-    p = tl.where(here, tl.exp(leaky(x, SLOPE) - tl.load(log_sum + at, here, 0)), 0.0)
-    inner, w = tl.sum(g * a, 1), p
+    """For each head of edges with logits x, [BR, BH]: coefficient, and gradient of the logit."""
+    p = tl.where(here, tl.exp(leaky(x, SLOPE) - log), 0.0)
+    inner, w = tl.sum(g * a, 2), p
     if THRESHOLD > 0:
-        kept = survives(key, name, h, THRESHOLD)
+        kept = survives(key, name[:, None], h[None, :], THRESHOLD)
         inner, w = tl.where(kept, inner * KEEP, 0.0), tl.where(kept, p * KEEP, 0.0)
-    return total + w[:, None] * g, d + logit_gradient(x, p, inner, tl.load(delta + at, here, 0), SLOPE)
+    return w, logit_gradient(x, p, inner, delta, SLOPE)
 
 
 @triton.jit(do_not_specialize=["n", "E", "key", "own_rows"])
 def _backward_src(
     begin, end, rows, dst, position, first, own_names, edge, key, z, a_src, logit_src, logit_dst, log_sum, grad,
-    delta, dz, d_src,
-    n, E, own_rows, H, D, z_row, z_head,
+    delta, dz, d_src, d_edge, d_own,
+    n, E, own_rows,
+    H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, OWN: tl.constexpr,
     SHARED: tl.constexpr,
-    UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i."""
-    low, high = 0, H
-    block = tl.program_id(0)
-    if not SHARED:
-        low = block % H
-        high = low + 1
-        block = block // H
-    i = block * BR + tl.arange(0, BR)
+    """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i, those of the logits of its
+    edges at their positions in the lists by destination."""
+    groups: tl.constexpr = 1 if SHARED else (H + BH - 1) // BH
+    i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
     k = tl.arange(0, BD)
     inside, columns = i < n, k < D
-    both = inside[:, None] & columns[None, :]
     start = tl.load(begin + i, inside, 0)
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     u = row_of(rows, i, inside)
-    total = tl.zeros([BR, BD], z.dtype.element_ty)
-    for h in range(low, high):
-        a = tl.load(z + (u * z_row + h * z_head)[:, None] + k[None, :], both, 0)
-        there = tl.load(logit_src + u * H + h, inside, 0)
-        d = tl.zeros([BR], z.dtype.element_ty)
+    summed = tl.zeros([BR, BD], z.dtype.element_ty)
+    if SHARED:
+        a = tl.load(z + u[:, None] * Z_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
+    for more in tl.static_range(0, H if SHARED else BH, BH):
+        h = tl.program_id(0) % groups * BH + more + tl.arange(0, BH)
+        heads = h < H
+        each, cells = inside[:, None] & heads[None, :], (heads[:, None] & columns[None, :])[None]
+        wanted = inside[:, None, None] & cells
+        place = (h[:, None] * D + k[None, :])[None]
+        total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
+        if not SHARED:
+            a = tl.load(z + u[:, None, None] * Z_ROW + (h[:, None] * Z_HEAD + k[None, :])[None], wanted, 0)
+        there = tl.load(logit_src + u[:, None] * H + h[None, :], each, 0)
+        d = tl.zeros([BR, BH], z.dtype.element_ty)
         for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
             for t in tl.static_range(UNROLL):
                 q = start + j + t
                 here = q < stop
                 v = tl.load(dst + q, here, 0).to(tl.int64)
-                name = edge_name(first, edge, tl.load(position + q, here, 0).to(tl.int64), v, here)
-                total, d = _one_head(
-                    total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D,
-                    SLOPE, THRESHOLD, KEEP,
-                )  # fmt: skip
+                p = tl.load(position + q, here, 0).to(tl.int64)
+                both = here[:, None] & heads[None, :]
+                at = v[:, None] * H + h[None, :]
+                g = tl.load(grad + (v * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
+                x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
+                name = p
+                if THRESHOLD > 0:
+                    name = edge_name(first, edge, p, v, here)
+                w, of_edge = one_edge(
+                    g, a, x, log, tl.load(delta + at, both, 0), name, both, h, key, SLOPE, THRESHOLD, KEEP
+                )
+                tl.store(d_edge + p[:, None] * H + h[None, :], of_edge, both)
+                d += of_edge
+                if SHARED:
+                    summed += tl.sum(w[:, :, None] * g, 1)
+                else:
+                    total += w[:, :, None] * g
         if OWN:
-            here = u < own_rows
-            name = own_name(own_names, E, u, here)
-            total, d = _one_head(
-                total, d, grad, a, there, u, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE,
-                THRESHOLD, KEEP,
-            )  # fmt: skip
-        tl.store(d_src + i.to(tl.int64) * H + h, d, inside)
-        total += d[:, None] * tl.load(a_src + h * D + k, columns, 0)[None, :]
-        if not SHARED:
-            tl.store(dz + (i.to(tl.int64) * H + h)[:, None] * D + k[None, :], total, both)
+            here = inside & (u < own_rows)
+            both = here[:, None] & heads[None, :]
+            at = u[:, None] * H + h[None, :]
+            g = tl.load(grad + (u * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
+            x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
+            name = u
+            if THRESHOLD > 0:
+                name = own_name(own_names, E, u, here)
+            w, of_edge = one_edge(
+                g, a, x, log, tl.load(delta + at, both, 0), name, both, h, key, SLOPE, THRESHOLD, KEEP
+            )
+            tl.store(d_own + at, of_edge, both)
+            d += of_edge
+            if SHARED:
+                summed += tl.sum(w[:, :, None] * g, 1)
+            else:
+                total += w[:, :, None] * g
+        tl.store(d_src + i.to(tl.int64)[:, None] * H + h[None, :], d, each)
+        along = d[:, :, None] * tl.load(a_src + place, cells, 0)
+        if SHARED:
+            summed += tl.sum(along, 1)
+        else:
+            tl.store(dz + (i.to(tl.int64) * (H * D))[:, None, None] + place, total + along, wanted)
     if SHARED:
-        tl.store(dz + i.to(tl.int64)[:, None] * D + k[None, :], total, both)
+        tl.store(dz + i.to(tl.int64)[:, None] * D + k[None, :], summed, inside[:, None] & columns[None, :])
+
+
+@triton.jit(do_not_specialize=["n"])
+def _edges_to_dst(
+    begin, end, rows, d_edge, d_own, d_dst, n,
+    H: tl.constexpr, LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """Sums of lists of edges, whose numbers lie side by side; added to what is there if `TO_ROWS`."""
+    i, e, h = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BE), tl.arange(0, BH)
+    inside = i < n
+    each = inside[:, None] & (h < H)[None, :]
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    total = tl.zeros([BR, BE, BH], d_edge.dtype.element_ty)
+    for j in range(0, tl.max(stop - start, 0).to(tl.int32), BE):
+        q = start[:, None] + j + e[None, :]
+        here = (q < stop[:, None])[:, :, None] & (h < H)[None, None, :]
+        total += tl.load(d_edge + q.to(tl.int64)[:, :, None] * H + h[None, None, :], here, 0)
+    found = tl.sum(total, 1)
+    v = row_of(rows, i, inside)
+    place = (v if TO_ROWS else i.to(tl.int64))[:, None] * H + h[None, :]
+    if TO_ROWS:
+        found += tl.load(d_dst + place, each, 0)
+    if d_own is not None:
+        found += tl.load(d_own + place, each, 0)
+    tl.store(d_dst + place, found, each)
+
+
+def _sum_edges(there: DeviceLists, at: Tensor | None, d_edge: Tensor, d_own: Tensor | None, d_dst: Tensor) -> None:
+    """Add the gradients of the logits of each list's edges to `d_dst`."""
+    heads = d_dst.shape[1]
+    shape = {"BH": 1 << (max(heads, 1) - 1).bit_length()}
+    shape["BE"] = max(32 // shape["BH"], 4)
+    shape["BR"] = max(128 // (shape["BE"] * shape["BH"]), 1)
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        if len(begin) and heads:
+            launched: Any = _edges_to_dst[(-(-len(begin) // shape["BR"]),)]
+            launched(
+                begin, end, rows, d_edge, d_own if whole else None, result, len(begin), H=heads, LIMIT=there.limit,
+                TO_ROWS=whole, num_warps=1, **shape,
+            )  # fmt: skip
+
+    launch(there.begin, there.end, at, d_dst, True)
+    if (rest := there.rest) is not None:
+        partial = d_dst.new_empty(len(rest.of), heads)
+        launch(rest.begin, rest.end, None, partial, False)
+        add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
 
 
 def gradients_by_src(
@@ -154,6 +182,7 @@ def gradients_by_src(
     log_sum: Tensor,
     grad: Tensor,
     delta: Tensor,
+    d_dst: Tensor,
     own: bool,
     shared: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -171,6 +200,7 @@ def gradients_by_src(
         log_sum: [N, H].
         grad: [N, H, D], of the result.
         delta: [N, H], its inner products with the result.
+        d_dst: [N, H], to which the gradient of the destinations' logits is added.
         own: true if each destination attends to itself.
         shared: true if the heads of z are the same memory.
     """
@@ -178,18 +208,20 @@ def gradients_by_src(
     heads, width = z.shape[1:]
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
-    shape = whole_rows(width)
+    shape = head_tile(heads, width, BACKWARD) | {"UNROLL": BACKWARD_UNROLL}
+    d_edge = z.new_empty(there.num_edges, heads)
+    d_own = z.new_empty(there.num_dst, heads) if own else None
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
-            launched: Any = _backward_src[(-(-n // shape["BR"]) * (1 if shared else heads),)]
+            launched: Any = _backward_src[(-(-n // shape["BR"]) * (1 if shared else -(-heads // shape["BH"])),)]
             launched(
                 begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta,
-                dz, d_src,
-                n, there.num_edges, there.num_dst, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit,
-                SLOPE=rule.slope,
+                dz, d_src, d_edge, d_own if whole else None,
+                n, there.num_edges, there.num_dst, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1),
+                LIMIT=there.limit, SLOPE=rule.slope,
                 THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SHARED=shared, **shape,
             )  # fmt: skip
         return dz, d_src
@@ -199,13 +231,8 @@ def gradients_by_src(
         for result, partial in zip((dz, d_src), launch(rest.begin, rest.end, rest.of, False)):
             flat = partial.flatten(1)
             add_lists(rest.pieces, rest.long, flat, result.view(len(result), -1), flat.shape[1], add=True)
+    _sum_edges(there, at, d_edge, d_own, d_dst)
     return dz, d_src
-
-
-def whole_rows(width: int) -> dict[str, int]:
-    """Tile of a program that takes inner products of rows."""
-    columns = 1 << (max(width, 1) - 1).bit_length()
-    return {"BR": max(TILE // columns, 1), "BD": columns, "UNROLL": _WALK}
 
 
 def attend_from(
@@ -225,26 +252,8 @@ def attend_from(
     """See `cpu.attention.attend_from`."""
     assert not (own and rows is not None)
     there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
-    names = (None, None, None) if numbers is None else numbers.on(z.device)
-    logits, (heads, width) = (dots(z, a_src[None]), logit_dst), z.shape[1:]
-    shape = whole_rows(width)
-
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = len(begin)
-        if n and heads:
-            launched: Any = _backward_dst[(-(-n // shape["BR"]) * heads,)]
-            launched(
-                begin, end, rows, there.indices, *names, rule.key, z, *logits, log_sum, grad, delta, result,
-                n, lists.num_edges, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, **shape,
-            )  # fmt: skip
-
-    launch(there.begin, there.end, at, d_dst, True)
-    if (rest := there.rest) is not None:
-        partial = d_dst.new_empty(len(rest.of), heads)
-        launch(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
-        add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
-    dz, d_src = gradients_by_src(there, at, numbers, z, a_src, logits, rule, log_sum, grad, delta, own, False)
+    logits = dots(z, a_src[None]), logit_dst
+    dz, d_src = gradients_by_src(there, at, numbers, z, a_src, logits, rule, log_sum, grad, delta, d_dst, own, False)
     return dz, weighted_sum(d_src, z)
 
 

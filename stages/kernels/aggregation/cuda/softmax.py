@@ -8,22 +8,30 @@ import triton.language as tl
 from torch import Tensor
 
 from ..lists import DeviceLists
-from .sums import row_of, tile
+from .sums import head_tile, row_of
 
+DOTS, DOT_WARPS = 1024, 4
 _LANES = tl.constexpr(32)
 
 
-@triton.jit
-def _dot_rows(x, y, out, n, H, D, x_row, x_head, y_row, y_head, BR: tl.constexpr, BD: tl.constexpr):
-    i = (tl.program_id(0) * BR + tl.arange(0, BR)).to(tl.int64)
-    inside, v, h = i < n, i // H, i % H
-    total = tl.zeros([BR], x.dtype.element_ty)
-    for first in range(0, D, BD):
+@triton.jit(do_not_specialize=["n"])
+def _dot_rows(
+    x, y, out, n,
+    H: tl.constexpr, D: tl.constexpr, X_ROW: tl.constexpr, X_HEAD: tl.constexpr, Y_ROW: tl.constexpr,
+    Y_HEAD: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BR + tl.arange(0, BR)
+    h = tl.program_id(1) * BH + tl.arange(0, BH)
+    v = i.to(tl.int64)
+    each = (i < n)[:, None] & (h < H)[None, :]
+    total = tl.zeros([BR, BH], x.dtype.element_ty)
+    for first in tl.static_range(0, D, BD):
         k = first + tl.arange(0, BD)
-        both = inside[:, None] & (k < D)[None, :]
-        a = tl.load(x + (v * x_row + h * x_head)[:, None] + k[None, :], both, 0)
-        total += tl.sum(a * tl.load(y + (v * y_row + h * y_head)[:, None] + k[None, :], both, 0), 1)
-    tl.store(out + i, total, inside)
+        both = each[:, :, None] & (k < D)[None, None, :]
+        a = tl.load(x + v[:, None, None] * X_ROW + (h[:, None] * X_HEAD + k[None, :])[None], both, 0)
+        b = tl.load(y + v[:, None, None] * Y_ROW + (h[:, None] * Y_HEAD + k[None, :])[None], both, 0)
+        total += tl.sum(a * b, 2)
+    tl.store(out + v[:, None] * H + h[None, :], total, each)
 
 
 def dots(x: Tensor, y: Tensor) -> Tensor:
@@ -31,12 +39,15 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     n, heads, width = x.shape
     # The stride of a single column may be anything.
     assert width < 2 or (x.stride(2) == 1 and y.stride(2) == 1)
-    out = x.new_zeros(n, heads)
-    if x.numel():
-        rows, columns = tile(width)
-        launched: Any = _dot_rows[(-(-n * heads // rows),)]
-        y_row = y.stride(0) if len(y) == n else 0
-        launched(x, y, out, n * heads, heads, width, *x.stride()[:2], y_row, y.stride(1), BR=rows, BD=columns)
+    if not x.numel():
+        return x.new_zeros(n, heads)
+    out = x.new_empty(n, heads)
+    shape = head_tile(heads, width, DOTS, 256)
+    shape["BR"] = max(DOTS // (shape["BH"] * shape["BD"]), 1)
+    launched: Any = _dot_rows[-(-n // shape["BR"]), -(-heads // shape["BH"])]
+    y_row = y.stride(0) if len(y) == n else 0
+    strides = {"X_ROW": x.stride(0), "X_HEAD": x.stride(1), "Y_ROW": y_row, "Y_HEAD": y.stride(1)}
+    launched(x, y, out, n, H=heads, D=width, **strides, **shape | {"num_warps": DOT_WARPS})
     return out
 
 

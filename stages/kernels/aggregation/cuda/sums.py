@@ -14,6 +14,8 @@ UNROLL = 4
 """Edges of each row that are read at a time."""
 TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
+NARROW = 128
+"""Numbers of a tile below which a program takes several rows."""
 # Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -22,6 +24,25 @@ def tile(width: int, most: int = 256) -> tuple[int, int]:
     """Rows and columns of a program's tile, powers of two."""
     columns = min(1 << (width - 1).bit_length(), most)
     return max(TILE // columns, 1), columns
+
+
+def head_tile(heads: int, width: int, numbers: int, most: int | None = None) -> dict[str, int]:
+    """Tile of a program of attention: rows x heads x columns, powers of two, and its warps.
+
+    A row belongs to one warp where it fits, with all its heads: sums along it need no barrier, and neither its list nor
+    its coefficients are read twice. A program of one row waits for no longer list than its own.
+
+    Args:
+        heads: H.
+        width: D.
+        numbers: largest part of the tile for one warp.
+        most: columns at most; all columns when absent.
+    """
+    columns = 1 << (max(width, 1) - 1).bit_length()
+    columns = columns if most is None else min(columns, most)
+    together = min(1 << (max(heads, 1) - 1).bit_length(), max(numbers // columns, 1))
+    rows = max(NARROW // (columns * together), 1)
+    return {"BR": rows, "BH": together, "BD": columns, "num_warps": min(max(columns * together // numbers, 1), 8)}
 
 
 @triton.jit
