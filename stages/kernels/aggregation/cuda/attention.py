@@ -25,10 +25,10 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import add_lists, head_tile, row_of
+from .sums import MANY, add_lists, head_tile, row_of
 
 
-FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS = 1024, 4, 256
+FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS, FORWARD_ROWS = 1024, 4, 256, 4
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -37,51 +37,55 @@ def _attend_rows(
     H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
     OWN: tl.constexpr,
-    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    ROWS: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    # Heads of the same rows run side by side.
+    """List i belongs to row ``rows[i]``, or i. A program takes `ROWS` tiles of lists, one after the other: what describes
+    them lies side by side, and is in the cache but for the first. Heads of the same rows run side by side."""
     groups: tl.constexpr = (H + BH - 1) // BH
-    i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
     h = tl.program_id(0) % groups * BH + tl.arange(0, BH)
     k = tl.program_id(1) * BD + tl.arange(0, BD)
-    inside, heads, columns = i < n, h < H, k < D
-    each, cells = inside[:, None] & heads[None, :], (heads[:, None] & columns[None, :])[None]
+    heads, columns = h < H, k < D
+    cells = (heads[:, None] & columns[None, :])[None]
     # Without a stride from head to head a row is read once for all of them.
     place, seen = k[None, None, :], columns[None, None, :]
     if Z_HEAD > 0:
         place, seen = (h[:, None] * Z_HEAD + k[None, :])[None], cells
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
-    v = row_of(rows, i, inside)
-    number = v[:, None] * H + h[None, :]
-    mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
-    total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
-    result = out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
-    if before is not None:
-        old = tl.load(before + number, each, 0)
-        scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))
-        total += tl.load(result, inside[:, None, None] & cells, 0) * scale[:, :, None]
-    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):
-            q = start + j + t
-            here = q < stop
-            u = tl.load(indices + q, here, 0).to(tl.int64)
-            a = tl.load(z + u[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
-            both = here[:, None] & heads[None, :]
-            x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
-            w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
+    for tile in range(ROWS):
+        i = (tl.program_id(0) // groups * ROWS + tile) * BR + tl.arange(0, BR)
+        inside = i < n
+        each = inside[:, None] & heads[None, :]
+        start = tl.load(begin + i, inside, 0)
+        stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+        v = row_of(rows, i, inside)
+        number = v[:, None] * H + h[None, :]
+        mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
+        total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
+        result = out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
+        if before is not None:
+            old = tl.load(before + number, each, 0)
+            scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))
+            total += tl.load(result, inside[:, None, None] & cells, 0) * scale[:, :, None]
+        for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+            for t in tl.static_range(UNROLL):
+                q = start + j + t
+                here = q < stop
+                u = tl.load(indices + q, here, 0).to(tl.int64)
+                a = tl.load(z + u[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
+                both = here[:, None] & heads[None, :]
+                x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
+                w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
+                if THRESHOLD > 0:
+                    name = edge_name(first, edge, q, v, here)
+                    w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
+                total += w[:, :, None] * a
+        if OWN:
+            a = tl.load(z + v[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
+            w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
             if THRESHOLD > 0:
-                name = edge_name(first, edge, q, v, here)
+                name = own_name(own_names, E, v, inside)
                 w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
             total += w[:, :, None] * a
-    if OWN:
-        a = tl.load(z + v[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
-        w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
-        if THRESHOLD > 0:
-            name = own_name(own_names, E, v, inside)
-            w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
-        total += w[:, :, None] * a
-    tl.store(result, total, inside[:, None, None] & cells)
+        tl.store(result, total, inside[:, None, None] & cells)
 
 
 def sum_attended(
@@ -117,7 +121,8 @@ def sum_attended(
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and heads and width:
-            grid = -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"])
+            shape["ROWS"] = FORWARD_ROWS if n > MANY else 1
+            grid = -(-n // (shape["BR"] * shape["ROWS"])) * -(-heads // shape["BH"]), -(-width // shape["BD"])
             launched: Any = _attend_rows[grid]
             launched(
                 begin, end, rows, there.indices, *names, rule.key, z, *logits, log_sum, before if whole else None,

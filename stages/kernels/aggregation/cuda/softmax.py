@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..lists import DeviceLists
-from .sums import head_tile, row_of
+from .sums import UNROLL, head_tile, row_of
 
 DOTS, DOT_WARPS = 1024, 4
 _LANES = tl.constexpr(32)
@@ -79,7 +79,7 @@ def _raise(top, total, logit, here):
 def _log_sums(
     begin, end, rows, indices, logit_src, logit_dst, log_sum, n, H,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, OWN: tl.constexpr,
-    BR: tl.constexpr, BH: tl.constexpr,
+    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BR + tl.arange(0, BR)
     h = tl.arange(0, BH)
@@ -96,15 +96,16 @@ def _log_sums(
         total = tl.where(top == float("-inf"), total, total + 1)
     if logit_dst is not None:
         mine = tl.load(logit_dst + v[:, None] * H + h[None, :], both, 0)
-    for j in range(tl.max(stop - start, 0).to(tl.int32)):
-        q = start + j
-        here = (q < stop)[:, None] & both
-        u = tl.load(indices + q, q < stop, 0).to(tl.int64)
-        x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
-        if logit_dst is not None:
-            # pyrefly: ignore[unbound-name]
-            x = leaky(x + mine, SLOPE)
-        top, total = _raise(top, total, x, here)
+    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+        for t in tl.static_range(UNROLL):
+            q = start + j + t
+            here = (q < stop)[:, None] & both
+            u = tl.load(indices + q, q < stop, 0).to(tl.int64)
+            x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
+            if logit_dst is not None:
+                # pyrefly: ignore[unbound-name]
+                x = leaky(x + mine, SLOPE)
+            top, total = _raise(top, total, x, here)
     if OWN:
         # pyrefly: ignore[unbound-name]
         x = leaky(tl.load(logit_src + v[:, None] * H + h[None, :], both, 0) + mine, SLOPE)
@@ -134,7 +135,8 @@ def log_denominators(
             launched(
                 begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit,
                 SLOPE=slope,
-                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, BR=rows_per, BH=lanes, num_warps=1,
+                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, UNROLL=UNROLL, BR=rows_per, BH=lanes,
+                num_warps=1,
             )  # fmt: skip
 
     launch(lists.begin, lists.end, rows, log_sum, True)

@@ -16,6 +16,8 @@ TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
 NARROW = 128
 """Numbers of a tile below which a program takes several rows."""
+MANY = 32768
+"""Lists above which a program of attention takes several tiles of them, one after the other."""
 # Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
