@@ -121,16 +121,16 @@ from millrace.stages.kernels.minibatch_cuda import rows as rows_cuda
 
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src"}
 REAL |= {"y", "weight", "bias", "g", "a", "weights", "biases"}
-REAL |= {"a_src", "logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
+REAL |= {"a_src", "logit_src", "logit_dst", "log_sum", "base", "cache", "weighted", "d_edge", "d_own"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
 LISTS = {"begin", "end", "rows", "first", "own_names", "names", "key_at"}
-EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
+EDGES = {"LIMIT": 256, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0, "UNROLL": 2, "ROWS": 4, "num_warps": 1}
+EDGES |= {"H": 4, "D": 64, "Z_ROW": 256, "Z_HEAD": 64, "SHARED": False, "BR": 1, "BH": 4, "BD": 64}
 WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
-SHARD = EDGES | {"TO_ROWS": True, "OWN": False}
-HEADS = {"H": 8, "D": 100, "X_ROW": 100, "HEADS": 4}
-TOGETHER, PIECES = WHOLE | HEADS, EDGES | HEADS
+SHARD = EDGES | {"TO_ROWS": True, "OWN": False, "d_own": None}
+SHARED = {"D": 100, "Z_ROW": 100, "X_ROW": 100, "Z_HEAD": 0, "SHARED": True, "BD": 128}
 SUMS = {"rows": None, "UNIT": 4, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "UNROLL": 4, "BR": 4, "BF": 128}
-LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "BR": 8, "BH": 4}
+LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "UNROLL": 4, "BR": 8, "BH": 4, "num_warps": 1}
 DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
 BY_WEIGHT = {"UNIT": 4, "ACTIVATION": 2, "GRADIENT": 2, "BM": 128, "BD": 64, "BK": 32, "num_warps": 8}
 OVER_ROWS = {"UNIT": 4, "GRADIENT": 2, "PARTS": "bf16x6", "BM": 32, "num_warps": 8}
@@ -145,19 +145,22 @@ KERNELS = [
     ),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
-    (softmax_cuda._dot_rows, {"BR": 4, "BD": 128}),
+    (
+        softmax_cuda._dot_rows,
+        {"H": 4, "D": 100, "X_ROW": 400, "X_HEAD": 100, "Y_ROW": 0, "Y_HEAD": 100, "BR": 2, "BH": 4, "BD": 128},
+    ),
     (softmax_cuda._log_sums, LOGITS | {"rows": None, "INTO": False, "OWN": True}),
     (softmax_cuda._log_sums, LOGITS | {"logit_dst": None, "INTO": True, "OWN": False}),
     (attention_cuda._attend_rows, WHOLE | {"before": None}),
     (attention_cuda._attend_rows, SHARD),
-    (backward_cuda._backward_dst, WHOLE),
-    (backward_cuda._backward_dst, SHARD),
-    (backward_cuda._backward_src, WHOLE | {"SHARED": True}),
-    (backward_cuda._backward_src, SHARD | {"SHARED": False}),
-    (attention_shared_cuda._attend_shared_rows, TOGETHER),
-    (attention_shared_cuda._attend_shared_rows, PIECES),
-    (attention_shared_cuda._backward_shared_dst, TOGETHER | {"weighted": None}),
-    (attention_shared_cuda._backward_shared_dst, PIECES),
+    (attention_cuda._attend_rows, WHOLE | SHARED | {"before": None}),
+    (attention_cuda._attend_rows, EDGES | SHARED | {"before": None, "TO_ROWS": False, "OWN": False}),
+    (backward_cuda._backward_src, WHOLE),
+    (backward_cuda._backward_src, WHOLE | SHARED | {"UNROLL": 1, "D": 256, "BD": 256}),
+    (backward_cuda._backward_src, SHARD),
+    (backward_cuda._edges_to_dst, WHOLE | {"BR": 4, "BE": 8}),
+    (attention_shared_cuda._backward_shared_dst, WHOLE | SHARED),
+    (attention_shared_cuda._backward_shared_dst, EDGES | SHARED),
     (products_cuda._rows_by_weight, BY_WEIGHT | {"y": None, "TRANSPOSED": False, "PARTS": "tf32x3"}),
     (products_cuda._rows_by_weight, BY_WEIGHT | {"bias": None, "TRANSPOSED": True, "PARTS": "bf16x6"}),
     (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 64, "BK": 64, "num_warps": 4}),
