@@ -1,5 +1,5 @@
-"""Softmax attention in a device's memory: stores nothing per edge; the backward pass recomputes coefficients and
-dropout.
+"""Softmax attention in a device's memory: forward stores nothing per edge; the backward pass recomputes coefficients
+and dropout.
 
 Same names, arguments and results as `cpu.attention` and `cpu.attention_shared`, and the same coefficients are dropped.
 See `cuda.backend` for the location of tensors and the division of work.
@@ -7,11 +7,11 @@ See `cuda.backend` for the location of tensors and the division of work.
 Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists. It is in
 two launches. The first reads only the logits, H numbers an edge, and writes the logarithm of each softmax's
 denominator. The second is then a plain weighted sum of rows, which dominates the traffic: its pieces of long lists add
-up like any other sums, and each row of z is read once for each head. For the backward pass see
-`cuda.attention_backward`.
+up like any other sums. A warp has a row of the result, with all its heads: it reads the list and each row of z once, and
+waits for no longer list than its own.
 
-Heads that share their rows are in `cuda.attention_shared`; its gradients by source use `cuda.attention_backward`, with
-a stride of 0 from head to head.
+For the backward pass see `cuda.attention_backward`. Heads that share their rows (`cuda.attention_shared`) use the same
+kernels, with a stride of 0 from head to head.
 """
 
 from typing import Any
@@ -29,6 +29,7 @@ from .sums import MANY, add_lists, head_tile, row_of
 
 
 FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS, FORWARD_ROWS = 1024, 4, 256, 4
+"""Numbers of a row's heads in one warp; edges read at a time; columns at most; rows of a program, if there are many."""
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])

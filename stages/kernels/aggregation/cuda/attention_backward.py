@@ -1,7 +1,9 @@
 """Backward pass of softmax attention in Triton: recomputes coefficients and dropout.
 
-Rows of z are read once by destination, for the gradient of `logit_dst`, and rows of the result's gradient once by
-source, for both others. See `cuda.attention` for the forward pass.
+Rows of the result's gradient are read once by source: for the gradient of z, and for that of each edge's logit, one
+number an edge and head, which is stored. These are summed along the lists by source and, in a second launch that reads
+nothing else, by destination. So rows are gathered once, and the numbers of the edges are less than one matrix of z while
+an average list is shorter than a head is wide. See `cuda.attention` for the forward pass.
 """
 
 from typing import Any
@@ -18,6 +20,7 @@ from .softmax import dots, leaky, weighted_sum
 from .sums import MANY, add_lists, head_tile, row_of
 
 BACKWARD, BACKWARD_FLIGHT, BACKWARD_ROWS = 1024, 1024, 4
+"""Numbers of a row's heads in one warp; of the edges it reads at a time; rows of a program, if there are many."""
 
 
 @triton.jit

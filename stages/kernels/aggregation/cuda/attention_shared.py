@@ -1,9 +1,7 @@
 """Softmax attention on a device whose heads all read the same rows: `cuda.attention` applied to h instead of z = W_h h.
 
-A program holds up to four heads of its rows, each a tile of its own in registers: a row of x is read once for all of
-them, and the heads of an edge share the cost of finding it. Widths are compile-time constants: if they are multiples of
-4 a thread reads 16 bytes, and a warp has a row to itself, so that each coefficient is computed by one warp instead of
-four.
+A row of x is read once for all heads of a program. Rows that need no gradient, such as features, have a backward pass of
+their own: along the lists by destination, whose sums of rows give the gradient of `a_src` at once.
 """
 
 from typing import Any
@@ -22,6 +20,7 @@ from .softmax import dots, log_denominators
 from .sums import add_lists, head_tile, row_of
 
 CONSTANT, CONSTANT_UNROLL, CONSTANT_ROWS = 1024, 2, 8
+"""Numbers of a row's heads in one warp; edges read at a time; rows of a program, which share one sum for `a_src`."""
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])

@@ -11,6 +11,7 @@ from ..lists import DeviceLists
 from .sums import UNROLL, head_tile, row_of
 
 DOTS, DOT_WARPS = 1024, 4
+"""Numbers of a tile of inner products, and its warps."""
 _LANES = tl.constexpr(32)
 
 
