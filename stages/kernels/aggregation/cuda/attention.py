@@ -7,8 +7,8 @@ See `cuda.backend` for the location of tensors and the division of work.
 Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists. It is in
 two launches. The first reads only the logits, H numbers an edge, and writes the logarithm of each softmax's
 denominator. The second is then a plain weighted sum of rows, which dominates the traffic: its pieces of long lists add
-up like any other sums. A warp has a row of the result, with all its heads: it reads the list and each row of z once, and
-waits for no longer list than its own.
+up like any other sums. A warp has a row of the result, with all its heads: it reads the list and each row of z once,
+and waits for no longer list than its own.
 
 For the backward pass see `cuda.attention_backward`. Heads that share their rows (`cuda.attention_shared`) use the same
 kernels, with a stride of 0 from head to head.
@@ -27,7 +27,6 @@ from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
 from .sums import MANY, add_lists, head_tile, row_of
 
-
 FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS, FORWARD_ROWS = 1024, 4, 256, 4
 """Numbers of a row's heads in one warp; edges read at a time; columns at most; rows of a program, if there are many."""
 
@@ -40,8 +39,8 @@ def _attend_rows(
     OWN: tl.constexpr,
     ROWS: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """List i belongs to row ``rows[i]``, or i. A program takes `ROWS` tiles of lists, one after the other: what describes
-    them lies side by side, and is in the cache but for the first. Heads of the same rows run side by side."""
+    """List i belongs to row ``rows[i]``, or i. A program takes `ROWS` tiles of lists, one after the other: what
+    describes them lies side by side, and is in the cache but for the first. Heads of the same rows run side by side."""
     groups: tl.constexpr = (H + BH - 1) // BH
     h = tl.program_id(0) % groups * BH + tl.arange(0, BH)
     k = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -61,7 +60,9 @@ def _attend_rows(
         number = v[:, None] * H + h[None, :]
         mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
         total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
-        result = out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
+        result = (
+            out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
+        )
         if before is not None:
             old = tl.load(before + number, each, 0)
             scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))

@@ -2,8 +2,8 @@
 
 Rows of the result's gradient are read once by source: for the gradient of z, and for that of each edge's logit, one
 number an edge and head, which is stored. These are summed along the lists by source and, in a second launch that reads
-nothing else, by destination. So rows are gathered once, and the numbers of the edges are less than one matrix of z while
-an average list is shorter than a head is wide. See `cuda.attention` for the forward pass.
+nothing else, by destination. So rows are gathered once, and the numbers of the edges are less than one matrix of z
+while an average list is shorter than a head is wide. See `cuda.attention` for the forward pass.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Softmax attention on a device whose heads all read the same rows: `cuda.attention` applied to h instead of z = W_h h.
 
-A row of x is read once for all heads of a program. Rows that need no gradient, such as features, have a backward pass of
-their own: along the lists by destination, whose sums of rows give the gradient of `a_src` at once.
+A row of x is read once for all heads of a program. Rows that need no gradient, such as features, have a backward pass
+of their own: along the lists by destination, whose sums of rows give the gradient of `a_src` at once.
 """
 
 from typing import Any
