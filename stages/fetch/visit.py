@@ -118,9 +118,10 @@ def plan(
     def measured(candidate: tuple[Mode, ...]) -> int:
         visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
-            return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
+            found = step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
         except Exception:  # a user's module may not be copyable; all ranks must reach the table above
             return UNKNOWN
+        return found if device is None else found + _edge_numbers(module, share, candidate)
 
     beyond = max(steps([chosen])[0])
     while beyond > 0:
@@ -131,6 +132,17 @@ def plan(
         beyond, best = min((max(ranks), c) for c, ranks in enumerate(steps(candidates)))
         chosen = candidates[best]
     return chosen, measured(chosen)
+
+
+def _edge_numbers(module: nn.Module, share: Share, modes: Sequence[Mode]) -> int:
+    """Bytes at most of what attention's backward pass stores on a GPU, and not on the host: a number for each head of
+    the edges that are read at a time, of one layer."""
+    heads = max((h for m in module.modules() if isinstance(h := getattr(m, "heads", 0), int)), default=0)
+    edges = 0
+    for view, mode in zip(share.graph.layers, modes):
+        each = [shard.lists.num_edges for shard in view.shards]
+        edges = max(edges, sum(each) if mode == "halo" else max(each))
+    return edges * heads * share.x.element_size()
 
 
 def row_bytes(

@@ -12,7 +12,7 @@ from torch import nn
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, plan, row_bytes
+from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, _edge_numbers, plan, row_bytes
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
@@ -165,6 +165,19 @@ def test_a_module_on_a_device_is_tried_on_the_host(on_device: torch.device) -> N
     assert plan(share, ("halo",) * 3, policy, Solo(), there)[1] == here[0] > 0
     assert row_bytes(policy, there, FEATURES, torch.float64) == here[1]
     assert all(p.is_cuda for p in there.parameters())
+
+
+def test_attention_on_a_gpu_takes_a_number_for_each_edge_and_head(on_device: torch.device) -> None:
+    """Of the edges that are read at a time; other models take what they take on the host."""
+    share, _ = share_of(Solo(), 1)
+    for name, modes, numbers in (("sage", "halo", 0), ("gat", "halo", 4 * V * DEGREE)):
+        module, policy = model(name), VisitFetch(prefetch_bytes=0)
+        here, there = (plan(share, (modes,) * 3, policy, Solo(), module, device)[1] for device in (None, on_device))
+        assert there - here == numbers * 8, name
+    layers = [[SimpleNamespace(lists=SimpleNamespace(num_edges=e)) for e in edges] for edges in ((5, 9), (3, 7))]
+    views: Any = SimpleNamespace(graph=SimpleNamespace(layers=[SimpleNamespace(shards=s) for s in layers]), x=share.x)
+    for modes, edges in ((("halo", "keep"), 14), (("keep", "halo"), 10), (("rematerialize",) * 2, 9)):
+        assert _edge_numbers(model("gat"), views, modes) == edges * 4 * 8
 
 
 def test_tensors_are_followed_until_they_are_free() -> None:

@@ -1,5 +1,5 @@
-"""Softmax attention in a device's memory: forward stores nothing per edge; the backward pass recomputes coefficients
-and dropout.
+"""Softmax attention in a device's memory: the forward pass stores nothing per edge; the backward pass recomputes
+coefficients and dropout, and stores the gradients of logits until they are summed.
 
 Same names, arguments and results as `cpu.attention` and `cpu.attention_shared`, and the same coefficients are dropped.
 See `cuda.backend` for the location of tensors and the division of work.
@@ -25,10 +25,7 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import MANY, add_lists, head_tile, row_of
-
-FORWARD, FORWARD_UNROLL, FORWARD_COLUMNS, FORWARD_ROWS = 1024, 4, 256, 4
-"""Numbers of a row's heads in one warp; edges read at a time; columns at most; rows of a program, if there are many."""
+from .sums import COLUMNS, HELD, add_lists, head_tile, row_of, tiles, unrolled
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -118,12 +115,13 @@ def sum_attended(
     """
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     heads, width = z.shape[1:]
-    shape = head_tile(heads, width, FORWARD, FORWARD_COLUMNS) | {"UNROLL": FORWARD_UNROLL}
+    shape = head_tile(heads, width, COLUMNS)
+    shape["UNROLL"] = unrolled(shape, 2 * HELD)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and heads and width:
-            shape["ROWS"] = FORWARD_ROWS if n > MANY else 1
+            shape["ROWS"] = tiles(n)
             grid = -(-n // (shape["BR"] * shape["ROWS"])) * -(-heads // shape["BH"]), -(-width // shape["BD"])
             launched: Any = _attend_rows[grid]
             launched(

@@ -17,30 +17,21 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, weighted_sum
-from .sums import MANY, add_lists, head_tile, row_of
-
-BACKWARD, BACKWARD_FLIGHT, BACKWARD_ROWS = 1024, 1024, 4
-"""Numbers of a row's heads in one warp; of the edges it reads at a time; rows of a program, if there are many."""
-
-
-@triton.jit
-def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
-    """Gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times its dropout factor."""
-    d = p * (inner - delta)
-    return tl.where(x > 0, d, d * SLOPE)
+from .sums import HELD, add_lists, head_tile, row_of, tiles, unrolled
 
 
 @triton.jit
 def one_edge(g, a, x, log, delta, name, here, h, key,
     SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """For each head of edges with logits x, [BR, BH]: coefficient, and gradient of the logit."""
+    """For each head of edges with logits x before the ReLU, [BR, BH]: coefficient after dropout, and gradient of x."""
     p = tl.where(here, tl.exp(leaky(x, SLOPE) - log), 0.0)
     inner, w = tl.sum(g * a, 2), p
     if THRESHOLD > 0:
         kept = survives(key, name[:, None], h[None, :], THRESHOLD)
         inner, w = tl.where(kept, inner * KEEP, 0.0), tl.where(kept, p * KEEP, 0.0)
-    return w, logit_gradient(x, p, inner, delta, SLOPE)
+    d = p * (inner - delta)
+    return w, tl.where(x > 0, d, d * SLOPE)
 
 
 @triton.jit(do_not_specialize=["n", "E", "key", "own_rows"])
@@ -55,6 +46,7 @@ def _backward_src(
 ):  # fmt: skip
     """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i, those of the logits of its
     edges at their positions in the lists by destination."""
+    # pyrefly: ignore[bad-assignment]
     groups: tl.constexpr = 1 if SHARED else (H + BH - 1) // BH
     k = tl.arange(0, BD)
     columns = k < D
@@ -94,6 +86,7 @@ def _backward_src(
                     edges += ((p, name, both, g, x, log, tl.load(delta + at, both, 0)),)
                 for t in tl.static_range(UNROLL):
                     p, name, both, g, x, log, out = edges[t]
+                    # pyrefly: ignore[unbound-name]
                     w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
                     tl.store(d_edge + p[:, None] * H + h[None, :], of_edge, both)
                     d += of_edge
@@ -110,9 +103,9 @@ def _backward_src(
                 name = u
                 if THRESHOLD > 0:
                     name = own_name(own_names, E, u, here)
-                w, of_edge = one_edge(
-                    g, a, x, log, tl.load(delta + at, both, 0), name, both, h, key, SLOPE, THRESHOLD, KEEP
-                )
+                out = tl.load(delta + at, both, 0)
+                # pyrefly: ignore[unbound-name]
+                w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
                 tl.store(d_own + at, of_edge, both)
                 d += of_edge
                 if SHARED:
@@ -214,8 +207,8 @@ def gradients_by_src(
     heads, width = z.shape[1:]
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
-    shape = head_tile(heads, width, BACKWARD)
-    shape["UNROLL"] = min(max(BACKWARD_FLIGHT // (shape["BR"] * shape["BH"] * shape["BD"]), 1), 4)
+    shape = head_tile(heads, width)
+    shape["UNROLL"] = unrolled(shape, HELD)
     d_edge = z.new_empty(there.num_edges, heads)
     d_own = z.new_empty(there.num_dst, heads) if own else None
 
@@ -223,7 +216,7 @@ def gradients_by_src(
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
-            shape["ROWS"] = BACKWARD_ROWS if n > MANY else 1
+            shape["ROWS"] = tiles(n)
             programs = -(-n // (shape["BR"] * shape["ROWS"]))
             launched: Any = _backward_src[(programs * (1 if shared else -(-heads // shape["BH"])),)]
             launched(

@@ -19,8 +19,8 @@ from .edge_dropout import edge_name, own_name
 from .softmax import dots, log_denominators
 from .sums import add_lists, head_tile, row_of
 
-CONSTANT, CONSTANT_UNROLL, CONSTANT_ROWS = 1024, 2, 8
-"""Numbers of a row's heads in one warp; edges read at a time; rows of a program, which share one sum for `a_src`."""
+_UNROLL, _TILES = 2, 8
+"""Of rows that need no gradient: edges read at a time, and tiles of a program, which share one sum for `a_src`."""
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -93,7 +93,7 @@ def _gradients_of_constant_rows(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a_src [H, D] and of the destinations' logits [N, H]; x needs none."""
     heads, width = out.shape[1:]
-    shape = head_tile(heads, width, CONSTANT) | {"UNROLL": CONSTANT_UNROLL, "ROWS": CONSTANT_ROWS}
+    shape = head_tile(heads, width) | {"UNROLL": _UNROLL, "ROWS": _TILES}
     d_src, d_dst = x.new_zeros(heads, width), torch.zeros_like(logits[1])
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:

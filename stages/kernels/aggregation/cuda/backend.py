@@ -11,7 +11,8 @@ Reading rows of x bounds all of these kernels: e rows of D numbers, against one 
 * edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
 * sums live in registers; a row of the result is written once;
 * a list of thousands of edges is divided (`lists`), so that no program works long after the others are done;
-* gradients gather through the transposed lists, so no two programs ever add to the same number.
+* gradients gather through the transposed lists, so no two programs ever add to the same number; attention's backward
+  pass stores a number for each edge and head on the way (`attention_backward`), freed when it returns.
 """
 
 from typing import Any

@@ -8,10 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..lists import DeviceLists
-from .sums import UNROLL, head_tile, row_of
+from .sums import COLUMNS, HELD, UNROLL, head_tile, row_of
 
-DOTS, DOT_WARPS = 1024, 4
-"""Numbers of a tile of inner products, and its warps."""
 _LANES = tl.constexpr(32)
 
 
@@ -43,12 +41,13 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     if not x.numel():
         return x.new_zeros(n, heads)
     out = x.new_empty(n, heads)
-    shape = head_tile(heads, width, DOTS, 256)
-    shape["BR"] = max(DOTS // (shape["BH"] * shape["BD"]), 1)
+    # Four warps for as much as attention gives to one: nothing is read twice here.
+    shape = {name: head_tile(heads, width, COLUMNS)[name] for name in ("BH", "BD")}
+    shape["BR"] = max(HELD // (shape["BH"] * shape["BD"]), 1)
     launched: Any = _dot_rows[-(-n // shape["BR"]), -(-heads // shape["BH"])]
     y_row = y.stride(0) if len(y) == n else 0
     strides = {"X_ROW": x.stride(0), "X_HEAD": x.stride(1), "Y_ROW": y_row, "Y_HEAD": y.stride(1)}
-    launched(x, y, out, n, H=heads, D=width, **strides, **shape | {"num_warps": DOT_WARPS})
+    launched(x, y, out, n, H=heads, D=width, **strides, **shape)
     return out
 
 

@@ -14,21 +14,23 @@ UNROLL = 4
 """Edges of each row that are read at a time."""
 TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
-NARROW = 128
-"""Numbers of a tile below which a program takes several rows."""
-MANY = 32768
-"""Lists above which a program of attention takes several tiles of them, one after the other."""
+COLUMNS = 256
+"""Columns of a tile at most, where a row may be divided."""
+HELD, NARROW = 1024, 128
+"""Numbers of a row, with its heads, in one warp of attention at most; numbers below which it takes several rows."""
+MANY, TILES = 32768, 4
+"""Lists above which a program of attention takes several tiles of them, one after the other, and how many."""
 # Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
-def tile(width: int, most: int = 256) -> tuple[int, int]:
+def tile(width: int, most: int = COLUMNS) -> tuple[int, int]:
     """Rows and columns of a program's tile, powers of two."""
     columns = min(1 << (width - 1).bit_length(), most)
     return max(TILE // columns, 1), columns
 
 
-def head_tile(heads: int, width: int, numbers: int, most: int | None = None) -> dict[str, int]:
+def head_tile(heads: int, width: int, most: int | None = None) -> dict[str, int]:
     """Tile of a program of attention: rows x heads x columns, powers of two, and its warps.
 
     A row belongs to one warp where it fits, with all its heads: sums along it need no barrier, and neither its list nor
@@ -37,14 +39,23 @@ def head_tile(heads: int, width: int, numbers: int, most: int | None = None) -> 
     Args:
         heads: H.
         width: D.
-        numbers: largest part of the tile for one warp.
         most: columns at most; all columns when absent.
     """
     columns = 1 << (max(width, 1) - 1).bit_length()
     columns = columns if most is None else min(columns, most)
-    together = min(1 << (max(heads, 1) - 1).bit_length(), max(numbers // columns, 1))
+    together = min(1 << (max(heads, 1) - 1).bit_length(), max(HELD // columns, 1))
     rows = max(NARROW // (columns * together), 1)
-    return {"BR": rows, "BH": together, "BD": columns, "num_warps": min(max(columns * together // numbers, 1), 8)}
+    return {"BR": rows, "BH": together, "BD": columns, "num_warps": min(max(columns * together // HELD, 1), 8)}
+
+
+def unrolled(shape: dict[str, int], numbers: int) -> int:
+    """Edges of each row that a program of this tile reads at a time: fewer of wide rows, which take the registers."""
+    return min(max(numbers // (shape["BR"] * shape["BH"] * shape["BD"]), 1), UNROLL)
+
+
+def tiles(n: int) -> int:
+    """Tiles of a program of attention over n lists."""
+    return TILES if n > MANY else 1
 
 
 @triton.jit

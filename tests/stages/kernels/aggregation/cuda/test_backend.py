@@ -19,6 +19,7 @@ from millrace.stages.kernels import aggregation_backend, aggregation_on
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
@@ -88,6 +89,36 @@ def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> 
         assert (got is None) == (want is None)
         if got is not None:
             torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
+
+
+def attended(lists: InLists, heads: int, width: int, kernels: Any = CUDA, to: str = DEVICE) -> list[Tensor]:
+    """Attention with rows of its own for each head, with its gradients, and with shared rows."""
+    n, S, g = lists.num_dst, lists.num_src, torch.Generator().manual_seed(1)
+    z, a, logit, grad, x = (
+        (torch.randn(*s, generator=g, dtype=torch.float64) / 9).to(to)
+        for s in ((S, heads, width), (heads, width), (n, heads), (n, heads, width), (S, width))
+    )
+    rule = AttentionRule(0.2, 0.3, 7)
+    made, shared = kernels.attend(lists, z, a, logit, rule), kernels.attend_shared(lists, x, a, a, rule)
+    found = [*made, *kernels.attend_backward(lists, z, a, logit, rule, *made, grad), *shared]
+    return [*found, *kernels.attend_shared_backward(lists, x, a, a, rule, *shared, grad, True)]
+
+
+def test_heads_with_rows_of_their_own_in_two_programs() -> None:
+    for got, want in zip(
+        attended(hub(3, 5, 14), 3, 515), attended(hub(3, 5, 14), 3, 515, reference, "cpu"), strict=True
+    ):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
+
+
+def test_programs_that_take_several_tiles_store_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of many lists do; the last one has tiles without any."""
+    lists = random_lists(6, 9, 20, 3)
+    want = attended(lists, 2, 64)
+    monkeypatch.setattr(sums_cuda, "MANY", 0)
+    assert sums_cuda.tiles(6) > 1
+    for got, expected in zip(attended(lists, 2, 64), want, strict=True):
+        assert torch.equal(got, expected)
 
 
 def test_float32_is_as_good_as_float32() -> None:
