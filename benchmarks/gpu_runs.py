@@ -88,13 +88,13 @@ def _compare(lab: Lab, name: str, folder: Path, job: dict[str, Any], more: dict[
     with lab.attempt(f"runs: {name}"):
         lab.check_time()
         common = {"epochs": 2, "seed": 4, "threads": 1, "dtype": "float64", "lr": 0.02, "verbose": False, **more}
-        found: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
+        found: list[tuple[float, dict[str, torch.Tensor]]] = []
         for device in ("cpu", lab.device.type):
             own = {k: v for k, v in job.items() if k != "gpu" or device == "cuda"}
             out = folder / f"{name}, {device}, {len(found)}"
             result = mr.run(folder / "store", config={**own, "device": device}, out=out, **common)
-            found[f"{device} {len(found)}"] = result.test_accuracy, torch.load(out / "model.pt", weights_only=True)
-        (here, wanted), (there, got) = found.values()
+            found.append((result.test_accuracy, torch.load(out / "model.pt", weights_only=True)))
+        (here, wanted), (there, got) = found
         worst = max(float((got[k].cpu() - v).abs().max() / v.abs().max().clamp(min=1e-300)) for k, v in wanted.items())
         lab.details.setdefault("runs", {})[name] = worst
         if not (worst <= DIFFERENCE and here == there):

@@ -34,7 +34,7 @@ def _gradient(g, y, ACTIVATION: tl.constexpr):
 
 
 DOUBLED, TRIPLED = "tf32x3", "bf16x6" if isinstance(_gradient, triton.JITFunction) else "ieee"
-"""How numbers are divided; the interpreter knows no bfloat16 parts."""
+"""Names of Triton's products of two and of three parts; its interpreter knows no bfloat16 parts."""
 
 
 @triton.jit(do_not_specialize=["n"])

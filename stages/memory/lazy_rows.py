@@ -56,7 +56,7 @@ class LazyRows(Tensor):
             assert isinstance(self.ids, Tensor)
             if not self.ids.is_cuda:
                 return self.base.index_select(0, self.ids[:n])
-            # Needs Triton. Twice as fast as torch's selection.
+            # Needs Triton. `benchmarks/gpu.py --only gather` sets it beside torch's selection.
             from ..kernels.minibatch_cuda.rows import gather_rows
 
             return gather_rows(self.base, self.ids[:n])

@@ -1,4 +1,4 @@
-"""Random words of `stages.random` in Triton, the device of Triton's kernels, and the size of their programs."""
+"""Random words of `stages.random` in Triton, the device of its kernels, the size and alignment of their programs."""
 
 import math
 from typing import Any
@@ -41,6 +41,14 @@ def tile_of_rows(nodes, owner, num_rows, ROWS: tl.constexpr):
     live = f < num_rows
     v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
     return f, live, v, tl.load(owner + f, mask=live, other=0).to(tl.int64)
+
+
+@triton.jit
+def row_at(indptr, nodes, owner, f):
+    """Row f of a bulk: its node, first edge, degree and minibatch; int64, the degree int32."""
+    v = tl.load(nodes + f).to(tl.int64)
+    start = tl.load(indptr + v)
+    return v, start, (tl.load(indptr + v + 1) - start).to(tl.int32), tl.load(owner + f).to(tl.int64)
 
 
 @triton.jit

@@ -66,7 +66,7 @@ IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale
 DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
 CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick"}
-CALLED |= {"_before", "_read_row", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
+CALLED |= {"_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda,)
 for module in MODULES:

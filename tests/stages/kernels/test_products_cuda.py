@@ -1,4 +1,7 @@
-"""Products of float32 on a GPU: as near to those of float64 as float32's own, whatever the shapes and distances."""
+"""Products of float32 on a GPU: as near to those of float64 as float32's own, whatever the shapes and distances.
+
+Triton's interpreter multiplies in float32: what is lost by parts shows on a GPU only.
+"""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from .softmax import dots, log_denominators
 from .sums import add_lists, head_tile, row_of
 
 _UNROLL, _TILES = 2, 8
-"""Of rows that need no gradient: edges read at a time, and tiles of a program, which share one sum for `a_src`."""
+"""Edges read at a time, and tiles of a program, which share one sum for `a_src`, where rows need no gradient."""
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs
+from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
 from ..device_samples import DeviceList
 from .draw import cumulated
 from .neighbor import check_int32
@@ -37,10 +37,8 @@ def _count_known(indptr, sources, nodes, owner, found, counts, num_rows, stride,
     lane = tl.arange(0, CHUNK)
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
-        v = tl.load(nodes + f).to(tl.int64)
-        start = tl.load(indptr + v)
-        degree = (tl.load(indptr + v + 1) - start).to(tl.int32)
-        marks = found + tl.load(owner + f).to(tl.int64) * stride
+        _, start, degree, q = row_at(indptr, nodes, owner, f)
+        marks = found + q * stride
         seen = tl.zeros([CHUNK], tl.int32)
         u = tl.load(sources + start + lane, mask=lane < degree, other=0)
         for j in range(0, degree, CHUNK):
@@ -62,10 +60,7 @@ def _write_known(
     lane = tl.arange(0, CHUNK)
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
-        v = tl.load(nodes + f).to(tl.int64)
-        start = tl.load(indptr + v)
-        degree = (tl.load(indptr + v + 1) - start).to(tl.int32)
-        q = tl.load(owner + f).to(tl.int64)
+        v, start, degree, q = row_at(indptr, nodes, owner, f)
         first, base = tl.load(row_ends + q), tl.load(node_ends + q)
         out, end = tl.load(kept_ends + f), tl.load(kept_ends + f + 1)
         tl.store(ends + f + q + 1, (end - tl.load(kept_ends + first)).to(tl.int32))

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import completed
-from ...runtime.triton_rng import INTERPRETED, launch, node_word, programs
+from ...runtime.triton_rng import INTERPRETED, launch, node_word, programs, row_at
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceSample, Rows
 from .draw import BOUND, Drawn, cumulated, draw, total
@@ -48,15 +48,6 @@ def _width(s: int) -> int:
     """Room for a row's candidates."""
     bound = _wanted(s)
     return min(WIDEST, 1 << (bound + ceil(4 * sqrt(bound))).bit_length())
-
-
-@triton.jit
-def _read_row(nodes, owner, indptr, keys, f):
-    """A row's first edge, degree, minibatch and its key."""
-    v = tl.load(nodes + f).to(tl.int64)
-    start = tl.load(indptr + v)
-    q = tl.load(owner + f).to(tl.int64)
-    return start, (tl.load(indptr + v + 1) - start).to(tl.int32), q, tl.load(keys + q)
 
 
 @triton.jit
@@ -159,7 +150,8 @@ def _keep_smallest(
     places += p * WIDTH
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
-        start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
+        _, start, degree, q = row_at(indptr, nodes, owner, f)
+        key = tl.load(keys + q)
         if (degree >= least) & (degree < most):
             out = tl.load(ends + f)
             marks = found + q * stride
@@ -215,7 +207,8 @@ def _keep_below(
     lane = tl.arange(0, CHUNK)
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
-        start, degree, q, key = _read_row(nodes, owner, indptr, keys, f)
+        _, start, degree, q = row_at(indptr, nodes, owner, f)
+        key = tl.load(keys + q)
         if (degree >= least) & (degree < most):
             marks = found + q * stride
             count = degree * 0
