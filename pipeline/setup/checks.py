@@ -359,8 +359,6 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
         raise InputError(f"{seen} system '{system.name}' trains on a rank's own part without times; use \"bulk\"")
     if not isinstance(system.fetch, TemporalFetch | LinkFetch):
         raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
-    if job.device != "cpu":
-        raise InputError(f"{seen} device is '{job.device}', and they are drawn on the host; use device = \"cpu\"")
     if job.learned.width:
         raise InputError(f"{seen} learned.width is {job.learned.width}, and nodes are met at many times; leave it out")
     sampler.check(dataset.graph)

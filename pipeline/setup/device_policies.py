@@ -9,6 +9,7 @@ from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.phase_fetch import PhaseFetch
+from ...stages.fetch.temporal import TemporalFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
@@ -88,11 +89,12 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     """
     # Needs Triton.
     from ...stages.fetch.exchange_cuda import DeviceExchangeFetch
-    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch
+    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch, DeviceTemporalFetch
 
     inner, gpu = system.fetch, job.gpu
     if isinstance(inner, GatherFetch):
-        policy = DeviceGatherFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+        kind = DeviceTemporalFetch if isinstance(inner, TemporalFetch) else DeviceGatherFetch
+        policy = kind(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
     elif isinstance(inner, CoverageFetch):
         policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)
     elif isinstance(inner, ExchangeFetch):

@@ -123,8 +123,11 @@ class BulkOptions(Section):
 
 
 def _draws_on_device(job: Job) -> bool:
-    """True if owners of rows draw for the sampler on GPUs."""
-    return getattr(record_type("sampler", SAMPLERS, dict(job.sampler)), "draws_by_owners_on_device", False)
+    """True if the sampler has kernels for GPUs that draw from the job's topology."""
+    kind = record_type("sampler", SAMPLERS, dict(job.sampler))
+    if job.options.topology == "replicated":
+        return not reads_times(kind)
+    return job.options.algorithm == "owners" and getattr(kind, "draws_by_owners_on_device", False)
 
 
 def _check_draws_on_device(job: Job, sample: SampledByOwners) -> None:
@@ -154,7 +157,7 @@ class _Bulk(Registered):
         whole = job.options.topology == "replicated"
         # Workers, which may lack a GPU, draw the samples of a store.
         chosen = job.device == "cuda" and "kernel" not in job.model_fields_set and job.queue.kind == "memory"
-        if chosen and (whole or (job.options.algorithm == "owners" and _draws_on_device(job))):
+        if chosen and _draws_on_device(job):
             job = job.model_copy(update={"kernel": "cuda"})
         if not whole and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})

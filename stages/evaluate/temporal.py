@@ -46,7 +46,7 @@ def temporal_outputs(
     in-edges (fanout -1), else the same in every call with the same nodes.
 
     Args:
-        model: of at most as many layers as the sampler has hops.
+        model: of at most as many layers as the sampler has hops; rows are on its device, draws on the host.
         graph: with times of edges.
         features: rows of all nodes.
         sampler: draws the neighbourhoods.
@@ -76,32 +76,33 @@ def temporal_outputs(
             if on_progress is not None:
                 on_progress(min(at + CHUNK, len(nodes)), len(nodes))
     rows = torch.cat(found) if found else torch.empty(0, 0)
-    return rows[torch.from_numpy(back)]
+    return rows[torch.from_numpy(back).to(rows.device)]
 
 
 def _chunk(
     model: nn.Module, graph: Graph, features: FeatureStore, sampler: TemporalSampler, request: BulkRequest
 ) -> Tensor:
     work = sampler.sample(graph, request, None).minibatches[0]
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    degree = cache(lambda: torch.from_numpy(degrees_until(graph, work, request.moments[0])).to(dtype))
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    to, on_host = {"device": like.device, "dtype": like.dtype}, like.device.type == "cpu"
+    degree = cache(lambda: torch.from_numpy(degrees_until(graph, work, request.moments[0])).to(**to))
     of_edges, ids = graph.edge_features if reads_edges(model) else None, work.blocks[0].edge_id
 
     @cache
     def edge_rows() -> Tensor:
         assert of_edges is not None and ids is not None
-        return torch.from_numpy(of_edges.gather(ids)).to(dtype)
+        return torch.from_numpy(of_edges.gather(ids)).to(**to)
 
     neighbourhoods = [
         BlockNeighbourhood(
             b,
             lambda n=b.num_src: degree()[:n],
-            edge_types=types_of_edges(graph, b.edge_id),
+            edge_types=types_of_edges(graph, b.edge_id, None if on_host else like.device),
             edges=None if of_edges is None else lambda n=b.num_edges: edge_rows()[:n],
         )
         for b in work.blocks
     ]
-    rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(dtype)
+    rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(**to)
     with torch.no_grad():
         out = model(neighbourhoods, rows)
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) < len(request.seeds[0]):

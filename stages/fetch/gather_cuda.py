@@ -29,6 +29,7 @@ from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 from .isolated import Correction, Weights
+from .temporal import degrees_of
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory are uploaded in pieces of this size."""
@@ -104,6 +105,15 @@ class DeviceCoverageFetch(DeviceGatherFetch):
         return features
 
 
+@dataclass(frozen=True)
+class DeviceTemporalFetch(DeviceGatherFetch):
+    """`TemporalFetch` on a device, of minibatches that were drawn on the host."""
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceTemporal":
+        """See `FetchPolicy.fetcher`. Does not depend on the module."""
+        return DeviceTemporal(placement, *self._rows_of(placement, job))
+
+
 @dataclass(frozen=True, eq=False)
 class Uploaded:
     """Rows that kernels of a device can read."""
@@ -175,7 +185,7 @@ class DeviceGather:
             policy: settings.
             edges: source of the rows of edges, if the model reads them.
         """
-        self._device = device
+        self._placement, self._device = placement, device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
@@ -193,8 +203,12 @@ class DeviceGather:
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
-        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]), self._edges)
+        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degrees(work, nodes)), self._edges)
         return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+
+    def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
+        """[n], degrees of all nodes of a minibatch, which lie on the device."""
+        return self._degree()[nodes]
 
     def framed(self, frame: Frame) -> Fetched:
         """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
@@ -250,6 +264,13 @@ class DeviceCoverage(DeviceGather):
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
         return self.weights.given(super().fetch(work), work)
+
+
+class DeviceTemporal(DeviceGather):
+    """`DeviceGather` with the degrees of nodes until the moments of their trees, which the host finds."""
+
+    def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
+        return to_device(degrees_of(work, self._placement), self._device).to(self._placement.degree.dtype)
 
 
 def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows: range | None = None) -> Uploaded:

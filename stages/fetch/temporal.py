@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +32,11 @@ class TemporalGather(Gather):
     """`Gather` with the degrees of nodes until the moments of their trees."""
 
     def _degrees(self, work: MiniBatch) -> Tensor:
-        graph = self._placement.graph
-        assert graph.node_time is not None
-        degree = degrees_until(graph, work, graph.node_time[work.seeds])
-        return torch.from_numpy(degree).to(self._placement.degree.dtype)
+        return torch.from_numpy(degrees_of(work, self._placement)).to(self._placement.degree.dtype)
+
+
+def degrees_of(work: MiniBatch, placement: Placement) -> npt.NDArray[np.float64]:
+    """float64 [n], degrees of all nodes of a minibatch until the moments of the seeds whose trees they are in."""
+    graph = placement.graph
+    assert graph.node_time is not None
+    return degrees_until(graph, work, graph.node_time[work.seeds])

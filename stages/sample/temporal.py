@@ -321,7 +321,7 @@ class TemporalSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises InputError: samples go by time on the host."""
-        raise InputError('the sampler temporal draws on the host; use device = "cpu"')
+        raise InputError('the sampler temporal draws on the host; set kernel = "cpu"')
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Raises InputError: rows are drawn from a whole graph."""
