@@ -315,9 +315,7 @@ def arguments() -> argparse.Namespace:
         "--model", type=lambda s: s.split(","), default=["sage", "gat"], help="of sage, gat, links; empty for none"
     )
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
-    parser.add_argument(
-        "--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes"
-    )
+    parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer on graphs with fewer nodes")
     parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
     parser.add_argument(
         "--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none"

@@ -4,11 +4,10 @@ the same parameters.
     python benchmarks/faults.py --times 20 --what rank,worker,producer,driver --json faults.json
 
 A run of two ranks and one producer on a local cluster is started over and over. After a random time in training one
-process gets
-SIGKILL: a rank, a worker that holds one, the worker that samples, or the driver. For each kill a line says what died,
-how many seconds later the run said so ("told"), how soon what had to go with it was gone ("gone": the other ranks; with
-the driver every process), and whether the run, gone on with by itself or after the driver by ``--resume``, ended with
-the bits of an undisturbed run ("same"). A run that ended before it could be hit is tried again.
+process gets SIGKILL: a rank, a worker that holds one, the worker that samples, or the driver. For each kill a line says
+what died, how many seconds later the run said so ("told"), how soon what had to go with it was gone ("gone": the other
+ranks; with the driver every process), and whether the run, gone on with by itself or after the driver by ``--resume``,
+ended with the bits of an undisturbed run ("same"). A run that ended before it could be hit is tried again.
 """
 
 import argparse

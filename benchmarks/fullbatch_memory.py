@@ -13,10 +13,9 @@ The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the la
 "measured" is what a run tells in ``memory_bytes`` (edges, features, and the tensors of a step, the arena's and all
 others), with parameters, gradients and Adam's state. "predicted" is made before the run: from numbers alone for
 `dense`, from counts of nodes and edges by part for `arxiv`; `step_memory.step_bytes` says what a step takes on a graph
-of such proportions. "c0 + c1/N" is the same without
-neighbours on other ranks: c0 does not grow with the graph; c0 + c1 is one rank's memory. What "predicted" has beyond it
-    are rows of
-other ranks: kept, or under way (of those the next round's only as far as `prefetch_bytes`, 64 MiB, goes).
+of such proportions. "c0 + c1/N" is the same without neighbours on other ranks: c0 does not grow with the graph; c0 + c1
+is one rank's memory. What "predicted" has beyond it are rows of other ranks: kept, or under way (of those the next
+round's only as far as `prefetch_bytes`, 64 MiB, goes).
 
 "RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500
 nodes. Reading the parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the

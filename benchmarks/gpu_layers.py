@@ -1,10 +1,9 @@
 """Rates of the device's memory and single kernels: gathering features, aggregation and attention of a block.
 
 Aggregation and attention are those of the first minibatch's first two layers, whole functions under autograd, ours and
-PyG's on the same
-edges: PyG's mean is `torch_geometric.utils.scatter` over gathered rows, its attention that of `GATConv` without the
-product. Results and gradients are compared first. Floors count each distinct row once, read or written, and each index
-once. Training leaves out the first layer's backward pass.
+PyG's on the same edges: PyG's mean is `torch_geometric.utils.scatter` over gathered rows, its attention that of
+`GATConv` without the product. Results and gradients are compared first. Floors count each distinct row once, read or
+written, and each index once. Training leaves out the first layer's backward pass.
 """
 
 import statistics

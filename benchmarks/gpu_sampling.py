@@ -3,9 +3,8 @@ compiled kernels' bits.
 
 What is drawn stays on the device. Seeds and streams are there before the clock starts, since making them is the host's
 work and takes the same time whoever samples (`requests` says how long). PyG has no sampler for a GPU, and none at all
-without pyg-lib or torch-sparse,
-so `plain` stands beside ours: a hop as a user of torch would write it, one minibatch at a time, with replacement, which
-    is less work.
+without pyg-lib or torch-sparse, so `plain` stands beside ours: a hop as a user of torch would write it, one minibatch
+at a time, with replacement, which is less work.
 """
 
 import importlib.util

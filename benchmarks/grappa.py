@@ -9,16 +9,15 @@ Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learn
 ``grappa_accuracy.py``, and what it takes to cut a large graph a third, ``cutting.py``.
 
 ``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under
-``grappa``,
-            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a
-            halo, and its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link between
-            these network namespaces, which exist, each with the address given. Links that were measured before stand in
-            ``--json`` and are told again beside the new one; ``--plot`` draws them all. ``records/grappa.json`` holds
-            those of the docs.
+            ``grappa``, ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as
+            published, without a halo, and its switches are left to ``switch``. On loopback, or with ``--namespaces``
+            over the link between these network namespaces, which exist, each with the address given. Links that were
+            measured before stand in ``--json`` and are told again beside the new one; ``--plot`` draws them all.
+            ``records/grappa.json`` holds those of the docs.
 ``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like
-this one, a thread
-            each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from
-            rehearsals of at most 4 ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
+            this one, a thread each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of
+            `millrace.plan` from rehearsals of at most 4 ranks, and not a measurement. A graph of `--model-nodes`, as
+            many seeds.
 ``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts;
             and what a step's gradients would take over typical links, by the model of
             `millrace.pipeline.planning.network`.
@@ -49,7 +48,7 @@ from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.setup.parts import Parts
-from millrace.stages.messages import Phase
+from millrace.stages.messages import Arrays, Phase
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks
@@ -85,19 +84,15 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
     for n in range(args.rounds):
         # Whoever comes first meets a machine in another state.
         for name in args.systems[n % len(args.systems) :] + args.systems[: n % len(args.systems)]:
-            words = (
-                *(
-                    "--dataset",
-                    str(store),
-                    "--system",
-                    name,
-                    "--epochs",
-                    str(args.epochs),
-                    "--hidden",
-                    str(args.hidden),
-                ),
-                *("--layers", str(len(FANOUT)), *(() if name == "sar" else ("--fanout", ",".join(map(str, FANOUT))))),
-            )
+            of_model = {
+                "dataset": store,
+                "system": name,
+                "epochs": args.epochs,
+                "hidden": args.hidden,
+                "layers": len(FANOUT),
+            }
+            words = tuple(str(word) for key, value in of_model.items() for word in (f"--{key}", value))
+            words += () if name == "sar" else ("--fanout", ",".join(map(str, FANOUT)))
             settings = {"threads": 1, "train.evaluate_every": 0, **WAYS[name]}
             settings |= {} if name == "sar" else {"train.batch_size": args.batch_size}
             record, wire = run_in(addresses, args.namespaces, words, settings)
@@ -120,11 +115,10 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
         }
     report.setdefault("speed", {})[link] = told
     print(
-        f"\nSPEED: {args.nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, "
-        f"{FEATURES} features, {len(addresses)} ranks,",
-        f"SAGE {args.hidden}x{len(FANOUT)},\nbatch {args.batch_size} a rank, fanout "
-        f"{','.join(map(str, FANOUT))}; medians of",
-        f"{args.rounds} rounds of {args.epochs} epochs, in turns; MB are those of the rank that sends most",
+        f"\nSPEED: {args.nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, {FEATURES} features,",
+        f"{len(addresses)} ranks, SAGE {args.hidden}x{len(FANOUT)},\nbatch {args.batch_size} a rank, fanout",
+        f"{','.join(map(str, FANOUT))}; medians of {args.rounds} rounds of {args.epochs} epochs, in turns;",
+        "MB of the rank that sends most",
     )
     print(
         f"{'link':<12}{'system':<8}{'epoch s':>9}{'bulk / it':>11}{'waited s':>10}"
@@ -143,9 +137,8 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
             )
         goal = GOALS.get(speeds["bandwidth_mbit"] or 0)
         if goal and {"bulk", "grappa"} <= middle.keys() and middle["bulk"] < goal * middle["grappa"]:
-            report["problems"].append(
-                f"speed, {known}: {middle['bulk'] / middle['grappa']:.2f}x; the goal is {goal:g}x"
-            )
+            found = f"{middle['bulk'] / middle['grappa']:.2f}x"
+            report["problems"].append(f"speed, {known}: {found}; the goal is {goal:g}x")
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
@@ -210,9 +203,8 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
         + "".join(f"{f'{mbit:,} Mb/s':>14}{'':>7}" for mbit in MODEL_MBIT)
     )
     report["model"] = []
-    for layers, ranks in dict.fromkeys(
-        [*((len(FANOUT), p) for p in args.parts), *((n, args.ranks) for n in args.depths)]
-    ):
+    shapes = [*((len(FANOUT), p) for p in args.parts), *((n, args.ranks) for n in args.depths)]
+    for layers, ranks in dict.fromkeys(shapes):
         told = mr.plan(
             store,
             cluster=mr.Cluster(hosts=ranks, link=known),
@@ -252,15 +244,14 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
         f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and "
         f"step, and the ring's 2 (P-1)/P 4 parameters"
     )
-    print(
-        f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}", end=""
-    )
+    heads = f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}"
+    print(heads, end="")
     print("".join(f"{name + ' ms':>17}" for name in LINKS))
     report["bytes"] = []
     with tempfile.TemporaryDirectory() as scratch:
         for layers in args.depths:
             for ranks in args.parts:
-                system = {"system": "grappa", "partition": {"method": "hash"}, "grappa": {"every": 1}}
+                system = {"system": "grappa", "partition": {"method": "hash"}, "grappa": {"repartition_every": 1}}
                 run = here(
                     store, Path(scratch), ranks, epochs, {"batch_size": 64}, (3,) * layers, hidden=hidden, **system
                 )
@@ -337,7 +328,7 @@ def placed(
 ) -> Any:
     """Place a phase's data. With `ahead` the next phase's data is under way when this returns."""
     job = isolated_job(rank, ranks)
-    data = Parts(folder, torch.float32, multilabel=False).part(rank)
+    data = Parts(folder, torch.float32, matrix=False).part(rank)
     return Chunks(PARTITIONERS["hash"](), halo=halo, ahead=ahead).place(
         data, Phase(phase, phase, phase + 1), job, before
     )
@@ -346,7 +337,7 @@ def placed(
 def isolated_job(rank: int, ranks: int) -> Any:
     """A `RankJob` as far as placement asks for it."""
     group = SimpleNamespace(rank=rank, size=ranks)
-    return SimpleNamespace(group=group, ledger=Ledger(), dtype=torch.float32, epochs=10**6, seed=0)
+    return SimpleNamespace(group=group, ledger=Ledger(), dtype=torch.float32, epochs=10**6, seed=0, arrays=Arrays())
 
 
 def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -405,15 +396,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=words, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG or SVG of the links measured so far, and of the model")
-    parser.add_argument(
-        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs"
-    )
+    cache = Path.home() / ".cache" / "millrace-benchmarks"
+    parser.add_argument("--cache", type=Path, default=cache, help="generated graphs")
     parser.add_argument("--nodes", type=int, default=400_000)
     parser.add_argument("--model-nodes", type=int, default=100_000, help="of the graph of section model")
     parser.add_argument("--degree", type=int, default=50, help="mean, before duplicates go")
-    parser.add_argument(
-        "--seeds", type=float, default=0.08, help="the share of nodes that are trained on, as of ogbn-products"
-    )
+    parser.add_argument("--seeds", type=float, default=0.08, help="share of nodes trained on, as of ogbn-products")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=3, help="of which the first is left out of seconds an epoch")
@@ -434,10 +422,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--namespaces and --addresses go together, one address for each")
     if args.namespaces and not args.bandwidth_mbit:
         parser.error("--namespaces needs --bandwidth-mbit, for the table")
-    if (
-        min(args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts) < 1
-        or args.epochs < 2
-    ):
+    counts = (args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts)
+    if min(counts) < 1 or args.epochs < 2:
         parser.error("numbers must be at least 1, and --epochs at least 2")
     return args
 

@@ -11,14 +11,10 @@ imported what they need, which saves most of the time.
 
 ``convert``   of Parquet whose ids are text, by two workers; ``alone`` in one process; ``csv`` and ``typed`` likewise by
               two workers, of CSV and of tables of two types.
-``into``, ``parts``
-              ``partition --into`` and ``--out`` of its store, by ``metis-streamed`` and two workers.
-``sample``, ``owners``
-              ``sample`` on a cluster that is there, by tasks, and by two ranks that hold a block of rows each.
-``sar``, ``bulk``
-              ``run`` with two ranks on parts, and with two ranks that other workers sample for.
-``evaluate``, ``predict``
-              of that run, by two workers.
+``into``, ``parts``  ``partition --into`` and ``--out`` of its store, by ``metis-streamed`` and two workers.
+``sample``, ``owners``  ``sample`` on a cluster that is there, by tasks, and by two ranks with a block of rows each.
+``sar``, ``bulk``  ``run`` with two ranks on parts, and with two ranks that other workers sample for.
+``evaluate``, ``predict``  of that run, by two workers.
 """
 
 import argparse

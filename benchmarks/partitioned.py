@@ -9,31 +9,27 @@ Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), sections on partitioned 
 columns of a grid; those who own a row draw in it, so the rows themselves do not travel. ``products_15d.py`` has the
 paper's products, in which they do.
 
-``words``    an R-MAT graph, every p and every divisor c; ranks are gloo processes. Sampling: of each hop, words (4
-bytes) that a rank sends
-             on average, beside R (1 + s) / p times (1 - c/p), for R frontier rows over the whole bulk and fanout s.
-             That is as if every row had s in-edges; a byte a row, for how many it has, is left out. ``exact``: every
-             rank's bytes, messages and waits are what the sizes of all frontiers imply, to the byte. ``R d/p``: the
-             words of the rows themselves, 1 - c/p of them, and how many times more these are. LADIES: darts and facts
-             of all hops, beside the rows that its P would take (d with the loop).
-             Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and
-             of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
-``algorithms``
-             sampling by owners beside 1.5D products (``bulk.algorithm``), for each c and --bulks: words, messages,
-             seconds; beside those expected, by which ``auto`` chooses. With --link-mbit also over limited links
-             (``links.py``).
-``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that knows the epochs.
-``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over
-             the link between them, which are network namespaces that exist, each with the address given; and always on
-             loopback, for the processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is
-             beyond the same run with all rows local (c = p). In units of several steps fewer rows travel, which is part
-             of what is saved.
-             The goal is to hide 70 % at 1 Gb/s, for 3 % more processor time at most.
-``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see
-``partitioned_memory.py``. A --scale
-             below 1 takes so much of its nodes and edges. Ranks that together might take more than --limit-gib are not
-             run.
-``times``    epochs on a small graph: topology replicated, in blocks, and in one block that all ranks hold (c = p).
+``words``       an R-MAT graph, every p and every divisor c; ranks are gloo processes. Sampling: of each hop, words (4
+                bytes) that a rank sends on average, beside R (1 + s) / p times (1 - c/p), for R frontier rows over the
+                whole bulk and fanout s. That is as if every row had s in-edges; a byte a row, for how many it has, is
+                left out. ``exact``: every rank's bytes, messages and waits are what the sizes of all frontiers imply,
+                to the byte. ``R d/p``: the words of the rows themselves, 1 - c/p of them, and how many times more these
+                are. LADIES: darts and facts of all hops, beside the rows that its P would take (d with the loop).
+                Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step
+                and of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
+``algorithms``  sampling by owners beside 1.5D products (``bulk.algorithm``), for each c and --bulks: words, messages,
+                seconds; beside those expected, by which ``auto`` chooses. With --link-mbit also over limited links
+                (``links.py``).
+``hot``         hot rows on the ogbn-arxiv graph, beside the best choice of as many that knows the epochs.
+``overlap``     2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces``
+                over the link between them, which are network namespaces that exist, each with the address given; and
+                always on loopback, for the processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is
+                what is beyond the same run with all rows local (c = p). In units of several steps fewer rows travel,
+                which is part of what is saved. The goal is to hide 70 % at 1 Gb/s, for 3 % more processor time at most.
+``memory``      resident size of a rank on the graph of ogbn-products' size, beside a prediction: see
+                ``partitioned_memory.py``. A --scale below 1 takes so much of its nodes and edges. Ranks that together
+                might take more than --limit-gib are not run.
+``times``       epochs on a small graph: topology replicated, in blocks, and in one block that all ranks hold (c = p).
 
 Seconds are good for nothing on a machine with other work. Bytes are the ledger's: payload, counted by who sends it. The
 graph of ``hot`` is a ``.npz`` file in `--data`, ``MILLRACE_DATA``, or ``../shared/data`` beside this repository; the

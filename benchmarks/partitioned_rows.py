@@ -17,8 +17,8 @@ import torch
 import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
-from millrace.stages.feed.queue_feed import QueueFeed
+from millrace.stages.feed.collective_feed import SampledByOwners
+from millrace.stages.feed.queue_feed import UNBOUNDED, QueueFeed
 from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob

@@ -94,7 +94,7 @@ def switched(kind: str, browser: Browser):
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
-    shown, look, tell = supervisor.show_run, plugin.MillracePage._look, publisher._Told.tell
+    shown, poll, tell = supervisor.show_run, plugin.MillracePage._poll, publisher._Publisher.tell
     browser.on = is_on(0)
 
     @contextmanager
@@ -103,8 +103,10 @@ def switched(kind: str, browser: Browser):
 
     if kind == "off":
         supervisor.show_run = hidden
-    plugin.MillracePage._look = lambda self: look(self) if browser.on else None
-    publisher._Told.tell = lambda self, **message: tell(self, **message) if browser.on or "about" in message else None
+    plugin.MillracePage._poll = lambda self: poll(self) if browser.on else None
+    publisher._Publisher.tell = lambda self, **message: (
+        tell(self, **message) if browser.on or "about" in message else None
+    )
 
     def hear(event: Any) -> None:
         if isinstance(event, EpochDone):
@@ -115,7 +117,7 @@ def switched(kind: str, browser: Browser):
     try:
         yield hear
     finally:
-        supervisor.show_run, plugin.MillracePage._look, publisher._Told.tell = shown, look, tell
+        supervisor.show_run, plugin.MillracePage._poll, publisher._Publisher.tell = shown, poll, tell
         del os.environ["MILLRACE_TELEMETRY"]
         if before is None:
             del os.environ["PYTHONPATH"]
