@@ -47,6 +47,9 @@ TYPED_JOBS: dict[str, dict[str, Any]] = {
         "system": "bulk", "sampler": {"name": "labor"}, "device": "cuda", "kernel": "cpu",
     },
     "`bulk`, `device = \"cuda\"`, `features = \"owned\"`": {"system": "bulk", "device": "cuda", **FEATURES["owned"]},
+    "`bulk`, partitioned, `device = \"cuda\"`": {
+        "system": "bulk", "device": "cuda", "bulk": {"topology": "partitioned"},
+    },
     "`sar`, `device = \"cuda\"`": {"system": "sar", "device": "cuda"},
     "`sar`": {"system": "sar"},
     "`grappa`": {"system": "grappa"},

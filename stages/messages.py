@@ -78,8 +78,8 @@ class Placement:
         """Types of edges by their `Block.edge_id`; None if there is one type of edges."""
         return types_of_edges(self.graph, positions)
 
-    def positions_of(self, edges: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """Positions of edges in the whole graph by their `Block.edge_id`."""
+    def positions_of(self, edges: Any) -> Any:
+        """Positions of edges in the whole graph by their `Block.edge_id`, integers [e] on the host or a device."""
         return edges
 
 

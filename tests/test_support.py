@@ -64,7 +64,9 @@ def test_the_table_of_typed_graphs() -> None:
     runs = {job for job, (rgcn, hgt, _) in said.items() if (rgcn, hgt) == ("yes", "yes")}
     assert runs == {
         "`bulk`", "`bulk`, `labor`", "`bulk`, queue `zarr`", '`bulk`, `features = "owned"`', "`bulk`, partitioned",
-        "`sar`", '`bulk`, `device = "cuda"`', '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`',
+        "`sar`", '`sar`, `device = "cuda"`',
+        '`bulk`, `device = "cuda"`, `features = "owned"`', '`bulk`, `device = "cuda"`',
+        '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`',
     }  # fmt: skip
     assert not any(sage == "yes" for _, _, sage in said.values())
 

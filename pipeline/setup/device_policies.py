@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
@@ -45,20 +46,18 @@ def check_types_on_device(job: Job, system: System, graph: str) -> None:
     Raises:
         InputError: names the key to change.
     """
-    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch):
-        owned = isinstance(system.fetch, ExchangeFetch)
-        why = "rows that ranks own arrive" if owned else f"system '{job.system}' runs"
-        use = "the whole graph and all rows in each rank" if owned else f'system = "{next(iter(SYSTEMS))}"'
+    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | ExchangeFetch | VisitFetch):
         raise InputError(
-            f"{graph}, but device is '{job.device}', on which {why} without relations in this version; use device = "
-            f'"cpu", or {use}'
+            f"{graph}, but device is '{job.device}', on which system '{job.system}' runs without relations in this "
+            f'version; use device = "cpu", or system = "{next(iter(SYSTEMS))}"'
         )
-    sampler: Any = system.sample.sampler
-    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
+    sampler: Any = getattr(system.sample, "sampler", None)
+    owners = isinstance(system.sample, SampledByOwners)
+    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) and not owners else ()
     if job.kernel not in ("cpu", "reference", *by_device):
+        who = "owners of rows draw" if owners else f"the sampler {getattr(sampler, 'name', 'of the system')} draws"
         raise InputError(
-            f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
-            'draws no relations in this version; use kernel = "cpu"'
+            f"{graph}, but kernel is '{job.kernel}', by which {who} no relations in this version; use kernel = \"cpu\""
         )
 
 

@@ -25,7 +25,7 @@ from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.resident import EdgesThere
 from ..placement.row_blocks import BlockRows
 from .exchange import Exchange, ExchangeFetch, Plan, Unit, Units
-from .gather_cuda import Leash, resident_neighbourhoods, resident_there, upload
+from .gather_cuda import Leash, edges_there, resident_neighbourhoods, resident_there, upload
 from .owned_rows_cuda import CollectedThere, OwnedOnDevice
 
 
@@ -84,7 +84,9 @@ class ExchangeOnDevice(Exchange):
 
     def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert isinstance(self._owned, OwnedOnDevice)
-        return UnitsOnDevice(feed, self._owned, plan, prefetch_bytes, self._device, self._of_edges_there)
+        return UnitsOnDevice(
+            feed, self._owned, plan, prefetch_bytes, self._device, self._placement, self._of_edges_there
+        )
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: begins what is due, and makes the device wait for the rows of `work`."""
@@ -143,6 +145,7 @@ class UnitsOnDevice(Units[_Unit]):
         plan: Plan,
         prefetch_bytes: int,
         device: torch.device,
+        placement: Placement,
         of_edges: OwnedOnDevice | None = None,
     ) -> None:
         """
@@ -152,10 +155,11 @@ class UnitsOnDevice(Units[_Unit]):
             plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
             device: where rows go.
+            placement: has the edges.
             of_edges: features of edges, if they are read too; of the same group.
         """
         super().__init__(feed, owned.group, plan, prefetch_bytes)
-        self._owned, self._of_edges, self._device = owned, of_edges, device
+        self._owned, self._of_edges, self._device, self._placement = owned, of_edges, device, placement
         self._coming = self._all()
         self._is_ahead = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -185,7 +189,7 @@ class UnitsOnDevice(Units[_Unit]):
         assert unit.minibatches is not None
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            keep = self._of_edges is not None
+            keep = self._of_edges is not None or self._placement.graph.types is not None
             unit.bulks = {i: resident_there(m, self._device, keep) for i, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
             if self._of_edges is not None:
@@ -212,14 +216,14 @@ class UnitsOnDevice(Units[_Unit]):
         return ids
 
     def _edges_of(self, unit: _Unit) -> Tensor:
-        """Edges of all lists of its minibatches, by their `Block.edge_id`."""
+        """Positions of the edges of all lists of its minibatches."""
         lists = [torch.empty(0, dtype=torch.int64, device=self._device)]
         for bulk, q in unit.bulks.values():
             for h in range(bulk.num_hops - 1 if bulk.nested else 0, bulk.num_hops):
                 positions = bulk.positions_of(q, h)
                 assert positions is not None, "the sampler keeps edge_ids"
                 lists.append(positions)
-        return torch.cat(lists).sort().values
+        return self._placement.positions_of(torch.cat(lists)).sort().values
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
@@ -250,11 +254,13 @@ class UnitsOnDevice(Units[_Unit]):
 
     @property
     def edges(self) -> EdgesThere | None:
-        """Features of the edges of the unit of the last `rows`, for this thread's stream."""
-        ids, got = self._units[0].edge_ids, self._units[0].of_edges
+        """Edges of the unit of the last `rows`, for this thread's stream."""
+        ids, got, data = self._units[0].edge_ids, self._units[0].of_edges, self._placement
         if ids is None or got is None:
-            return None
-        return EdgesThere(rows=lambda edges: gather_rows(got.rows, got.place[torch.searchsorted(ids, edges)]))
+            return edges_there(data, None)
+        return edges_there(
+            data, lambda edges: gather_rows(got.rows, got.place[torch.searchsorted(ids, data.positions_of(edges))])
+        )
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: `index` is the last of a step."""

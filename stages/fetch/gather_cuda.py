@@ -25,6 +25,7 @@ from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
 from ..placement.chunks import Isolated
+from ..placement.row_blocks import BlockRows
 from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
@@ -194,7 +195,7 @@ class DeviceGather:
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, policy.cache_bytes, device)
-        self._edges = edges_there(placement, edges)
+        self._edges = edges_there(placement, None if edges is None else lambda ids: gather_rows(edges.rows, ids))
         wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
@@ -308,16 +309,20 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return to_device(first.astype(np.int64), to)
 
 
-def edges_there(placement: Placement, features: Uploaded | None) -> EdgesThere | None:
-    """Edges of a graph as layers read them, with the rows of their features; None if they read nothing."""
-    graph = placement.graph
-    if graph.types is None and features is None:
+def edges_there(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesThere | None:
+    """Edges of a graph as layers read them; `rows` returns their features. None if they read nothing."""
+    types = placement.graph.types
+    if types is None and rows is None:
         return None
-    return EdgesThere(
-        graph.types,
-        None if graph.types is None else lambda positions: number_on_device(graph, "edge_type")[positions],
-        None if features is None else lambda positions: gather_rows(features.rows, positions),
-    )
+    return EdgesThere(types, None if types is None else lambda ids: _relations(placement, ids), rows)
+
+
+def _relations(placement: Placement, ids: Tensor) -> Tensor:
+    """Relations of edges by their `Block.edge_id`, on the device."""
+    if isinstance(placement, BlockRows):
+        assert placement.graph.types is not None
+        return ids % placement.graph.types.num_relations
+    return number_on_device(placement.graph, "edge_type")[ids]
 
 
 def resident_neighbourhoods(

@@ -305,7 +305,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
-        edge_types: EdgeTypes | TypedRows | None = None,
+        edge_types: EdgeTypes | TypedRows | DeviceTypedRows | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
@@ -336,7 +336,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         edges = self._edge_types
         if edges is None:
             raise no_types()
-        if isinstance(edges, TypedRows):
+        if isinstance(edges, TypedRows | DeviceTypedRows):
             return edges
         rows = None if self._edges is None else lambda: self.edge_features
         if edges.device is None:

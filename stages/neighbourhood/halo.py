@@ -4,7 +4,7 @@ Faster than one rank after the other if memory allows it: one message for each p
 edges. A layer keeps the rows of other ranks for its backward pass too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ from .base import Message, Reduce
 from .block import BlockNeighbourhood
 from .checks import as_matrix, check_scale
 from .full_batch import FullBatch, Shard, View
-from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows, no_types
+from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows
+from .relations_cuda import DeviceTypedRows
 from .ring import KIND, Ring
 
 
@@ -68,29 +69,28 @@ class Halo:
         """Returns the features of the edges."""
         degree = degree if device is None else degree.to(device)
         self.neighbourhood = BlockNeighbourhood(
-            block, degree, names=batch.names[: view.num_src], numbers=numbers, edges=self.edges
+            block,
+            degree,
+            names=batch.names[: view.num_src],
+            numbers=numbers,
+            edge_types=None if types is None else _types_of(block, view, types, whole.edge, device),
+            edges=self.edges,
         )
         self.neighbourhood.lists = lists
-        rows = None if self.edges is None else lambda: self.neighbourhood.edge_features
-        self.typed = None if types is None else _typed(block, degree, view, types, whole.edge, rows)
-        """The block's rows and edges by type."""
+        self.is_typed = types is not None
+        """True if the block has rows and edges of several types."""
         self.exchanged_degree: Tensor | None = None
         """Degrees of all rows, including those of other ranks, once they have been needed."""
 
 
-def _typed(
-    block: Block,
-    degree: Tensor,
-    view: View,
-    types: PartTypes,
-    edge: npt.NDArray[np.integer],
-    rows: Callable[[], Tensor] | None,
-) -> TypedRows:
-    """Rows and edges by type. A row of another rank is here because an edge reads it, which says its type."""
+def _types_of(
+    block: Block, view: View, types: PartTypes, edge: npt.NDArray[np.integer], device: torch.device | None
+) -> EdgeTypes:
+    """Types of rows and edges. A row of another rank is here because an edge reads it, which says its type."""
     kinds, of_rows = types.of_edges[edge], np.zeros(block.num_src, np.int64)
     of_rows[block.indices] = types.types.ends[kinds, 0]
     of_rows[: view.num_src] = types.of_rows[: view.num_src]
-    return TypedRows(block, lambda: degree, EdgeTypes(types.types, lambda: kinds, lambda: of_rows), None, rows)
+    return EdgeTypes(types.types, lambda: kinds, lambda: of_rows, device)
 
 
 def together(view: View, counts: list[int]) -> Shard:
@@ -181,7 +181,8 @@ class HaloNeighbourhood:
         """The layer as one block over this rank's rows and those of the others that it reads, and h of these rows. All
         ranks call this at the same time, and use the block's degrees at the same time."""
         halo = self._halo
-        block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges, edge_types=halo.typed)
+        typed = self._typed if halo.is_typed else None
+        block = BlockNeighbourhood(halo.neighbourhood.block, self._all_degrees, edges=halo.edges, edge_types=typed)
         block.lists = halo.neighbourhood.lists
         return block, self._all(h)
 
@@ -195,10 +196,8 @@ class HaloNeighbourhood:
         return tuple(HaloRelation(r, self) for r in self._typed.relations)
 
     @property
-    def _typed(self) -> TypedRows:
-        if self._halo.typed is None:
-            raise no_types()
-        return self._halo.typed
+    def _typed(self) -> TypedRows | DeviceTypedRows:
+        return self._halo.neighbourhood._typed
 
     def _all_degrees(self) -> Tensor:
         halo = self._halo

@@ -125,7 +125,7 @@ class BlockRows(Placement):
             return None
         return EdgeTypes(types, lambda: positions % types.num_relations)
 
-    def positions_of(self, edges: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    def positions_of(self, edges: Any) -> Any:
         """See `Placement.positions_of`."""
         return edges if self.graph.types is None else edges // self.graph.types.num_relations
 

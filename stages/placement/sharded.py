@@ -23,6 +23,10 @@ from ..neighbourhood.relations import PartTypes
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 
+TYPE_BYTES = 40
+"""What an edge takes beside its lists where rows and edges are divided by type: its relation, its place in that order,
+and an entry of the relations' lists and of those of all means."""
+
 
 @dataclass(frozen=True, eq=False)
 class Share:
@@ -54,7 +58,8 @@ class Share:
     def new_bytes_on(self, device: torch.device) -> int:
         """Bytes that the features and the edges of all rows would add on `device` to what `on` has copied there."""
         edges = 0 if self.edge_rows is None else self.edge_rows.nbytes
-        return self.graph.nbytes + (0 if device in self._there else self.x.nbytes + edges)
+        of_types = 0 if self.types is None else TYPE_BYTES * len(self.types.of_edges)
+        return self.graph.nbytes + of_types + (0 if device in self._there else self.x.nbytes + edges)
 
     @property
     def x(self) -> Tensor:

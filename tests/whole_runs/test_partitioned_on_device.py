@@ -48,7 +48,8 @@ def train_there(
     for number, (name, table, fingerprint, cut, stop_after) in enumerate(runs):
         there = table.get("device") == "cuda"
         # A rank that draws on its device has no other way.
-        NeighborSampler.sample_by_owners, OwnersFeed.__init__ = (None, None) if there else plain
+        draws_there = there and table.get("kernel") != "cpu"
+        NeighborSampler.sample_by_owners, OwnersFeed.__init__ = (None, None) if draws_there else plain
         own: Any = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
         own._ledger = type(own._ledger)()
         report = train_one(own, table, outline, folder, folder / name, fingerprint, cut, stop_after)
