@@ -354,7 +354,7 @@ def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
         folder = Path(scratch) / "parts"
         partition_dataset(dataset, PARTITIONERS["hash"](), parts, folder)
         for halo in (0, 1):
-            then, after = [], []
+            then, after, seen_mib = [], [], 0.0
             for _ in range(args.rounds):
                 for ahead, found in ((False, then), (True, after)):
                     first = placed(folder, 0, parts, halo, ahead=ahead)

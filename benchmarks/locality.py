@@ -70,7 +70,8 @@ def measured(store: Path, args: argparse.Namespace) -> dict[str, float]:
     # Kernels are compiled, and their memory is there.
     warm = next(iter(mr.sample_minibatches(data, sampler, data.split.train, **options)))
     data.features.gather(warm.nodes)
-    mapped = [data.graph.indptr, data.graph.indices, getattr(data.features, "kept", data.features).rows]
+    kept: Any = getattr(data.features, "kept", data.features)
+    mapped = [data.graph.indptr, data.graph.indices, kept.rows]
 
     def drop() -> None:
         for array, name in zip(mapped, ("indptr", "indices", "features")):

@@ -19,7 +19,7 @@ from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, ge
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import UNBOUNDED, QueueFeed
-from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch
+from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch, RowsAhead
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
@@ -46,6 +46,7 @@ def trained(
     before, phase = job.ledger.get("network", "features"), Phase(0, 0, epochs)
     fetcher = policy.fetcher(rows, job)
     ahead = fetcher.ahead(sample.feed(rows, phase, job, (0, 0)), sample, phase, (0, 0))
+    assert isinstance(ahead, RowsAhead)
     same, steps = True, job.steps(sample.num_minibatches(rows, job))
     try:
         for epoch in range(epochs):

@@ -114,7 +114,7 @@ def aware(
     partial = _nothing(Q, A, values)
     picked, wanted = {}, {}
     for s in grid.stages(lines.row.rank):
-        Q_s = Q[:, offsets[s] : offsets[s + 1]]
+        Q_s: sp.csr_array = Q[:, offsets[s] : offsets[s + 1]]
         wanted[s], place = np.unique(Q_s.indices, return_inverse=True)
         picked[s] = sp.csr_array((Q_s.data, place, Q_s.indptr), shape=(Q.shape[0], len(wanted[s])))
     owned = Rows(
@@ -125,7 +125,7 @@ def aware(
     own = lines.column.rank
     others = {s: ids for s, ids in wanted.items() if s != own}
     fetch = RowFetch(lines.column, owned, others, index_dtype(A.shape[1]), traffic=traffic)
-    found = [(own, A[wanted[own]])] if own in wanted else []
+    found: list[tuple[int, sp.csr_array]] = [(own, A[wanted[own]])] if own in wanted else []
     for s, rows in chain(found, ((s, _fetched(rows, A)) for s, rows in fetch)):
         partial = partial + picked[s] @ rows
         traffic.needed_words += rows.nnz

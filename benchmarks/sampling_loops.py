@@ -94,7 +94,7 @@ def measure(graph: Graph, threads: int, rounds: int) -> dict[str, float]:
         PARTS[2]: lambda: _ms(
             [
                 lambda k=k, s=s: _numbers(tables[k % threads], BATCH, sources[k], nodes[k], local[k], s)
-                for k, s in zip(range(BULK), stamps)
+                for k, s in zip(range(len(drawn)), stamps)
             ],
             threads,
         ),
@@ -106,7 +106,9 @@ def measure(graph: Graph, threads: int, rounds: int) -> dict[str, float]:
     for turn in range(rounds + 1):
         start = time.perf_counter()
         sample()
-        taken = {"sampler": 1000 * (time.perf_counter() - start) / BULK} | {name: f() for name, f in loops.items()}
+        taken = {"sampler": 1000 * (time.perf_counter() - start) / len(drawn)} | {
+            name: f() for name, f in loops.items()
+        }
         for name, ms in taken.items() if turn else ():
             found[name].append(ms)
     return {name: statistics.median(ms) for name, ms in found.items()}

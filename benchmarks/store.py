@@ -149,6 +149,7 @@ def input_output(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, An
         "at random": np.random.default_rng(0).permutation(len(minibatches)),
     }
     seconds: dict[str, dict[str, list[float]]] = {}
+    stored = 0
 
     def note(what: str, who: str, s: float) -> None:
         seconds.setdefault(what, {"store": [], "plain": []})[who].append(s)

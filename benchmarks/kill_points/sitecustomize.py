@@ -109,6 +109,7 @@ class Finder:
             spec = importlib.util.find_spec(name)
         finally:
             sys.meta_path.insert(0, self)
+        assert spec is not None and spec.loader is not None
         execute = spec.loader.exec_module
 
         def exec_module(module):

@@ -1,6 +1,7 @@
 """`millrace.infer` for all nodes. Option: mapped, the features are read from their file as a memory map."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ def start(task: Evaluation) -> Callable[[], np.ndarray]:
     torch.manual_seed(0)
     options = {"heads": HEADS} if task.model == "gat" else {}
     model = MODELS[task.model](hidden=HIDDEN, layers=LAYERS, **options).build(FEATURES, CLASSES)
-    for i, conv in enumerate(model.convs):
+    convs: Any = model.convs
+    for i, conv in enumerate(convs):
         given = {name: torch.from_numpy(w) for name, w in task.weights(i).items()}
         with torch.no_grad():
             if task.model == "sage":

@@ -60,8 +60,8 @@ def start(task: Task) -> Epoch:
     """See `train_task.train`."""
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
-    *lists, types = graph(task)
-    hetero, fanout = heterograph(*lists, types), task.options["fanout"]
+    indptr, indices, kind, types = graph(task)
+    hetero, fanout = heterograph(indptr, indices, kind, types), task.options["fanout"]
     features, labels, seeds = map(torch.from_numpy, papers(task, BATCH))
     target = types["node_types"][0]
     # DGL lists fanouts from the input inwards.

@@ -119,7 +119,7 @@ def _begin() -> None:
         file = self.get_filename(fullname)
         return compile(rewritten(Path(file))[0], file, "exec") if file.startswith(folders) else real(self, fullname)
 
-    builtins.__moved__ = moved  # ty: ignore
+    builtins.__moved__ = moved  # pyrefly: ignore[missing-attribute]
     SourceFileLoader.get_code = get_code
 
 
