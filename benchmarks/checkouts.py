@@ -207,7 +207,7 @@ def main() -> None:
         import typed_graphs
 
         folder = typed_graphs.stored(1, args.cache) if work == "typed" else graphs.stored(args.graph, args.cache)
-        count = {"epoch": args.minibatches // 8, "full-batch": 1}.get(work, args.minibatches)
+        count = {"epoch": max(1, args.minibatches // 8), "full-batch": 1}.get(work, args.minibatches)
         job = {"work": work, "folder": str(folder), "threads": args.threads, "minibatches": count}
         r = compare((args.before, args.after), job, args.pairs, args.starts)
         report.append(r)

@@ -1,8 +1,10 @@
 """RETEXO against standard full-graph training: bytes, options that save more of them and cost accuracy, clients, and
 time over slow links.
 
-    python benchmarks/retexo.py --quick python benchmarks/retexo.py --data DIR --json retexo.json python
-    benchmarks/retexo.py --data DIR --only links --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
+    python benchmarks/retexo.py --quick
+    python benchmarks/retexo.py --data DIR --json retexo.json
+    python benchmarks/retexo.py --data DIR --only links \
+        --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
         --bandwidth-mbit 100 --latency-ms 0.1
 
 Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053. Standard training is ``sar`` with ``sar.mode = "halo"``, the same
