@@ -8,6 +8,7 @@ import millrace as mr
 from millrace.pipeline.config.aliases import REMOVED, RENAMED
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PUBLIC = {*dir(mr)}
 OLD = RENAMED.keys() | REMOVED.keys()
 
 
@@ -23,7 +24,7 @@ def gone(tree: ast.AST) -> Iterator[str]:
     """Attributes of `mr` that are not there, and keys that configurations no longer have."""
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name(id="mr"), attr=name) if not hasattr(mr, name):
+            case ast.Attribute(value=ast.Name(id="mr"), attr=name) if name not in PUBLIC:
                 yield f"mr.{name}"
             case ast.Constant(value=str(text)):
                 yield from OLD & {word.partition("=")[0] for word in text.split()}
