@@ -79,6 +79,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
         "stages/sample/test_labor.py",
         "stages/sample/test_layerwise.py",
     ),
+    "stages/learned": ("whole_runs/test_learned.py", "whole_runs/test_learned_on_device.py"),
     "stages/memory": ("stages/memory/test_arena.py",),
     "stages/neighbourhood": ("stages/neighbourhood/test_full_batch.py",),
     "stages/nn": ("stages/nn/test_dense.py",),

@@ -298,11 +298,6 @@ def check_learned(job: Job, system: System) -> None:
             f"{seen} system '{system.name}' does not train all ranks' minibatches in one step on rows that are "
             f'gathered for each; use system = "{next(iter(SYSTEMS))}"'
         )
-    if job.device != "cpu":
-        raise InputError(
-            f"{seen} device is '{job.device}', and learnt rows lie in the host's memory in this version; use device = "
-            '"cpu"'
-        )
     for key, why in (
         ("clip_norm", "measures the gradient of all parameters, and no rank has that of all learnt rows"),
         ("ema", "averages the parameters of the model and no learnt rows"),

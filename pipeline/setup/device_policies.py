@@ -12,6 +12,7 @@ from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.phase_fetch import PhaseFetch
 from ...stages.fetch.temporal import TemporalFetch
 from ...stages.fetch.visit import VisitFetch
+from ...stages.learned.fetch import LearnedFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
 from ..config.load import Job
@@ -89,10 +90,15 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     # Needs Triton.
     from ...stages.fetch.exchange_cuda import DeviceExchangeFetch
     from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch, DeviceTemporalFetch
+    from ...stages.learned.fetch_cuda import DeviceLearnedFetch
 
     inner, gpu = system.fetch, job.gpu
-    if isinstance(inner, GatherFetch):
-        kind = DeviceTemporalFetch if isinstance(inner, TemporalFetch) else DeviceGatherFetch
+    gathers: dict[type, type[DeviceGatherFetch]] = {
+        GatherFetch: DeviceGatherFetch,
+        TemporalFetch: DeviceTemporalFetch,
+        LearnedFetch: DeviceLearnedFetch,
+    }
+    if (kind := gathers.get(type(inner))) is not None:
         policy = kind(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
     elif isinstance(inner, CoverageFetch):
         policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)

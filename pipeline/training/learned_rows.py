@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from ...stages.evaluate.measures import Scored
-from ...stages.fetch.learned import LearnedFetch
 from ...stages.learned.beside import WithLearned
+from ...stages.learned.fetch import LearnedFetch
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import RankJob
 from ...storage.features import ArrayFeatures, MappedFeatures

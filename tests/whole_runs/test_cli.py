@@ -252,7 +252,10 @@ BAD = {
     "key: dropout of all": (f"{RUN} --dropout 1.5", "dropout is 1.5"),
     "key: seed negative": (f"{RUN} --seed -1", "'seed' is -1"),
     "key: queue in memory keeps all": (f"{RUN} --set queue.keep=all", "use the Zarr queue"),
-    "key: no GPU for this": (f"{RUN} --device cuda --set learned.width=4", "learnt rows lie in the host's memory"),
+    "key: no GPU for this": (
+        f"{RUN} --device cuda --set kernel=cuda --set sampler.name=labor --set bulk.topology=partitioned",
+        "for neighbor only, but the sampler is labor",
+    ),
     "sar: fanout": (f"{RUN} --system sar --fanout 3,2", "system 'sar' samples nothing"),
     "sar: a sampler": (f"{RUN} --system sar --set sampler.name=ladies", "system 'sar' samples nothing"),
     "sar: batch size": (f"{RUN} --system sar --batch-size 8", "takes all train nodes in one step"),

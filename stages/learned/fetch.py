@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures
-from ..learned.beside import WithLearned
-from ..learned.table import LearnedTable
+from ..fetch.gather import Gather
 from ..memory.arena import empty
 from ..memory.lazy_rows import torch_dtype
 from ..messages import Placement, RankJob
-from .gather import Gather
+from .beside import WithLearned
+from .table import LearnedTable
 
 
 @dataclass(frozen=True)
