@@ -50,6 +50,9 @@ TYPED_JOBS: dict[str, dict[str, Any]] = {
     "`bulk`, partitioned, `device = \"cuda\"`": {
         "system": "bulk", "device": "cuda", "bulk": {"topology": "partitioned"},
     },
+    "`bulk`, partitioned, `labor`, `device = \"cuda\"`": {
+        "system": "bulk", "device": "cuda", "bulk": {"topology": "partitioned"}, "sampler": {"name": "labor"},
+    },
     "`sar`, `device = \"cuda\"`": {"system": "sar", "device": "cuda"},
     "`sar`": {"system": "sar"},
     "`grappa`": {"system": "grappa"},

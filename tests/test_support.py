@@ -64,7 +64,8 @@ def test_the_table_of_typed_graphs() -> None:
     runs = {job for job, (rgcn, hgt, _) in said.items() if (rgcn, hgt) == ("yes", "yes")}
     assert runs == {
         "`bulk`", "`bulk`, `labor`", "`bulk`, queue `zarr`", '`bulk`, `features = "owned"`', "`bulk`, partitioned",
-        "`sar`", '`sar`, `device = "cuda"`',
+        "`sar`", '`sar`, `device = "cuda"`', '`bulk`, partitioned, `device = "cuda"`',
+        '`bulk`, partitioned, `labor`, `device = "cuda"`',
         '`bulk`, `device = "cuda"`, `features = "owned"`', '`bulk`, `device = "cuda"`',
         '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`',
     }  # fmt: skip

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
@@ -53,12 +52,11 @@ def check_types_on_device(job: Job, system: System, graph: str) -> None:
             f'version; use device = "cpu", or system = "{next(iter(SYSTEMS))}"'
         )
     sampler: Any = getattr(system.sample, "sampler", None)
-    owners = isinstance(system.sample, SampledByOwners)
-    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) and not owners else ()
+    by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
     if job.kernel not in ("cpu", "reference", *by_device):
-        who = "owners of rows draw" if owners else f"the sampler {getattr(sampler, 'name', 'of the system')} draws"
         raise InputError(
-            f"{graph}, but kernel is '{job.kernel}', by which {who} no relations in this version; use kernel = \"cpu\""
+            f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
+            'draws no relations in this version; use kernel = "cpu"'
         )
 
 

@@ -20,7 +20,6 @@ from ..comm.base import Group
 from ..kernels import sampling_backend
 from ..kernels.runtime.device_memory import ToHost, to_device, wait_for_copies
 from ..kernels.sampling.device_samples import DeviceSample, Rows, prefix_sums
-from ..random import NODE
 from .row_blocks import BlockRows
 
 Keys = npt.NDArray[np.uint64]
@@ -139,9 +138,7 @@ class _Hop:
         """
         self._owners, self._here = owners, here
         self._minibatches = [len(s) for s in streams]
-        # A draw is keyed by the node's global id; the kernels know its number in the block.
-        shift = np.array([owners.rows.first], np.uint64) * np.uint64(NODE)
-        self._keys = (torch.cat(list(streams)) + int(shift.view(np.int64)[0])).T.contiguous()
+        self._keys = torch.cat(list(streams)).T.contiguous()
         self.values: list[list[Tensor]] = []
         """Values of the edges, hop after hop; see `DrawsHere.values`."""
 

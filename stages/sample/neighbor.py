@@ -193,12 +193,11 @@ class NeighborSampler:
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
         from ..kernels import sampling_backend
-        from ..kernels.sampling.device_graph import number_on_device
         from ..kernels.sampling.device_samples import DeviceSample
         from .resident import node_wise
 
         self.check(graph)
-        weights, fanouts = graph.edge_weight is not None, None if graph.types is None else self.by_relation(graph.types)
+        weights, fanouts = graph.edge_weight is not None, self._fanouts(graph)
         kernels = sampling_backend("cuda")
         pieces = kernels.neighbor_pieces(
             graph,
@@ -212,19 +211,14 @@ class NeighborSampler:
             by_relation=fanouts,
             workspace=workspace,
         )
-        if graph.types is not None and fanouts is not None:
-            most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
+        if fanouts is not None:
 
             def weigh(made: DeviceSample) -> list[Tensor]:
-                found = kernels.relation_weights(graph, made)
-                if graph.edge_weight is None:
-                    return found
-                # A kept edge stands for those of its relation that were not.
-                return [w * number_on_device(graph, "edge_weight")[x.positions] for w, x in zip(found, made.lists)]
+                return [_relation_weights(graph, x.positions, x.indptr) for x in made.lists]
 
             return node_wise(
                 graph, request, pieces, None, of_edge=False, nested=self.expand == "new",
-                bound=None if fanouts.min(initial=0) < 0 else int(most), edge_ids=True, weigh=weigh,
+                bound=self._bound(graph), edge_ids=True, weigh=weigh,
             )  # fmt: skip
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
@@ -237,14 +231,21 @@ class NeighborSampler:
             scale if weights else None,
             of_edge=not self.weighted,
             nested=self.expand == "new",
-            bound=self._bound,
+            bound=self._bound(graph),
             edge_ids=self.edge_ids,
         )
 
-    @property
-    def _bound(self) -> int | None:
+    def _fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+        """See `by_relation`; None if the graph has one type of edges."""
+        return None if graph.types is None else self.by_relation(graph.types)
+
+    def _bound(self, graph: Graph) -> int | None:
         """See `ResidentBulk`."""
-        return None if min(self.fanout) < 0 else max(self.fanout)
+        fanouts = self._fanouts(graph)
+        if graph.types is None or fanouts is None:
+            return None if min(self.fanout) < 0 else max(self.fanout)
+        most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
+        return None if fanouts.min(initial=0) < 0 else int(most)
 
     def _scale_there(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
         """float64, the share of each row's neighbourhood that a kept edge stands for, on the device."""
@@ -261,7 +262,7 @@ class NeighborSampler:
             owners.sample(request, self.streams(request), _DrawsThere(self, owners)),
             weighted=self.sends_weights(owners.rows.graph),
             nested=self.expand == "new",
-            bound=self._bound,
+            bound=self._bound(owners.rows.graph),
             edge_ids=self.edge_ids,
         )
 
@@ -357,21 +358,24 @@ class _DrawsThere:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
         self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
+        self._fanouts: Any = sampler.fanout if self._graph.types is None else sampler.by_relation(self._graph.types)
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights
 
     def draw(self, rows: "Rows", keys: Tensor, hop: int) -> Any:
         sampler, graph = self._sampler, self._graph
         return self._owners.kernels.draw_rows(
-            graph, rows, keys, self.fanout[hop], replace=self.replace,
+            graph, rows, keys, self._fanouts[hop], first=self._owners.rows.first, replace=self.replace,
             table=_table(graph) if sampler.weighted else None, keep=sampler.edge_ids or sampler._reads_weights(graph),
         )  # fmt: skip
 
     def values(self, rows: "Rows", drawn: Any, num_edges: int) -> list[Tensor]:
         from ..kernels.sampling.device_graph import number_on_device
 
-        found, graph = [], self._graph
-        if self._sends_weights:
+        found, graph, positions = [], self._graph, drawn.positions
+        if graph.types is not None:
+            found.append(_relation_weights(graph, positions[:num_edges], drawn.ends))
+        elif self._sends_weights:
             kept = drawn.ends.diff()
             scale = self._sampler._scale_there(graph, rows.nodes, kept)
             weight = torch.repeat_interleave(scale, kept, output_size=num_edges)
@@ -379,8 +383,22 @@ class _DrawsThere:
                 weight = number_on_device(graph, "edge_weight")[drawn.positions[:num_edges]].double() * weight
             found.append(weight.float())
         if self._sampler.edge_ids:
-            found.append(drawn.positions[:num_edges] + self._owners.rows.first_edge)
+            ids = positions[:num_edges] + self._owners.rows.first_edge
+            if graph.types is not None:
+                # See `remote_nodewise`.
+                ids = ids * graph.types.num_relations + number_on_device(graph, "edge_type")[positions[:num_edges]]
+            found.append(ids)
         return found
+
+
+def _relation_weights(graph: Graph, positions: Tensor | None, indptr: Tensor) -> Tensor:
+    """float32 [e], weights of edges that were drawn by relation, for lists that end at `indptr`."""
+    from ..kernels import sampling_backend
+    from ..kernels.sampling.device_graph import number_on_device
+
+    found = sampling_backend("cuda").relation_weights(graph, positions, indptr)
+    # A kept edge stands for those of its relation that were not.
+    return found if graph.edge_weight is None else found * number_on_device(graph, "edge_weight")[positions]
 
 
 # A property of the graph, not of the sampler: kept as long as the graph is.

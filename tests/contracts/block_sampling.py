@@ -49,6 +49,8 @@ def block_rows(graph: Graph, book: RangeBook, block: int, column: Group | None) 
         graph.indptr[lo : hi + 1] - graph.indptr[lo],
         graph.indices[e].copy(),
         None if weight is None else weight[e].copy(),
+        types=graph.types,
+        edge_type=None if graph.edge_type is None else graph.edge_type[e].copy(),
     )
     none = np.empty(0, np.int64)
     return BlockRows(

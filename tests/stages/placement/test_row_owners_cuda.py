@@ -1,5 +1,6 @@
 """Sampling by owners on GPUs: the bits of the serial samplers, from ranks with and without rows and minibatches."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from millrace.stages.placement.row_owners_cuda import OwnersOnDevice
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
 from millrace.storage.graph import Graph
-from millrace.storage.minibatch import Bulk
+from millrace.storage.minibatch import Block, Bulk
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.block_sampling import (
     block_rows,
@@ -26,6 +27,7 @@ from millrace.tests.contracts.block_sampling import (
 )
 from millrace.tests.contracts.pretended_device import DEVICE, OnDevice, is_pretended
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.contracts.typed import typed_dataset
 
 pytest.importorskip("triton")
 
@@ -46,10 +48,23 @@ def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[Bul
             got = completed(sampler.sample_by_owners_on_device(owners, request))
             assert not any(m.on_host for m in got.minibatches)
             want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
+            if graph.types is not None:
+                want = with_relations(graph, want)
             wrong += [f"rank {group.rank}, blocks {book.offsets.tolist()}, {sampler}: {x}" for x in unlike(got, want)]
         return wrong
 
     return [line for lines in run_threads(on_rank, len(requests)) for line in lines]
+
+
+def with_relations(graph: Graph, bulk: Bulk) -> Bulk:
+    """The bulk with edge ids by which owners say relations, too."""
+
+    def told(b: Block) -> Block:
+        return replace(b, edge_id=b.edge_id * graph.types.num_relations + graph.edge_type[b.edge_id])
+
+    return replace(
+        bulk, minibatches=tuple(replace(m, blocks=tuple(told(b) for b in m.blocks)) for m in bulk.minibatches)
+    )
 
 
 def random_neighbor(rng: np.random.Generator, weighted: bool) -> NeighborSampler:
@@ -81,6 +96,21 @@ def test_any_graph_cut_and_sampler(ranks: int) -> None:
         requests = [random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in counts]
         assert drawn(graph, book, [sampler], requests) == []
     assert idle
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_relations(ranks: int, weighted: bool) -> None:
+    """Fanouts of single relations, none and all of their edges among them; ranks without rows or minibatches."""
+    graph, rng = typed_dataset(degree=120).graph, np.random.default_rng(ranks)
+    if weighted:
+        graph = replace(graph, edge_weight=np.arange(1, graph.num_edges + 1, dtype=np.float32))
+    samplers = [
+        NeighborSampler((2, 3), relations={"cites": (-1, 1), "writes": 0}, edge_ids=True),
+        NeighborSampler((2, 2), replace=True, expand="all", edge_ids=True),
+    ]
+    requests = [random_request(rng, graph.num_nodes, k, 9) for k in (2, 1, 0)[:ranks]]
+    assert drawn(graph, random_book(rng, graph.num_nodes, ranks), samplers, requests) == []
 
 
 def test_a_bulk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

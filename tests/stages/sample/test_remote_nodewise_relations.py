@@ -36,9 +36,7 @@ def test_owners_draw_what_the_whole_graph_gives(graph, offsets):
     book = RangeBook(np.array(offsets))
 
     def rank(group):
-        rows, own = block_rows(graph, book, group.rank, group), slice(*offsets[group.rank : group.rank + 2])
-        kinds = graph.edge_type[graph.indptr[own.start] : graph.indptr[own.stop]]
-        rows = replace(rows, graph=replace(rows.graph, types=graph.types, edge_type=kinds))
+        rows = block_rows(graph, book, group.rank, group)
         owners = Owners(rows, group)
         # The last rank has no minibatches, unless it is alone.
         k = 2 if group.rank == 0 or group.rank < group.size - 1 else 0

@@ -86,14 +86,16 @@ def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
 
 
-def relation_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[Tensor]:
-    """float32, weights of the edges of each list of samples that were drawn by relation."""
-    return [weights(segments_of(graph), x) for x in made.lists]
+def relation_weights(graph: Graph, positions: Tensor | None, indptr: Tensor) -> Tensor:
+    """float32 [e], weights of edges that were drawn by relation: of the row's edges in each edge's relation, the number
+    divided by that of those kept. For lists that end at `indptr`."""
+    assert positions is not None
+    return weights(segments_of(graph), positions, indptr)
 
 
 def _with_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     """`_samples` with `relation_weights`."""
-    found = [_cut(w, x.edges) for w, x in zip(relation_weights(graph, made), made.lists)]
+    found = [_cut(relation_weights(graph, x.positions, x.indptr), x.edges) for x in made.lists]
     return [
         with_fields(s, lists=tuple(with_fields(x, weight=w[q]) for x, w in zip(s.lists, found)))
         for q, s in enumerate(_samples(made))

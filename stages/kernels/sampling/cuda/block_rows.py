@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from .....storage.graph import Graph
+from ....random import NODE
 from ...runtime.device_memory import to_device
 from ..alias import AliasTable
 from ..device_graph import DeviceGraph, on_device
 from ..device_samples import DeviceSample, Rows
 from .draw import Drawn, draw
 from .neighbor import check_int32, expand
+from .relations import draw_relations, segments_of
 from .renumber import Group
 from .tables import Tables, Workspace
 
@@ -50,20 +52,33 @@ class AllNodes:
 
 
 def draw_rows(
-    graph: Graph, rows: Rows, keys: Tensor, fanout: int, *, replace: bool, table: AliasTable | None, keep: bool
+    graph: Graph,
+    rows: Rows,
+    keys: Tensor,
+    fanout: int | npt.NDArray[np.int64],
+    *,
+    first: int,
+    replace: bool,
+    table: AliasTable | None,
+    keep: bool,
 ) -> Drawn:
     """The draws of `neighbor` for rows of a block in one hop.
 
     Args:
         graph: the block, with global sources.
         rows: n of them, by their number in the block.
-        keys: int64 [m], the bits of the streams that `Rows.owner` counts, plus the id of the first row times `NODE`.
-        fanout: edges of a row at most; -1: all.
+        keys: int64 [m], the bits of the streams that `Rows.owner` counts.
+        fanout: edges of a row at most; -1: all. Or int64 [R], that of each relation, for which the host waits twice.
+        first: id of the first row.
         replace: draw independently.
         table: alias tables of the block, to draw by weight, or None.
         keep: also return positions.
     """
+    if isinstance(fanout, np.ndarray):
+        return draw_relations(segments_of(graph), rows, keys, fanout, None, replace=replace, first=first)
     on = on_device(graph)
+    # A draw is keyed by the node's id; the kernels know its number in the block.
+    keys = keys + int((np.array([first], np.uint64) * np.uint64(NODE)).view(np.int64)[0])
     slots = None if table is None else on.with_table(table)
     return draw(on, rows, keys, fanout, None, replace=replace, table=slots, keep=keep)
 

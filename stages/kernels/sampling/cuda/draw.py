@@ -176,15 +176,16 @@ def draw(
     return Drawn(ends, edges, positions)
 
 
-def edges_at(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables) -> Drawn:
-    """The edges at `places` in their rows, int32; the sources are marked in `tables`."""
+def edges_at(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables | None) -> Drawn:
+    """The edges at `places` in their rows, int32; the sources are marked in `tables`, unless it is None."""
     room = len(places)
     edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
     positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device)
     n = len(rows.nodes)
+    found, stride = (None, 0) if tables is None else (tables.found, tables.stride)
     if room:
         launch(_take, programs(room, BLOCK))(
-            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, places, tables.found, edges, positions,
-            n, room, tables.stride, n.bit_length(), PLACED=True, KEEP=True, BLOCK=BLOCK,
+            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, places, found, edges, positions,
+            n, room, stride, n.bit_length(), PLACED=True, KEEP=True, BLOCK=BLOCK,
         )  # fmt: skip
     return Drawn(ends, edges, positions)

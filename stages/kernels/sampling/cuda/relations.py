@@ -19,7 +19,7 @@ from .....storage.graph import Graph
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import DeviceList, Rows
+from ..device_samples import Rows
 from .draw import Drawn, cumulated, edges_at, total
 from .tables import Tables
 
@@ -91,7 +91,14 @@ def _segment_positions(
 
 
 def draw_relations(
-    segments: Segments, rows: Rows, keys: Tensor, fanout: npt.NDArray[np.int64], tables: Tables, *, replace: bool
+    segments: Segments,
+    rows: Rows,
+    keys: Tensor,
+    fanout: npt.NDArray[np.int64],
+    tables: Tables | None,
+    *,
+    replace: bool,
+    first: int = 0,
 ) -> Drawn:
     """Draw up to ``fanout[r]`` edges of each relation r of each row, and mark their sources in `tables`.
 
@@ -100,8 +107,9 @@ def draw_relations(
         rows: n of them.
         keys: int64 [k], the bits of the stream of each minibatch.
         fanout: int64 [R]; -1 takes all edges.
-        tables: of the bulk.
+        tables: of the bulk; None: nothing is marked.
         replace: draw independently.
+        first: id of the first row, if the graph is a block of one.
 
     The host waits for the numbers of segments and of edges.
     """
@@ -127,17 +135,16 @@ def draw_relations(
         width = 1 << ((min(most, 128) if replace else most) - 1).bit_length()
         tile = max(1, TILE // width)
         launch(_segment_positions, programs(count, tile), programs(most, width))(
-            rows.nodes[row], relation, owner, keys, degree, drawn, ends, places, count, most,
+            nodes[row] + first, relation, owner, keys, degree, drawn, ends, places, count, most,
             REPLACE=replace, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
         )  # fmt: skip
     found = edges_at(segments.graph, Rows(segment, owner), ends, places, tables)
     return Drawn(ends[own], found.sources, found.positions)
 
 
-def weights(segments: Segments, lists: DeviceList) -> Tensor:
-    """float32 [e], number of the row's edges in each edge's relation divided by the number kept."""
-    positions, indptr = lists.positions, lists.indptr.long()
-    assert positions is not None
+def weights(segments: Segments, positions: Tensor, indptr: Tensor) -> Tensor:
+    """See `backend.relation_weights`."""
+    indptr = indptr.long()
     begin, e = segments.graph.indptr, len(positions)
     segment = torch.searchsorted(begin, positions, right=True) - 1
     # Each minibatch's `indptr` begins with 0, so the last difference of one is that to the next.
