@@ -60,10 +60,11 @@ class Browser:
 
     def _look(self, address: str, token: str) -> None:
         from bokeh.client import pull_session
-        from bokeh.settings import settings
+        from bokeh.util.token import generate_jwt_token, generate_session_id
 
-        # The page takes signed sessions alone.
-        settings.sign_sessions, settings.secret_key = True, token
+        # The page takes signed sessions alone, and Bokeh reads its settings once, when it is imported.
+        for make in (generate_session_id, generate_jwt_token):
+            make.__defaults__ = (token.encode(), True, *(make.__defaults__ or ())[2:])
         session = None
         while not self._over.wait(1.0):
             if self.on and session is None:
