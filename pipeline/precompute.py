@@ -23,7 +23,7 @@ from ..storage.queue.zarr import ZarrQueue
 from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
-from .config.records import make_system, with_links, without_partitioner
+from .config.records import for_task, make_system, with_links, without_partitioner
 from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
 from .setup.checks import check_links, check_times, check_types
@@ -60,6 +60,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_with_cluster(job, None, emit, lazy=True)
+    job = for_task(job, dataset.task)
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     check_links(job, dataset.task)

@@ -168,14 +168,18 @@ class PairsToScore:
     """Pairs whose scores are the outputs of a link task."""
 
     pairs: Tensor
-    """int64 [b, 1 + k, 2], positions among the rows of the model's result: a positive pair, and its negatives."""
+    """int64 [b, 1 + k, 2], positions among the rows of the model's result: a positive pair, and its negatives. On the
+    host."""
     decoder: Callable[[Tensor, Tensor], Tensor] | None
     """See `links.decoders.Decoder.forward`; None where nothing is trained."""
+    there: Tensor | None = None
+    """`pairs` on the device of the rows; None: that is the host."""
 
     def scores(self, rows: Tensor) -> Tensor:
         """[b, 1 + k], from the rows of the nodes [B, D]."""
         assert self.decoder is not None
-        return self.decoder(rows[self.pairs[..., 0]], rows[self.pairs[..., 1]])
+        pairs = self.pairs if self.there is None else self.there
+        return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
 
 
 @dataclass(frozen=True, eq=False)

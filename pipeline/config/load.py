@@ -195,7 +195,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
     job = entry.complete(job)
     if job.kernel == "cuda" and "bulk_size" not in job.queue.model_fields_set:
         # One launch draws for all minibatches of a bulk, and costs the host as much for one as for many.
-        job = job.model_copy(update={"queue": job.queue.model_copy(update={"bulk_size": BULK_ON_GPU})})
+        job = job.with_defaults(queue=job.queue.with_defaults(bulk_size=BULK_ON_GPU))
     if job.partition.method is None:
         job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "metis-work"})})
     if not entry.samples:

@@ -14,14 +14,14 @@ from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import Sampler
-from ...storage.dataset import Dataset
+from ...storage.dataset import Dataset, Task
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry, found_by_name
 from .aliases import advice
 from .job import Job
 from .plain_values import quoted
-from .schema import takes_numbers
+from .schema import Queue, takes_numbers
 from .systems import SYSTEMS, Inputs, System, systems_for
 
 LONGEST_OPTION = 200
@@ -132,6 +132,15 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     found = entry.with_links(system, negatives)
     negatives.check(lambda: num_edges_of_pairs(dataset.graph), lambda: len(given_negatives(dataset.labels, "train")))
     return found
+
+
+def for_task(job: Job, task: Task) -> Job:
+    """The job as the task of its dataset completes it: by default processors draw links, whatever the device."""
+    if task != "link" or job.kernel != "cuda" or "kernel" in job.model_fields_set:
+        return job
+    given = "bulk_size" in job.queue.model_fields_set
+    queue = job.queue if given else job.queue.with_defaults(bulk_size=Queue().bulk_size)
+    return job.with_defaults(kernel="cpu", queue=queue)
 
 
 def negatives_of(job: Job) -> Negatives:

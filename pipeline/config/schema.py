@@ -1,6 +1,6 @@
 """Sections of a configuration: their keys, types and defaults."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -23,6 +23,12 @@ class Section(BaseModel):
         if isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation):
             raise PydanticCustomError("a_flag", "expected a number")
         return value
+
+    def with_defaults(self, **values: Any) -> Self:
+        """A copy with other values, which `model_fields_set` takes for defaults as before."""
+        copied = self.model_copy(update=values)
+        copied.model_fields_set.intersection_update(self.model_fields_set)
+        return copied
 
 
 class Schedule(Section):

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
-from ...stages.links.decoders import decoder_of
+from ...stages.links.decoders import decoder_beside
 from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
@@ -130,12 +130,12 @@ def predict_links(
     emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
     rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
     with evaluating(trained.model), torch.no_grad():
-        scores = score_pairs(decoder_of(trained.model), rows, ends.positions)
+        scores = score_pairs(decoder_beside(trained.model, rows), rows, ends.positions)
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None
     if data.node_names is not None:
         names = np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
-    return LinkScores(wanted - [n.start for n in nodes], scores.numpy(), names)
+    return LinkScores(wanted - [n.start for n in nodes], scores.cpu().numpy(), names)
 
 
 def _types(result: Result, data: Dataset) -> GraphTypes | None:

@@ -319,11 +319,6 @@ def check_links(job: Job, task: Task) -> None:
             given = ", ".join(f"link.{key}" for key in job.link.model_dump(exclude_defaults=True))
             raise InputError(f'{given} is set, but the task is {task}; leave it out, or set task = "link"')
         return
-    if job.device != "cpu":
-        raise InputError(
-            f"device is '{job.device}', but the edges of pairs are taken out of samples on the host in this version; "
-            'use device = "cpu"'
-        )
     if job.kernel not in ("cpu", "reference"):
         raise InputError(
             f"kernel is '{job.kernel}', but the edges of pairs are taken out of samples on the host in this version; "

@@ -8,6 +8,7 @@ import torch
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
+from ...stages.fetch.links import LinkCoverageFetch, LinkExchangeFetch, LinkFetch
 from ...stages.fetch.phase_fetch import PhaseFetch
 from ...stages.fetch.temporal import TemporalFetch
 from ...stages.fetch.visit import VisitFetch
@@ -86,7 +87,7 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         job: the configuration.
     """
     # Needs Triton.
-    from ...stages.fetch.exchange_cuda import DeviceExchangeFetch
+    from ...stages.fetch.exchange_cuda import DeviceExchangeFetch, DeviceLinkFetch
     from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch, DeviceTemporalFetch
     from ...stages.learned.fetch_cuda import DeviceLearnedFetch
 
@@ -107,4 +108,6 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         return system, rank_job
     else:
         return replace(system, fetch=DeviceMoveFetch(inner)), rank_job
+    if isinstance(inner, LinkFetch | LinkExchangeFetch | LinkCoverageFetch):
+        policy = DeviceLinkFetch(policy, inner.sample)
     return replace(system, fetch=policy), replace(rank_job, resident=job.kernel == "cuda")

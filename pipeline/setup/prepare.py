@@ -26,7 +26,7 @@ from ...storage.links.pairs import Pairs
 from ...storage.store.scratch import Arrays, InFiles, in_memory
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
-from ..config.records import build, make_system, negatives_of, with_links, without_partitioner
+from ..config.records import build, for_task, make_system, negatives_of, with_links, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
@@ -120,7 +120,7 @@ def prepare(
         InputError: the parts of the job do not fit together, or this version cannot run it.
     """
     check_available(job)
-    code = code or OwnCode()
+    job, code = for_task(job, dataset.task), code or OwnCode()
     system = system or make_system(job)
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)

@@ -158,7 +158,7 @@ class _Bulk(Registered):
         # Workers, which may lack a GPU, draw the samples of a store.
         chosen = job.device == "cuda" and "kernel" not in job.model_fields_set and job.queue.kind == "memory"
         if chosen and _draws_on_device(job):
-            job = job.model_copy(update={"kernel": "cuda"})
+            job = job.with_defaults(kernel="cuda")
         if not whole and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})
         return job

@@ -121,7 +121,7 @@ class _Grappa(Registered):
                 f"'grappa' each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
             )
         if job.device == "cuda" and "kernel" not in job.model_fields_set:
-            job = job.model_copy(update={"kernel": "cuda"})
+            job = job.with_defaults(kernel="cuda")
         return job
 
     def with_links(self, system: System, negatives: Negatives) -> System:

@@ -156,7 +156,7 @@ class Chunks:
         """
         self._edges, self._keeps_edges = edges, keeps_edges
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
-        self._device, self._kernels, self.on_host = device, kernels, kernels is None
+        self._device, self._kernels, self.on_host = device, kernels, device.type == "cpu" and kernels is None
         self._table = numbering_on_host().new_table(graph.num_nodes)
 
     def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:

@@ -88,7 +88,8 @@ def infer(
             in full.
 
     Returns:
-        [n, C], in the order of `nodes`, on the device of the model.
+        [n, C], in the order of `nodes`, on the device of the model, or on the host if half of what is free there is
+        less.
 
     Raises:
         InputError: an argument is not as described, or a layer's result has the wrong shape.
@@ -189,8 +190,9 @@ def outputs(
             kernels = None if budget is None else budget.kernels
             chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges, keeps_edges(model))
             logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
-    logits = logits.to(device)
-    return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(device)]
+    if budget is None or logits.nbytes <= budget.num_bytes:
+        logits = logits.to(device)
+    return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(logits.device)]
 
 
 def _in_parts(

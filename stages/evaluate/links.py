@@ -40,6 +40,8 @@ CHUNK_BYTES = 64 << 20
 """Bytes of rows that are held at once to score pairs."""
 PAIRS, NODES = 256, 1024
 """Pairs and nodes whose scores a thread holds at once to rank: 1 MiB of float32."""
+PAIRS_THERE, NODES_THERE = 1024, 16384
+"""The same on a device, where launches are dear: 64 MiB."""
 SLAB = 32
 """Blocks of nodes for which known pairs are looked up at once."""
 TRIES = 100
@@ -150,7 +152,7 @@ def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequenc
         from sklearn.metrics import average_precision_score, roc_auc_score
 
         truth = np.repeat([1, 0], [len(positive), len(negative)])
-        scores = torch.cat([positive, negative]).double().numpy()
+        scores = torch.cat([positive, negative]).double().cpu().numpy()
         values |= {
             "auc": float(roc_auc_score(truth, scores)),
             "average_precision": float(average_precision_score(truth, scores)),
@@ -161,9 +163,14 @@ def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequenc
 def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:
     """[n], scores of pairs [n, 2], in pieces."""
     step = max(1, CHUNK_BYTES // max(1, 2 * rows.shape[1] * rows.element_size()))
-    ends = torch.from_numpy(np.ascontiguousarray(pairs))
+    ends = _there(pairs, rows)
     found = [decoder(rows[piece[:, 0]], rows[piece[:, 1]]) for piece in ends.split(step)] if len(pairs) else []
     return torch.cat([*found, rows.new_zeros(0)])
+
+
+def _there(ids: npt.NDArray[np.integer], rows: Tensor) -> Tensor:
+    """Copy of some ids on the device of the rows; the same memory, if that is the host."""
+    return torch.from_numpy(np.ascontiguousarray(ids)).to(rows.device)
 
 
 def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:
@@ -176,32 +183,40 @@ def ranks_among(positive: Tensor, negative: Tensor) -> Tensor:
 def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
     """float64 [n], rank of each pair (u, v) among all (u, w), w not u and of `known.candidates`, that are not known.
 
-    Pairs are taken `PAIRS` at a time against `NODES` nodes, whose scores fit the cache, on all threads. All these
-    products have the same shape, so that equal rows have equal scores wherever they stand.
+    Pairs are taken `PAIRS` at a time against `NODES` nodes, whose scores fit the cache, on all threads, or more of both
+    on the device of the rows. All these products have the same shape, so that equal rows have equal scores wherever
+    they stand.
     """
-    ranks, size = torch.zeros(len(pairs), dtype=torch.float64), max(1, min(PAIRS, len(pairs)))
+    on_host = rows.device.type == "cpu"
+    most, width = (PAIRS, NODES) if on_host else (PAIRS_THERE, NODES_THERE)
+    ranks, size = torch.zeros(len(pairs), dtype=torch.float64), max(1, min(most, len(pairs)))
     # A product with one row has kernels of its own, which need not give equal rows the same score.
     padded = max(16, size)
 
     def rank(first: int) -> None:
         chunk = pairs[np.arange(first, first + padded) % len(pairs)]
         with torch.no_grad():
-            found = _ranks_of(decoder, rows, chunk, known)
+            found = _ranks_of(decoder, rows, chunk, known, width)
         ranks[first : first + size] = found[: len(pairs) - first][:size]
 
-    side_by_side(rank, [(first,) for first in range(0, len(pairs), size)])
+    chunks = [(first,) for first in range(0, len(pairs), size)]
+    if on_host:
+        side_by_side(rank, chunks)
+    else:
+        for (first,) in chunks:
+            rank(first)
     return ranks
 
 
-def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -> Tensor:
-    """float64 [n], `filtered_ranks` of a few pairs."""
+def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs, width: int) -> Tensor:
+    """float64 [n] on the host, `filtered_ranks` of a few pairs against `width` nodes at a time."""
     among = known.candidates
     size, count = len(pairs), len(among)
-    width = min(count, NODES)
-    sources, keys = rows[torch.from_numpy(pairs[:, 0])], pairs[:, 0] * known.num_nodes
+    width = min(count, width)
+    sources, keys = rows[_there(pairs[:, 0], rows)], pairs[:, 0] * known.num_nodes
     own = _own_scores(decoder, sources, rows, pairs[:, 1], width)
     # 1 for each node with a larger score, -1 for each with a smaller one, 0 for the same and for those left out.
-    balance = torch.zeros(size, dtype=torch.float64)
+    balance = torch.zeros(size, dtype=torch.float64, device=rows.device)
     left_out = np.zeros(size, np.int64)
     begin = np.searchsorted(known.keys, keys + among.start)
     for tiles in _slabs(among, width):
@@ -214,13 +229,16 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs) -
         for number, first in enumerate(tiles):
             start, here = min(first, among.stop - width), slice(*splits[number : number + 2])
             signs = decoder.against(sources, rows[start : start + width]).sub_(own).sign_()
-            signs.numpy()[at[here], out[here] - start] = 0
+            if signs.is_cuda:
+                signs[_there(at[here], signs), _there(out[here] - start, signs)] = 0
+            else:
+                signs.numpy()[at[here], out[here] - start] = 0
             balance += signs[:, first - start :].sum(1)
         left_out += end - begin
         begin = end
     itself = (among.start <= pairs[:, 0]) & (pairs[:, 0] < among.stop)
     left_out += itself & ~contains(known.keys, keys + pairs[:, 0])
-    return 1 + (torch.from_numpy(count - left_out) + balance) / 2
+    return 1 + (torch.from_numpy(count - left_out) + balance.cpu()) / 2
 
 
 def _slabs(nodes: range, width: int) -> Iterator[range]:
@@ -235,6 +253,6 @@ def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArr
     found = []
     for first in range(0, len(destinations), width):
         columns = np.arange(first, first + width) % len(destinations)
-        scores = decoder.against(sources, rows[torch.from_numpy(destinations[columns])])
+        scores = decoder.against(sources, rows[_there(destinations[columns], rows)])
         found.append(scores.diagonal(-first) if first else scores.diagonal())
     return torch.cat(found)[: len(destinations), None]

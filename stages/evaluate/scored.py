@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset, IdArray
-from ..links.decoders import decoder_of
+from ..links.decoders import decoder_beside
 from .layerwise import by_split, outputs
 from .links import KnownPairs, link_metrics
 from .measures import Measures, Scored
@@ -87,6 +87,6 @@ def scored(
     numbers = getattr(dataset.split, split)
     if not len(numbers):
         return None
-    decoder, names = decoder_of(model), measures.all_names
+    decoder, names = decoder_beside(model, rows), measures.all_names
     values = link_metrics(decoder, rows, dataset.labels, numbers, split, names, known())
     return Scored(None, values)

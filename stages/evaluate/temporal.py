@@ -150,13 +150,14 @@ def temporal_link_metrics(
         assert ends.moments is not None
         rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed)
         with evaluating(model):
-            scores.append(decoder(rows[ends.positions[..., 0]], rows[ends.positions[..., 1]]).float())
+            positions = torch.from_numpy(ends.positions).to(rows.device)
+            scores.append(decoder(rows[positions[..., 0]], rows[positions[..., 1]]).float())
         if on_progress is not None:
             on_progress(min(at + PAIRS, len(every)), len(every))
     found = torch.cat(scores)
     if not found.isfinite().all():
         return dict.fromkeys(names, float("nan"))
-    found[:, 1:].masked_fill_(~torch.from_numpy(valid), -torch.inf)
+    found[:, 1:].masked_fill_(~torch.from_numpy(valid).to(found.device), -torch.inf)
     own, others = found[:, :1], found[:, 1:]
     ranks = 1 + (others > own).sum(1).double() + (others == own).sum(1).double() / 2
     return metrics_of(ranks, own[:, 0], others[:, 0][others[:, 0].isfinite()], names)

@@ -14,18 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
+from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.rows import gather_rows
 from ..kernels.runtime.device_memory import MemoryKind, wait_for_copies
 from ..kernels.sampling.device_graph import place_graph
+from ..links.planned_pairs import PlannedPairs
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.resident import EdgesThere
 from ..placement.row_blocks import BlockRows
+from ..policies import KeepsRows
 from .exchange import Exchange, ExchangeFetch, Plan, Unit, Units
-from .gather_cuda import Leash, edges_there, resident_neighbourhoods, resident_there, upload
+from .gather_cuda import DeviceGatherFetch, Leash, edges_there, resident_neighbourhoods, resident_there, upload
 from .owned_rows_cuda import CollectedThere, OwnedOnDevice
 
 
@@ -78,7 +82,8 @@ class ExchangeOnDevice(Exchange):
         assert job.device is not None
         self._device = job.device
         # With a block of rows, labels of the train nodes are looked up on the host, by id.
-        self._labels = None if isinstance(placement, BlockRows) else placement.labels.to(self._device)
+        own = isinstance(placement, BlockRows)
+        self._labels = None if own else cache(lambda: placement.labels.to(self._device))
         self._degree = cache(lambda: placement.degree.to(self._device))
         wait_for_copies(self._device)
 
@@ -94,16 +99,18 @@ class ExchangeOnDevice(Exchange):
         self._ahead.begin()
         bulk, q, got = self._ahead.rows(work)
         nodes = bulk.nodes_of(q)
-        neighbourhoods = resident_neighbourhoods(
-            bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree), self._ahead.edges
+        degree, of_seeds = self._targets(
+            work,
+            lambda: self._degree()[nodes] if got.degree is None else got.degree,
+            lambda: self._labels_of(work, nodes[: int(bulk.node_ends[0][q])]),
         )
-        seeds = nodes[: int(bulk.node_ends[0][q])]
-        y = (
-            self._placement.labels_of(work.seeds).to(self._device, non_blocking=True)
-            if self._labels is None
-            else self._labels[seeds]
-        )
-        return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), y)
+        neighbourhoods = resident_neighbourhoods(bulk, q, degree, self._ahead.edges)
+        return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), **of_seeds)
+
+    def _labels_of(self, work: MiniBatch, seeds: Tensor) -> Tensor:
+        if self._labels is None:
+            return self._placement.labels_of(work.seeds).to(self._device, non_blocking=True)
+        return self._labels()[seeds]
 
     def idle(self) -> None:
         """See `Fetcher.idle`: begins what is due, and answers the requests of others."""
@@ -273,3 +280,22 @@ class UnitsOnDevice(Units[_Unit]):
     def close(self) -> None:
         """See `Feed.close`. All ranks call it after the same step."""
         self._feed.close()
+
+
+@dataclass(frozen=True)
+class DeviceLinkFetch:
+    """A device's fetch policy, of minibatches of pairs that were drawn on the host."""
+
+    inner: DeviceGatherFetch | DeviceExchangeFetch
+    sample: SampledLinks | LinksByOwners | LocalLinks
+
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module | None = None) -> Any:
+        """See `FetchPolicy.fetcher`. All ranks call this at the same time; the module has the decoder."""
+        fetcher = self.inner.fetcher(placement, job)
+        ranks = job.group.size if isinstance(self.sample, LocalLinks) else 1
+        fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module, ranks)
+        return fetcher
+
+    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+        """See `KeepsRows.rows_there`."""
+        return self.inner.rows_there(features, job) if isinstance(self.inner, KeepsRows) else None

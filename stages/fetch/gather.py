@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
 from ...storage.typed.features import typed_in_place
+from ..links.planned_pairs import HasTargets
 from ..memory.arena import empty
 from ..memory.lazy_rows import LazyRows, LazyTypedRows, torch_dtype
 from ..messages import Fetched, Placement, RankJob
@@ -33,7 +34,7 @@ class GatherFetch:
         )
 
 
-class Gather:
+class Gather(HasTargets):
     """Rows of one array, in memory or mapped, come as `LazyRows`, which layers read in place; others are gathered."""
 
     exchange_s = 0.0
@@ -57,7 +58,9 @@ class Gather:
         """`Fetched` from the rows of all nodes, and their degrees if known."""
         data = self._placement
         # Most layers need no degrees, and those of all sources are as many random reads as a small gather.
-        degree = cache(lambda: self._degrees(work) if degrees is None else degrees)
+        degree, of_seeds = self._targets(
+            work, lambda: self._degrees(work) if degrees is None else degrees, lambda: data.labels_of(work.seeds)
+        )
         of_edges = self._of_edges(work) or [None] * len(work.blocks)
         neighbourhoods = tuple(
             BlockNeighbourhood(
@@ -68,7 +71,7 @@ class Gather:
             )
             for b, edges in zip(work.blocks, of_edges)
         )
-        return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
+        return Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
 
     def _degrees(self, work: MiniBatch) -> Tensor:
         """[n], degrees of all nodes of a minibatch."""

@@ -21,6 +21,7 @@ from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.runtime.device_memory import MemoryKind, device_readable, goes_to_device, to_device, wait_for_copies
 from ..kernels.sampling.device_graph import number_on_device, place_graph
 from ..kernels.sampling.device_samples import DeviceList, Rows
+from ..links.planned_pairs import HasTargets
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
@@ -163,7 +164,7 @@ class Leash:
                 self._marks.popleft().synchronize()
 
 
-class DeviceGather:
+class DeviceGather(HasTargets):
     """Hands out neighbourhoods over lists that stay where they were sampled. Rows on the device are only named: the
     first layer reads them in place. Rows on the host are gathered on a separate stream, one minibatch ahead of the
     training while the next one is in the same bulk."""
@@ -188,7 +189,7 @@ class DeviceGather:
         """
         self._placement, self._device = placement, device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
-        self._labels = placement.labels.to(device)
+        self._labels = cache(lambda: placement.labels.to(device))
         self._degree = cache(lambda: placement.degree.to(device))
         self._graphs = policy.graphs
         self._steps = Leash(device, STEPS_AHEAD)
@@ -204,8 +205,13 @@ class DeviceGather:
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
-        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degrees(work, nodes)), self._edges)
-        return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+        degree, of_seeds = self._targets(
+            work,
+            lambda: self._degrees(work, nodes),
+            lambda: self._labels()[nodes[: int(bulk.node_ends[0][q])]],
+        )
+        neighbourhoods = resident_neighbourhoods(bulk, q, degree, self._edges)
+        return Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
 
     def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
         """[n], degrees of all nodes of a minibatch, which lie on the device."""
@@ -217,7 +223,7 @@ class DeviceGather:
         degree = cache(lambda: self._degree()[nodes])
         hops = reversed(range(len(sizes) - 1))
         neighbourhoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
-        return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
+        return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels()[nodes[: sizes[0]]])
 
     def recorded(
         self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool
@@ -225,7 +231,7 @@ class DeviceGather:
         """See `RecordsSteps.recorded`."""
         return (
             StepGraph(module, self, rules, parameters, alone)
-            if self._graphs and self._near and self._edges is None and can_record(module)
+            if self._graphs and self._near and self._edges is None and self.pairs is None and can_record(module)
             else None
         )
 

@@ -1,5 +1,7 @@
 """Decoders: the score of a pair of nodes from their rows. One is a part of each model of a link task."""
 
+import copy
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -101,3 +103,10 @@ def make_decoder(name: DecoderName, width: int) -> Decoder:
 def decoder_of(model: nn.Module) -> Any:
     """The decoder of a model of a link task."""
     return model.decoder
+
+
+def decoder_beside(model: nn.Module, rows: Tensor) -> Any:
+    """The decoder of a model on the device of some rows: a copy, if it lies elsewhere."""
+    decoder = decoder_of(model)
+    state = chain(decoder.parameters(), decoder.buffers()) if isinstance(decoder, nn.Module) else ()
+    return decoder if all(t.device == rows.device for t in state) else copy.deepcopy(decoder).to(rows.device)

@@ -12,7 +12,6 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.open_queue import seed_plan
-from millrace.pipeline.setup.prepare import prepare
 from millrace.stages.evaluate.links import LINK_METRICS, KnownPairs, link_metrics
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
@@ -333,13 +332,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(links, tmp_path, o
         mr.run(links, out=tmp_path / "run", verbose=False, **options)
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_gpus_are_refused_for_what_the_host_does(links):
-    for key in ("device", "kernel"):
-        said = f"^{key} is 'cuda', but the edges of pairs are taken out of samples on the host"
-        with pytest.raises(InputError, match=said):
-            prepare(resolve({key: "cuda", "sampler": {"fanout": [2]}}), links)
 
 
 def test_nodes_refuse_options_of_links_and_links_metrics_of_ones_own(links, tmp_path):

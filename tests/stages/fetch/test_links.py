@@ -17,7 +17,6 @@ from millrace.stages.links.decoders import make_decoder
 from millrace.stages.links.train_pairs import Negatives
 from millrace.stages.losses import NamedLoss
 from millrace.stages.messages import Placement, RankJob
-from millrace.storage.errors import StoreError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
 
@@ -93,13 +92,3 @@ def dense(model, graph, h):
     for i in range(model.num_layers):
         h = model.layer(i, BlockNeighbourhood(block, degree, edges=lambda: of_edges), h)
     return h
-
-
-def test_minibatches_of_other_pairs_are_refused():
-    placement = placement_of(False)
-    _, fetcher, work = work_of(placement, Negatives(), None)
-    assert fetcher.fetch(work[0]).links.pairs.shape[1:] == (2, 2)
-    from dataclasses import replace
-
-    with pytest.raises(StoreError, match="has other ends than its pairs"):
-        fetcher.fetch(replace(work[0], index=1))

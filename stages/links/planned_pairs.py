@@ -1,0 +1,110 @@
+"""Pairs of a link task in place of labels: what a minibatch is trained on, and the degrees that its layers read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import StoreError
+from ...storage.minibatch import MiniBatch
+from ..kernels.runtime.device_memory import to_device
+from ..messages import PairsToScore, Placement, RankJob
+from ..placement.row_blocks import BlockRows
+from ..sample.temporal import degrees_until
+from .decoders import decoder_of
+from .plan import Ends, LinkPlan
+from .train_pairs import own_weights
+
+Degree = Callable[[], Tensor]
+"""Returns the degrees of all nodes of a minibatch, [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedPairs:
+    """The plan of a run's pairs, and the decoder that scores them."""
+
+    plan: LinkPlan
+    placement: Placement
+    decoder: Any
+    """None: pairs come without scores."""
+    ranks: int = 1
+    """Ranks with plans of their own: every so many minibatches are of one plan."""
+    device: torch.device | None = None
+    """Place of what is trained on; None: the host."""
+
+    @classmethod
+    def of(
+        cls, sample: Any, placement: Placement, job: RankJob, module: nn.Module | None, ranks: int = 1
+    ) -> "PlannedPairs":
+        """
+        Args:
+            sample: plans the pairs.
+            placement: of this rank.
+            job: of this rank.
+            module: has the decoder; None: pairs come without scores.
+            ranks: see above.
+        """
+        plan: LinkPlan = sample.plan(placement, job)
+        if isinstance(placement, BlockRows):
+            links = plan.links
+            own = own_weights(links.graph, links.pairs, links.num_nodes, placement.first)
+            assert placement.column is not None
+            # Each entry comes from the owner of the edge's destination: nothing is rounded.
+            placement.column.all_reduce(torch.from_numpy(own).view(-1), "graph")
+            plan = replace(plan, links=replace(links, own=own))
+        return cls(plan, placement, None if module is None else decoder_of(module), ranks, job.device)
+
+    def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, dict[str, Any]]:
+        """Degrees in the graph without the minibatch's own edges, or before the pairs; and `Fetched.y` and
+        `Fetched.links`.
+
+        Args:
+            work: a minibatch.
+            degree: returns the degrees in the whole graph, on the device.
+
+        Raises:
+            StoreError: its seeds are not the ends of its pairs.
+        """
+        plan, index = self.plan, work.index // self.ranks
+        pairs = plan.pairs(index, work.epoch)
+        ends = plan.ends(pairs, index, work.epoch)
+        if not np.array_equal(ends.nodes, work.seeds):
+            raise StoreError(
+                f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
+            )
+        there = None if self.device is None else to_device(ends.positions, self.device)
+        links = PairsToScore(torch.from_numpy(ends.positions), self.decoder, there)
+        y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
+        return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
+
+    def _degrees(self, work: MiniBatch, ends: Ends, degree: Degree) -> Tensor:
+        if ends.moments is not None:
+            data = self.placement
+            until = degrees_until(data.graph, work, ends.moments)
+            return torch.from_numpy(until).to(data.degree.dtype).to(self.device or "cpu")
+        found = degree().clone()
+        numbers = self.plan.numbers(work.index // self.ranks, work.epoch)
+        lost = torch.from_numpy(self.plan.links.lost_degree(numbers, work.seeds)).to(found.dtype)
+        found[: len(lost)] -= lost.to(found.device)
+        return found.clamp_(min=0)
+
+
+class HasTargets:
+    """Base of fetchers: the seeds of a minibatch have labels, or are ends of pairs."""
+
+    pairs: PlannedPairs | None = None
+    """Of a link task."""
+
+    def _targets(self, work: MiniBatch, degree: Degree, labels: Callable[[], Tensor]) -> tuple[Degree, dict[str, Any]]:
+        """Degrees of the nodes of a minibatch, and what `Fetched` has of its seeds.
+
+        Args:
+            work: the minibatch.
+            degree: returns the degrees in the whole graph.
+            labels: returns labels of the seeds.
+        """
+        return (cache(degree), {"y": labels()}) if self.pairs is None else self.pairs.targets(work, degree)

@@ -1,0 +1,195 @@
+"""Links on GPUs, which are pretended where there are none: the runs that processors would have made."""
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.schema import Queue
+from millrace.pipeline.setup import device_policies
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import own_queue
+from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.evaluate.cuda import DeviceBudget
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage.errors import InputError
+from millrace.storage.features import ArrayFeatures
+from millrace.storage.ledger import Ledger
+from millrace.tests.contracts import nccl
+from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.graphs import links_of_multi_edges
+from millrace.tests.contracts.process_ranks import run_ranks
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
+
+DEVICES = ("cpu", "cuda")
+JOB = {
+    "epochs": 2, "seed": 3, "threads": 1, "system": "bulk", "dtype": "float64", "check": True,
+    "train": {"batch_size": 24, "lr": 0.02, "minibatches_per_step": 2},
+    "link": {"width": 8, "num_negatives": 2, "decoder": "mlp"}, "sampler": {"fanout": [3, -1]},
+    "model": {"name": "gcn", "hidden": 8, "layers": 2, "dropout": 0.2}, "queue": {"bulk_size": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def links():
+    return links_of_multi_edges(60)
+
+
+def trained(data, out, device, **more):
+    """A run's result, and its parameters."""
+    result = mr.run(data, config={**JOB, **more, "device": device}, out=out, verbose=False)
+    return result, torch.load(out / "model.pt", weights_only=True)
+
+
+def agree(data, out, there=None, **more):
+    """Train on both; the job of the device's run."""
+    (a, here), (b, far) = (
+        trained(data, out / device, device, **{**more, **(there or {} if device == "cuda" else {})})
+        for device in DEVICES
+    )
+    assert (b.minibatches, b.sampled_edges, b.best_epoch) == (a.minibatches, a.sampled_edges, a.best_epoch)
+    assert b.train_loss == pytest.approx(a.train_loss, rel=1e-10)
+    assert set(b.test_metrics) == {"mrr", "auc", "average_precision", "hits@10"}
+    assert b.test_metrics == pytest.approx(a.test_metrics, rel=1e-9)
+    for name, value in here.items():
+        torch.testing.assert_close(far[name], value, rtol=1e-9, atol=1e-11)
+    return tomllib.loads((out / "cuda" / "job.toml").read_text())
+
+
+@pytest.mark.parametrize("queue", [{}, {"kind": "zarr", "bulk_size": 2}], ids=["memory", "zarr"])
+def test_a_run_is_that_of_processors(links, tmp_path, queue):
+    """Degrees that layers read are those without own edges; processors draw, in bulks of their size."""
+    job = agree(links, tmp_path, queue=queue)
+    assert job["kernel"] == "cpu" and job["queue"]["bulk_size"] == queue.get("bulk_size", Queue().bulk_size)
+
+
+def test_features_of_edges_and_rows_in_the_hosts_memory(tmp_path):
+    data = mr.open_dataset("sbm:nodes=60,classes=4,degree=8,features=6")
+    rows = np.random.default_rng(0).standard_normal((data.graph.num_edges, 2))
+    graph = replace(data.graph, edge_features=ArrayFeatures(rows))
+    data = mr.link_dataset(replace(data, graph=graph), seed=3)
+    model, gpu = {"name": "gine", "hidden": 8, "layers": 2}, {"features": "pinned", "cache_bytes": 400}
+    agree(data, tmp_path, {"gpu": gpu}, model=model, epochs=1)
+
+
+def test_a_stopped_run_goes_on(links, tmp_path):
+    asked = iter(range(1000))
+    config = {**JOB, "device": "cuda"}
+    result = mr.run(links, config=config, out=tmp_path / "cuda", stop=lambda: next(asked) == 4, verbose=False)
+    assert result.status == "stopped"
+    mr.run(links, out=tmp_path / "cuda", resume=True, verbose=False)
+    _, want = trained(links, tmp_path / "cpu", "cpu")
+    for name, value in torch.load(tmp_path / "cuda" / "model.pt", weights_only=True).items():
+        torch.testing.assert_close(value, want[name], rtol=1e-9, atol=1e-11)
+    scores = mr.predict_links(tmp_path / "cuda", [[0, 1], [2, 3]]).scores
+    np.testing.assert_allclose(scores, mr.predict_links(tmp_path / "cpu", [[0, 1], [2, 3]]).scores, rtol=1e-9)
+
+
+def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatch):
+    monkeypatch.setattr(DeviceBudget, "on", lambda device: DeviceBudget(device, 1000))
+    agree(links, tmp_path, epochs=1)
+
+
+def test_kernels_of_gpus_are_refused(links):
+    for device in DEVICES:
+        said = "^kernel is 'cuda', but the edges of pairs are taken out of samples on the host in this version"
+        with pytest.raises(InputError, match=said):
+            prepare(resolve({**JOB, "device": device, "kernel": "cuda"}), links)
+
+
+PLACES = [{}, {"features": "owned"}, {"bulk": {"topology": "partitioned"}}]
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+def test_types(tmp_path, options):
+    """Only edges of the pairs' relation and its reverses are taken out, and lost by degrees."""
+    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6"), relation="likes", seed=3)
+    agree(links, tmp_path, model={"name": "rgcn", "hidden": 8, "layers": 2, "dropout": 0.1}, epochs=1, **options)
+
+
+def test_times(tmp_path):
+    """Degrees are those before the pairs."""
+    data = mr.open_dataset("ratings:users=20,items=30,genres=4,degree=6,days=9,features=5")
+    links = mr.link_dataset(data, split="time:0.7,0.1")
+    more = {"sampler": {"name": "temporal", "fanout": [3, 2]}, "train": {"batch_size": 64}, "epochs": 1, "check": False}
+    agree(links, tmp_path, **more)
+
+
+def test_isolated_ranks_by_one(links, tmp_path):
+    grappa = {"repartition_every": 1, "chunks": 2, "correction": "node"}
+    more = {"system": "grappa", "grappa": grappa, "partition": {"method": "hash"}, "train": {"batch_size": 24}}
+    job = agree(links, tmp_path, **more)
+    assert job["kernel"] == "cpu"
+
+
+@pytest.mark.parametrize("options", PLACES[1:], ids=str)
+def test_rows_that_ranks_own_by_one(links, tmp_path, options):
+    agree(links, tmp_path, **options)
+
+
+WHOLE = {**JOB, "epochs": 1}
+WAYS = {
+    "whole": WHOLE,
+    "owned": {**WHOLE, "features": "owned", "bulk": {"cache_fraction": 0.2}},
+    "blocks": {**WHOLE, "bulk": {"topology": "partitioned"}},
+    "isolated": {
+        **WHOLE, "system": "grappa", "grappa": {"correction": "node"}, "partition": {"method": "hash"},
+        "train": {"batch_size": 24, "lr": 0.02}, "epochs": 2,
+    },
+}  # fmt: skip
+"""By name, configurations of two ranks."""
+
+
+def train_there(group, links, runs):
+    """Reports of the runs. Ranks of a device exchange its tensors over a stand-in for NCCL."""
+    over = nccl.stood_in(group)
+    device_policies.check_gpus = lambda job: None  # it asks for dask-cuda
+    found = []
+    for number, (job, out, fingerprint) in enumerate(runs):
+        there = job.device == "cuda"
+        own = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
+        own._ledger, queue = Ledger(), None
+        if (out / "parts").exists():
+            prepared = prepare_part(job, Outline.of(links, job), out / "parts", own.rank, fingerprint, dataset=links)
+        else:
+            prepared = prepare(job, links)
+            queue = own_queue(prepared, out)
+        report = train_and_evaluate(
+            prepared, out, queue, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True,
+            emit=silent, stop=lambda: False, clock=Clock(),
+        )  # fmt: skip
+        found.append((report.test_metrics, report.sampled_edges, own._ledger.as_record()))
+        own.close()
+    over.close()
+    return found
+
+
+def test_two_ranks(links, tmp_path, monkeypatch):
+    """Over the whole graph, over features that ranks own, over blocks of rows, and isolated."""
+    monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
+    runs = []
+    for name, table in [(f"{name}-{device}", {**WAYS[name], "device": device}) for name in WAYS for device in DEVICES]:
+        out, table = tmp_path / name, {**table, "ranks": 2}
+        prepared = prepare(resolve(table), links)
+        out.mkdir()
+        if (cut := prepared.system.partition.partitioner) is not None:
+            count = prepared.system.parts_before(2)
+            partition_dataset(links, cut, count, out / "parts", 3, without_pairs=True)
+        runs.append((prepared.job, out, prepared.fingerprint))
+    ranks = run_ranks(train_there, 2, links, runs, timeout_s=240)
+    for number, name in enumerate(WAYS):
+        for (metrics, edges, sent), (there, also, over) in (rank[2 * number : 2 * number + 2] for rank in ranks):
+            assert there == pytest.approx(metrics, rel=1e-9) and also == edges
+            assert over["network"]["features"] == sent["network"]["features"]
+        want, seen = (last_parameters(tmp_path / f"{name}-{device}") for device in DEVICES)
+        for key, value in want.items():
+            torch.testing.assert_close(seen[key], value, rtol=1e-9, atol=1e-11)
