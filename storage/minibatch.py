@@ -39,15 +39,14 @@ class Block:
         """e."""
         return len(self.indices)
 
-    def check(self) -> "Block":
-        """Check the invariants. Violations are bugs, hence assert."""
+    def check(self, repeats: bool = False) -> "Block":
+        """Check the invariants. Violations are bugs, hence assert. `repeats`: a node may have several rows."""
         assert 0 <= self.num_dst <= self.num_src
         assert self.indptr.shape == (self.num_dst + 1,) and self.indptr[0] == 0
         assert (np.diff(self.indptr) >= 0).all() and self.indptr[-1] == self.num_edges
         assert self.indices.dtype == np.int32
         assert not self.num_edges or (self.indices.min() >= 0 and self.indices.max() < self.num_src)
-        assert len(np.unique(self.src)) == self.num_src
-        assert len(np.unique(self.src)) == self.num_src
+        assert repeats or len(np.unique(self.src)) == self.num_src
         for extra in (self.weight, self.edge_id):
             assert extra is None or extra.shape == self.indices.shape
         return self
@@ -94,8 +93,8 @@ class MiniBatch:
         """The same minibatch at another position in the epoch."""
         return replace(self, index=index)
 
-    def check(self) -> "MiniBatch":
-        """Check the invariants. Violations are bugs, hence assert."""
+    def check(self, repeats: bool = False) -> "MiniBatch":
+        """See `Block.check`: samples by time have a row for each tree that a node is in."""
         assert self.blocks
         for outer, inner in zip(self.blocks, self.blocks[1:]):
             assert np.array_equal(outer.src[: outer.num_dst], inner.src)
@@ -103,7 +102,7 @@ class MiniBatch:
                 assert np.array_equal(outer.indptr[: inner.num_dst + 1], inner.indptr)
                 assert np.array_equal(outer.indices[: inner.num_edges], inner.indices)
         for block in self.blocks:
-            block.check()
+            block.check(repeats)
         return self
 
 

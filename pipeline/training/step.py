@@ -16,7 +16,9 @@ from ...stages.models.compiled import Compiled
 from ...stages.models.parts import LayerCounts
 from ...stages.neighbourhood.block import BlockNeighbourhood
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
+from ...stages.sample.base import reads_times
 from ...storage.checkpoint import Cursor
+from ...storage.minibatch import MiniBatch
 from ..setup.result import peak_device_bytes
 from ..telemetry.events import Note, StepDone
 from ..telemetry.timers import Clock
@@ -182,6 +184,13 @@ class StepRunner:
         self.losses.add(loss_sum, report)
         return requested
 
+    def _check(self, work: Any) -> None:
+        """Check the invariants of a minibatch, or of other work, if the job asks for it."""
+        if self.context.check and isinstance(work, MiniBatch):
+            work.check(repeats=reads_times(getattr(self.context.system.sample, "sampler", None)))
+        elif self.context.check:
+            work.check()
+
     def _minibatch(
         self, epoch: int, index: int, module: nn.Module, statistics: AbstractContextManager[None]
     ) -> tuple[Any, WorkDone]:
@@ -191,8 +200,7 @@ class StepRunner:
         if work is None:
             with clock.measure("queue_wait"):
                 work = self.feed.get(epoch, index)
-            if self.context.check:
-                work.check()
+            self._check(work)
         if self.recorded is not None:
             with clock.measure("forward_backward"):
                 done = self.recorded.contribute(work)
@@ -219,8 +227,7 @@ class StepRunner:
         if work is None:
             return
         with self.clock.measure("fetch"):
-            if self.context.check:
-                work.check()
+            self._check(work)
             fetched = self.fetcher.fetch(work)
         with self.clock.measure("forward_backward"):
             fetched = begin(self.module, fetched, self.rules.seed, self.rules.matmul_precision)

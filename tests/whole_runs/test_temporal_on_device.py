@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
 SPEC = "tsbm:nodes=60,classes=3,degree=5,days=12,features=5,train=0.5,val=0.2"
 JOB: dict[str, Any] = {
-    "sampler": {"name": "temporal", "fanout": [3, 2]}, "fanout": None, "epochs": 1, "batch_size": 9, "check": False,
+    "sampler": {"name": "temporal", "fanout": [3, 2]}, "fanout": None, "epochs": 1, "batch_size": 9, "check": True,
 }  # fmt: skip
 """Two minibatches an epoch, in whose trees nodes are met at several times."""
 
