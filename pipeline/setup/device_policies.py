@@ -94,6 +94,7 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     inner, gpu = system.fetch, job.gpu
     gathers: dict[type, type[DeviceGatherFetch]] = {
         GatherFetch: DeviceGatherFetch,
+        LinkFetch: DeviceGatherFetch,
         TemporalFetch: DeviceTemporalFetch,
         LearnedFetch: DeviceLearnedFetch,
     }
