@@ -135,7 +135,7 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
 
 
 def for_task(job: Job, task: Task) -> Job:
-    """The job as the task of its dataset completes it: by default processors draw links, whatever the device."""
+    """Complete a job by the task of its dataset: processors draw links, unless the job names a kernel."""
     if task != "link" or job.kernel != "cuda" or "kernel" in job.model_fields_set:
         return job
     given = "bulk_size" in job.queue.model_fields_set

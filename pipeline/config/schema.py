@@ -25,7 +25,7 @@ class Section(BaseModel):
         return value
 
     def with_defaults(self, **values: Any) -> Self:
-        """A copy with other values, which `model_fields_set` takes for defaults as before."""
+        """Copy the section with other values; keys that were not set count as not set still."""
         copied = self.model_copy(update=values)
         copied.model_fields_set.intersection_update(self.model_fields_set)
         return copied

@@ -97,7 +97,7 @@ class HasTargets:
     """Base of fetchers: the seeds of a minibatch have labels, or are ends of pairs."""
 
     pairs: PlannedPairs | None = None
-    """Of a link task."""
+    """Plan of the pairs whose ends the seeds are; None: seeds have labels."""
 
     def _targets(self, work: MiniBatch, degree: Degree, labels: Callable[[], Tensor]) -> tuple[Degree, dict[str, Any]]:
         """Degrees of the nodes of a minibatch, and what `Fetched` has of its seeds.

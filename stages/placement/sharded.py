@@ -24,8 +24,8 @@ from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 
 TYPE_BYTES = 40
-"""What an edge takes beside its lists where rows and edges are divided by type: its relation, its place in that order,
-and an entry of the relations' lists and of those of all means."""
+"""Bytes that an edge takes beside its lists where rows and edges are divided by type, by estimate: its relation, its
+place in that order, and an entry of the relations' lists and of those of all means."""
 
 
 @dataclass(frozen=True, eq=False)

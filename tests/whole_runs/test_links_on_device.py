@@ -120,7 +120,7 @@ def test_times(tmp_path):
     """Degrees are those before the pairs."""
     data = mr.open_dataset("ratings:users=20,items=30,genres=4,degree=6,days=9,features=5")
     links = mr.link_dataset(data, split="time:0.7,0.1")
-    more = {"sampler": {"name": "temporal", "fanout": [3, 2]}, "train": {"batch_size": 64}, "epochs": 1, "check": False}
+    more = {"sampler": {"name": "temporal", "fanout": [3, 2]}, "train": {"batch_size": 64}, "epochs": 1}
     agree(links, tmp_path, **more)
 
 
