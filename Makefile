@@ -46,7 +46,9 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# `benchmarks/` imports the package by its name: the link gives it that name, whatever the folder of this checkout is called.
 types: venv
+	@mkdir -p build/types && ln -sfn ../.. build/types/millrace
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --output-format min-text --summary=none
 
 # With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once, and so are the
