@@ -62,6 +62,36 @@ TYPED_JOBS: dict[str, dict[str, Any]] = {
 TYPED_MODELS = ("rgcn", "hgt", "sage")
 
 
+TIMED = "tsbm:nodes=60"
+LINK_JOBS: dict[str, dict[str, Any]] = {
+    "`bulk`": {"system": "bulk"},
+    "`bulk`, queue `zarr`": {"system": "bulk", **QUEUES["zarr"]},
+    "`bulk`, `features = \"owned\"`": {"system": "bulk", **FEATURES["owned"]},
+    "`bulk`, partitioned": {"system": "bulk", "bulk": {"topology": "partitioned"}},
+    "`bulk`, learnt features": {"system": "bulk", **FEATURES["learned"]},
+    "`bulk`, `device = \"cuda\"`": {"system": "bulk", "device": "cuda"},
+    "`bulk`, `device = \"cuda\"`, queue `zarr`": {"system": "bulk", "device": "cuda", **QUEUES["zarr"]},
+    "`bulk`, `device = \"cuda\"`, `kernel = \"cuda\"`": {"system": "bulk", "device": "cuda", "kernel": "cuda"},
+    "`bulk`, `device = \"cuda\"`, `features = \"owned\"`": {"system": "bulk", "device": "cuda", **FEATURES["owned"]},
+    "`bulk`, partitioned, `device = \"cuda\"`": {
+        "system": "bulk", "device": "cuda", "bulk": {"topology": "partitioned"},
+    },
+    "`bulk`, learnt features, `device = \"cuda\"`": {"system": "bulk", "device": "cuda", **FEATURES["learned"]},
+    "`grappa`": {"system": "grappa"},
+    "`grappa`, `device = \"cuda\"`": {"system": "grappa", "device": "cuda"},
+    "`sar`": {"system": "sar"},
+    "`retexo`": {"system": "retexo"},
+}  # fmt: skip
+"""Jobs that score links, or whose minibatches are drawn by time."""
+
+
+class Column(NamedTuple):
+    """A kind of dataset in a table of jobs, with the options that it asks for."""
+
+    dataset: mr.Dataset
+    options: dict[str, Any]
+
+
 class Cell(NamedTuple):
     """One combination."""
 
@@ -123,28 +153,53 @@ def refusal(cell: Cell, dataset: mr.Dataset) -> str:
     return ""
 
 
-def typed_refusal(job: str, model: str, dataset: mr.Dataset) -> str:
-    """The sentence that refuses a job of `TYPED_JOBS` with a model; empty if it runs."""
-    options = {"hidden": 8, "layers": 2}
+def job_refusal(job: dict[str, Any], column: Column) -> str:
+    """The sentence that refuses a job of a column; empty if it runs."""
+    both = {key: {**value, **column.options.get(key, {})} for key, value in job.items() if isinstance(value, dict)}
     try:
-        mr.dry_run(dataset, config={"epochs": 1, "model": {"name": model, **options}, **TYPED_JOBS[job]})
+        mr.dry_run(column.dataset, config={"epochs": 1, **job, **column.options, **both})
     except mr.InputError as e:
         return str(e)
     return ""
 
 
-def typed_support() -> str:
-    """The table of graphs with several types in Markdown, and its sentences."""
-    dataset = mr.open_dataset(TYPED, seed=0)
+def job_table(jobs: dict[str, dict[str, Any]], columns: dict[str, Column]) -> str:
+    """A table in Markdown of the jobs that run, and the sentences that refuse the others."""
     with with_gpu():
-        told = {(j, m): typed_refusal(j, m, dataset) for j, m in product(TYPED_JOBS, TYPED_MODELS)}
+        told = {(j, c): job_refusal(jobs[j], columns[c]) for j, c in product(jobs, columns)}
     numbers: dict[str, int] = {}
-    lines = ["| job | " + " | ".join(f"`{m}`" for m in TYPED_MODELS) + " |", "|" + " --- |" * (1 + len(TYPED_MODELS))]
-    for job in TYPED_JOBS:
-        cells = [told[job, model] for model in TYPED_MODELS]
+    lines = ["| job | " + " | ".join(columns) + " |", "|" + " --- |" * (1 + len(columns))]
+    for job in jobs:
+        cells = [told[job, column] for column in columns]
         said = [f"no ({numbers.setdefault(c, len(numbers) + 1)})" if c else "yes" for c in cells]
         lines.append(f"| {job} | {' | '.join(said)} |")
     return "\n".join([*lines, "", *(f"{number}. {sentence}" for sentence, number in numbers.items())])
+
+
+def typed_support() -> str:
+    """The table of graphs with several types."""
+    dataset = mr.open_dataset(TYPED, seed=0)
+    return job_table(
+        TYPED_JOBS,
+        {f"`{m}`": Column(dataset, {"model": {"name": m, "hidden": 8, "layers": 2}}) for m in TYPED_MODELS},
+    )
+
+
+def link_support() -> str:
+    """The table of links, and of samples by time."""
+    plain, typed, timed = (mr.open_dataset(spec, seed=0) for spec in (DATASET, TYPED, TIMED))
+    sage, rgcn = ({"model": {"name": name, "hidden": 8, "layers": 2}} for name in ("sage", "rgcn"))
+    by_time = {**sage, "sampler": {"name": "temporal", "fanout": [3, 3]}}
+    relation = mr.link_dataset(typed, relation=typed.graph.types.relations[0])
+    return job_table(
+        LINK_JOBS,
+        {
+            "links": Column(mr.link_dataset(plain), sage),
+            "links of a relation": Column(relation, rgcn),
+            "links by time": Column(mr.link_dataset(timed, split="time:0.7,0.15"), by_time),
+            "nodes by time": Column(timed, by_time),
+        },
+    )
 
 
 @contextmanager

@@ -56,20 +56,39 @@ def test_each_cell_is_what_a_dry_run_says(system: str, table: str) -> None:
             assert not refused, "a system runs by itself on its devices"
 
 
+def jobs_that_run(table: str) -> list[set[str]]:
+    """The jobs that each column of a table of jobs lets run; the sentences are checked."""
+    rows, told = table.split("\n\n")
+    assert all(len(line) < 300 and ("; " in line or ": " in line) for line in told.splitlines())
+    cells = [line.strip("| ").split(" | ") for line in rows.splitlines()[2:]]
+    return [{job for job, *said in cells if said[i] == "yes"} for i in range(len(cells[0]) - 1)]
+
+
 @pytest.mark.usefixtures("on_device")
 def test_the_table_of_typed_graphs() -> None:
-    rows, told = support.typed_support().split("\n\n")
-    assert all(len(line) < 300 and ("; " in line or ": " in line) for line in told.splitlines())
-    said = {line.strip("| ").split(" | ")[0]: line.strip("| ").split(" | ")[1:] for line in rows.splitlines()[2:]}
-    runs = {job for job, (rgcn, hgt, _) in said.items() if (rgcn, hgt) == ("yes", "yes")}
-    assert runs == {
+    rgcn, hgt, sage = jobs_that_run(support.typed_support())
+    assert rgcn == hgt == {
         "`bulk`", "`bulk`, `labor`", "`bulk`, queue `zarr`", '`bulk`, `features = "owned"`', "`bulk`, partitioned",
         "`sar`", '`sar`, `device = "cuda"`', '`bulk`, partitioned, `device = "cuda"`',
         '`bulk`, partitioned, `labor`, `device = "cuda"`',
         '`bulk`, `device = "cuda"`, `features = "owned"`', '`bulk`, `device = "cuda"`',
         '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`',
     }  # fmt: skip
-    assert not any(sage == "yes" for _, _, sage in said.values())
+    assert not sage
+
+
+@pytest.mark.usefixtures("on_device")
+def test_the_table_of_links_and_samples_by_time() -> None:
+    links, of_relation, links_by_time, nodes_by_time = jobs_that_run(support.link_support())
+    everywhere = {
+        "`bulk`", "`bulk`, queue `zarr`", '`bulk`, `device = "cuda"`', '`bulk`, `device = "cuda"`, queue `zarr`',
+    }  # fmt: skip
+    assert links_by_time == nodes_by_time == everywhere
+    assert of_relation == everywhere | {
+        '`bulk`, `features = "owned"`', '`bulk`, `device = "cuda"`, `features = "owned"`',
+        "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
+    }  # fmt: skip
+    assert links == of_relation | {"`grappa`", '`grappa`, `device = "cuda"`'}
 
 
 @pytest.mark.parametrize("model", ["of PyG", "own module"])
