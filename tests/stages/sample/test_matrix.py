@@ -206,11 +206,15 @@ def visits(graph: Graph, seed: int, length: int) -> np.ndarray:
 
 
 def included(sampler: Any, graph: Graph, seed: int, times: int) -> np.ndarray:
-    """Number of draws in which each node was in the minibatch of one seed."""
-    seeds = tuple(np.array([seed]) for _ in range(times))
-    counts = np.zeros(graph.num_nodes, np.int64)
-    for m in sampler.sample(graph, BulkRequest(3, 0, 0, 0, seeds), cpu).minibatches:
-        counts[m.nodes] += 1
+    """Number of draws in which each node was drawn for one seed, which has a copy of the graph for itself: in three
+    minibatches, each of as many copies, whose draws are independent like those of minibatches."""
+    V, copies = graph.num_nodes, times // 3
+    shift = V * np.arange(copies)
+    src, dst = (np.add.outer(shift, ends).ravel() for ends in (graph.indices, np.repeat(np.arange(V), graph.in_degree)))
+    seeds = (seed + shift,) * 3
+    counts = np.zeros(V, np.int64)
+    for m in sampler.sample(from_edges(src, dst, V * copies), BulkRequest(3, 0, 0, 0, seeds), cpu).minibatches:
+        counts += np.bincount(m.nodes % V, minlength=V)
     return counts
 
 
