@@ -290,11 +290,12 @@ ON_DEVICE = ("gat, batch", "gcn", "own")
 def modes_of(at: int, seed: int, several: bool) -> list[str]:
     """The modes of a model: one, or on the dense graph all and on others two of the four, which differ by graph.
 
-    One rank has nobody to visit; and pruned or not, what a mode does is the same.
+    One rank has nobody to visit, nor has a graph without edges or train nodes; and pruned or not, what a mode does is
+    the same.
     """
     modes = list(MODES)
-    if not several:
-        return [modes[at % len(modes)]]
+    if not several or seed % 8 in (2, 6):
+        return [modes[(at + seed // 4) % len(modes)]]
     return modes if seed == DENSE else [modes[(at + seed) % 4], modes[(at + seed + 1) % 4]]
 
 
@@ -329,7 +330,7 @@ def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
     return learn(model, lambda neighbourhoods, h: model(neighbourhoods, h)[train], fetched, Solo(), seed % 2 == 0)
 
 
-@pytest.mark.parametrize(("size", "seeds"), [(1, (8,)), (2, (12,)), (3, (14, 2)), (4, (DENSE,)), (6, (5,))])
+@pytest.mark.parametrize(("size", "seeds"), [(1, (8,)), (2, (12, 14)), (3, (2, 5)), (4, (DENSE,))])
 def test_models_learn_what_they_learn_from_the_whole_graph(size: int, seeds: tuple[int, ...]) -> None:
     """With dropout and attention dropout, for any number of ranks, in every mode, pruned or not."""
     check(size, [train(Solo(), seeds, 1)] if size == 1 else run_ranks(train, size, seeds, size, timeout_s=240))

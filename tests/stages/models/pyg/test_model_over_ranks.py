@@ -39,7 +39,7 @@ CONVS: dict[str, Callable[[int, int], nn.Module]] = {
     "graph": lambda a, b: pyg.GraphConv(a, b),
     "gatv2 of edges": lambda a, b: pyg.GATv2Conv(a, b, edge_dim=D),
 }
-CASES = [(8, 2), (9, 2), (2, 2), (4, 3), (5, 3), (3, 4), (14, 3)]
+CASES = [(8, 2), (9, 2), (2, 2), (4, 3), (5, 3), (3, 3), (14, 2)]
 """Seeds of cases, and ranks: weights and none, no edges, all nodes in one part, parts without nodes."""
 
 
@@ -111,7 +111,8 @@ def accuracy_of(scored: Scored | None) -> float | None:
 
 @pytest.mark.parametrize("name", CONVS)
 def test_ranks_together_evaluate_as_one_process_does(name: str, cut: bool) -> None:
-    for seed, size in cases_of(name, cut):
+    # One and the other half of them, and of the next convolution of the same cases the others.
+    for seed, size in cases_of(name, cut)[list(CONVS).index(name) // 2 % 2 :: 2]:
         case, model = case_of(name, seed, size), build(name)
         data = Dataset("d", case.graph, ArrayFeatures(case.x), case.labels.numpy(), case.split, C, "multiclass")
         want = evaluate(model, data, whole_graph(case.graph, F64).degree)

@@ -82,13 +82,16 @@ class TestOverRanks(NeighbourhoodTests):
         }
 
 
-SEEDS = {1: (8,), 2: (0, 4, 14), 3: (13, 10), 4: (7, 9), 6: (11,)}
+SEEDS = {1: (8,), 2: (0, 4, 14), 3: (11, 13, 10), 4: (7, 9)}
 """Cases of so many ranks: each kind of graph of `make_case`, with and without weights."""
+ODD = {4: 0, 14: 1, 13: 0, 10: 1, 9: 0}
+"""Graphs of which one thing is odd, whatever is called: every second call, from this one on."""
 
 
 def looked_at(seed: int, every: int = 1) -> list[tuple[str, str]]:
     """Every call, or every so many, each with another view of the graph."""
-    return [(name, list(VIEWS)[(seed + i) % len(VIEWS)]) for i, name in enumerate(CALLS)][::every]
+    each = [(name, list(VIEWS)[(seed + i) % len(VIEWS)]) for i, name in enumerate(CALLS)]
+    return each[ODD[seed] :: 2] if seed in ODD else each[::every]
 
 
 DEVICE_SEEDS = {2: (7,), 3: (3,)}
