@@ -176,11 +176,11 @@ def test_who_simulates_a_client_does_not_matter(number: int | None, kind: str, m
     case = make_case(8, 1)
     client, number = clients_of(case, 2, number)
     (whole,) = train_clients(case, system, model, ADAM, client, number)
-    for parts in (3, 6):
-        for rank in train_clients(replace(case, parts=parts), system, model, ADAM, client, number):
-            close(rank["losses"], whole["losses"], "losses")
-            for name, value in rank["state"].items():
-                close(value, whole["state"][name], name)
+    # More ranks than clients, or fewer.
+    for rank in train_clients(replace(case, parts=6 if number == 5 else 3), system, model, ADAM, client, number):
+        close(rank["losses"], whole["losses"], "losses")
+        for name, value in rank["state"].items():
+            close(value, whole["state"][name], name)
     plain = train_clients(case, system, initial(CONFIGS[kind], system, F), ADAM, client, number)
     assert np.abs(np.subtract(plain[0]["losses"], whole["losses"])).max() > 1e-6, "something was dropped"
 

@@ -73,7 +73,7 @@ def _restore_threads() -> Iterator[None]:
     threads.set_num_threads(None)
 
 
-GRIDS = ((2, 1), (4, 1), (4, 4), (6, 3))
+GRIDS = ((2, 1), (3, 1), (2, 2), (6, 3))
 
 
 def on_grid(group: ThreadGroup, c: int, darts: "WatchedDarts") -> dict[str, Any]:
