@@ -273,8 +273,16 @@ def test_a_store_is_copied_slice_by_slice(tmp_path, small, formats, monkeypatch)
             np.load(tmp_path / "a" / f"{name}.npy", mmap_mode="r+")[0] -= 1
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("float32", np.float32),
+        ("float32", np.float64),
+        ("float16", np.float64),
+        ("bfloat16", np.float32),
+        ("int8", np.float64),
+    ],
+)
 def test_features_are_kept_narrow_and_read_as_float32(tmp_path, small, kind, dtype, monkeypatch):
     monkeypatch.setattr("millrace.storage.features.WIDENED_BYTES", 20)
     data = replace(small, features=ArrayFeatures((small.features.rows * 300 - 50).astype(dtype)))

@@ -1,6 +1,7 @@
 """Damaged parts are removed by name, and made again as they were."""
 
 import re
+import shutil
 
 import pytest
 
@@ -21,6 +22,13 @@ def damage(folder, pattern):
     file.write_bytes(bytes(data))
 
 
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory):
+    """Two parts of a dataset."""
+    partition_dataset(dataset(), Hash(), 2, folder := tmp_path_factory.mktemp("parted") / "parts")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("pattern", "told"),
     [
@@ -32,9 +40,8 @@ def damage(folder, pattern):
         ("book/arrays/**/c/*", "are made again: .*book"),
     ],
 )
-def test_what_is_damaged_is_made_again(tmp_path, pattern, told):
-    data, out, notes = dataset(), tmp_path / "parts", []
-    partition_dataset(data, Hash(), 2, out)
+def test_what_is_damaged_is_made_again(tmp_path, parted, pattern, told):
+    out, notes = shutil.copytree(parted, tmp_path / "parts"), []
     clean = digest(out)
     remove_damaged(out, notes.append)
     assert not notes and digest(out) == clean
@@ -42,15 +49,14 @@ def test_what_is_damaged_is_made_again(tmp_path, pattern, told):
     remove_damaged(out, notes.append)
     assert len(notes) == 1
     assert re.search(told, notes[0])
-    partition_dataset(data, Hash(), 2, out)
+    partition_dataset(dataset(), Hash(), 2, out)
     assert digest(out) == clean
     for part in range(2):
         open_part(out, part), open_shards(out, part)
 
 
-def test_parts_that_were_never_finished_are_no_damage(tmp_path):
-    out, notes = tmp_path / "parts", []
-    partition_dataset(dataset(), Hash(), 2, out)
+def test_parts_that_were_never_finished_are_no_damage(tmp_path, parted):
+    out, notes = shutil.copytree(parted, tmp_path / "parts"), []
     (out / "manifest.json").unlink()
     (out / "part-0001" / "rows" / "manifest.json").unlink()
     remove_damaged(out, notes.append)
