@@ -29,14 +29,8 @@ def _restore() -> Iterator[None]:
     set_num_threads(None)
 
 
-lists_of = st.builds(
-    random_lists,
-    st.integers(0, 12),
-    st.integers(12, 20),
-    st.sampled_from([0, 1, 5, 40, 200]),
-    st.integers(0, 10**6),
-    st.sampled_from([np.int32, np.int64]),
-)
+SHAPES = st.integers(0, 12), st.integers(12, 20), st.sampled_from([0, 1, 5, 40, 200]), st.integers(0, 10**6)
+lists_of = st.builds(random_lists, *SHAPES, st.sampled_from([np.int32, np.int64]))
 
 
 @given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))
@@ -214,19 +208,19 @@ def test_large_logits_stay_finite() -> None:
 
 
 @given(
-    lists=lists_of,
+    lists=st.builds(random_lists, *SHAPES),
     width=st.sampled_from([1, 7, 33]),
-    dtype=st.sampled_from([np.float32, np.float64]),
+    types=st.sampled_from([(np.float32, np.int32), (np.float64, np.int32), (np.float64, np.int64)]),
     dropout=st.sampled_from([0.0, 0.3]),
 )
 @settings(deadline=None, max_examples=25)
-def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: Any, dropout: float) -> None:
+def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, types: tuple[Any, Any], dropout: float) -> None:
     """The same bits as from gathered rows, and nothing is gathered."""
-    # Each pair of types is a compiled version more, and seconds: of wide ids one is enough.
-    dtype = np.float64 if lists.indices.dtype == np.int64 else dtype
+    # Each pair of types is a compiled version more, and seconds: of wide ids one is enough, that of test_models.py.
+    dtype, wide = types
     rng = np.random.default_rng(width)
     base = rng.standard_normal((30, width)).astype(dtype)
-    ids = rng.integers(0, 30, lists.num_src).astype(lists.indices.dtype)
+    ids = rng.integers(0, 30, lists.num_src).astype(wide)
     n, heads, rule, k = lists.num_dst, 2, AttentionRule(0.2, dropout, 5), aggregate_cpu
     shapes = ((heads, width), (heads, width), n, (n, heads, width))
     a, b, own, grad = (torch.from_numpy(rng.standard_normal(s).astype(dtype)) for s in shapes)
