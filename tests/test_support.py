@@ -83,12 +83,13 @@ def test_the_table_of_links_and_samples_by_time() -> None:
     everywhere = {
         "`bulk`", "`bulk`, queue `zarr`", '`bulk`, `device = "cuda"`', '`bulk`, `device = "cuda"`, queue `zarr`',
     }  # fmt: skip
-    assert links_by_time == nodes_by_time == everywhere
+    learned = {"`bulk`, learnt features", '`bulk`, learnt features, `device = "cuda"`'}
+    assert links_by_time == nodes_by_time == everywhere | learned
     assert of_relation == everywhere | {
         '`bulk`, `features = "owned"`', '`bulk`, `device = "cuda"`, `features = "owned"`',
         "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
     }  # fmt: skip
-    assert links == of_relation | {"`grappa`", '`grappa`, `device = "cuda"`'}
+    assert links == of_relation | learned | {"`grappa`", '`grappa`, `device = "cuda"`'}
 
 
 @pytest.mark.parametrize("model", ["of PyG", "own module"])

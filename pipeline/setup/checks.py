@@ -324,8 +324,6 @@ def check_links(job: Job, task: Task) -> None:
             f"kernel is '{job.kernel}', but the edges of pairs are taken out of samples on the host in this version; "
             "leave kernel out"
         )
-    if job.learned.width:
-        raise InputError("learned.width is set, but links train no learnt features in this version; leave it out")
 
 
 def check_times(job: Job, system: System, dataset: Dataset) -> None:
@@ -349,8 +347,6 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
         raise InputError(f"{seen} system '{system.name}' trains on a rank's own part without times; use \"bulk\"")
     if not isinstance(system.fetch, TemporalFetch | LinkFetch):
         raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
-    if job.learned.width:
-        raise InputError(f"{seen} learned.width is {job.learned.width}, and nodes are met at many times; leave it out")
     sampler.check(dataset.graph)
     times = dataset.pair_time if dataset.task == "link" else dataset.graph.node_time
     if times is None and dataset.task == "link":

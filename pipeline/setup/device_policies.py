@@ -89,14 +89,15 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     # Needs Triton.
     from ...stages.fetch.exchange_cuda import DeviceExchangeFetch, DeviceLinkFetch
     from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch, DeviceTemporalFetch
-    from ...stages.learned.fetch_cuda import DeviceLearnedFetch
 
     inner, gpu = system.fetch, job.gpu
+    if isinstance(inner, LearnedFetch):
+        system, rank_job = on_device(replace(system, fetch=inner.inner), rank_job, job)
+        return replace(system, fetch=LearnedFetch(system.fetch)), rank_job
     gathers: dict[type, type[DeviceGatherFetch]] = {
         GatherFetch: DeviceGatherFetch,
         LinkFetch: DeviceGatherFetch,
         TemporalFetch: DeviceTemporalFetch,
-        LearnedFetch: DeviceLearnedFetch,
     }
     if (kind := gathers.get(type(inner))) is not None:
         policy = kind(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)

@@ -43,7 +43,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
     own = WithLearned(features.given, features.num_rows, features.width, features.dtype, rows)
     data = replace(prepared.data, features=own)
     prepared = replace(prepared, place_data=lambda: data)
-    return prepared, replace(system, fetch=LearnedFetch()), replace(rank_job, learned=table)
+    return prepared, replace(system, fetch=LearnedFetch(system.fetch)), replace(rank_job, learned=table)
 
 
 def with_all_rows(score: Score, prepared: Prepared, rank_job: RankJob, out: Path) -> Score:

@@ -1,57 +1,72 @@
 """Fetches learnt feature rows of minibatches from the ranks that own them, beside the dataset's features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...storage.features import CountedFeatures
-from ..fetch.gather import Gather
-from ..memory.arena import empty
-from ..memory.lazy_rows import torch_dtype
-from ..messages import Placement, RankJob
+from ...storage.features import ArrayFeatures
+from ...storage.minibatch import MiniBatch
+from ..memory.lazy_rows import LazyRows
+from ..messages import Fetched, Placement, RankJob
+from ..policies import Fetcher, FetchPolicy
+from ..sample.resident import ResidentMiniBatch
 from .beside import WithLearned
 from .table import LearnedTable
 
 
 @dataclass(frozen=True)
 class LearnedFetch:
-    """Gathers features as `GatherFetch` does, and takes the rows of the same nodes from `RankJob.learned`."""
+    """Takes the rows of `RankJob.learned` of the nodes of minibatches that another policy fetches, on the host or on a
+    device."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "LearnedGather":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        assert isinstance(placement.features, WithLearned)
-        return LearnedGather(placement, placement.features, job)
+    inner: FetchPolicy
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "LearnedRows":
+        """See `FetchPolicy.fetcher`."""
+        features = placement.features
+        assert isinstance(features, WithLearned) and isinstance(job.learned, LearnedTable)
+        given = features.given
+        if given is None:
+            given = ArrayFeatures(np.empty((features.num_rows, 0), features.dtype))
+        inner: Any = self.inner.fetcher(replace(placement, features=given), job, module)
+        return LearnedRows(inner, job.learned)
 
 
-class LearnedGather(Gather):
+class LearnedRows:
     """Each node's learnt row, after its features if the dataset's are read too. Collective: every rank takes part in a
-    round."""
+    round.
 
-    def __init__(self, placement: Placement, features: WithLearned, job: RankJob) -> None:
+    The table stays on the host. For a device the rows travel there and their gradients back; the host waits for both,
+    and for the ids of minibatches that were drawn on the device.
+    """
+
+    def __init__(self, inner: Fetcher, table: LearnedTable) -> None:
         """
         Args:
-            placement: labels and degrees.
-            features: their `given` is the source of the other rows.
-            job: its `learned` is the table.
+            inner: fetches all else; its rows have no columns if the dataset's features are not read.
+            table: the learnt rows.
         """
-        edges = placement.edge_features
-        super().__init__(placement, features, None if edges is None else CountedFeatures(edges, job.ledger, "store"))
-        assert isinstance(job.learned, LearnedTable)
-        given = features.given
-        self._given = None if given is None else CountedFeatures(given, job.ledger, "store")
-        self._table = job.learned
+        self._inner, self._table = inner, table
 
-    def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        learned = self._table.take(nodes)
-        if self._given is None:
-            return learned
-        rows = empty((len(nodes), self._given.num_features), torch_dtype(self._given.dtype))
-        self._given.gather(nodes, out=rows.numpy())
-        return torch.cat([rows, learned], 1)
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`."""
+        return self._inner.exchange_s
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        got = self._inner.fetch(work)
+        nodes = work.bulk.nodes_of(work.q).cpu().numpy() if isinstance(work, ResidentMiniBatch) else work.nodes
+        learned = self._table.take(nodes).to(got.h.device)
+        if not got.h.shape[1]:
+            return replace(got, h=learned)
+        given = got.h.gathered() if isinstance(got.h, LazyRows) else got.h
+        return replace(got, h=torch.cat([given, learned], 1))
 
     def idle(self) -> None:
         """See `Fetcher.idle`: this rank's rows may be wanted by others."""
+        self._inner.idle()
         self._table.take(np.empty(0, np.int64))

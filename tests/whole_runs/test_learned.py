@@ -1,5 +1,7 @@
 """Learnt features in whole runs: against plain torch, on several ranks, after a resume, in prediction; and refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -27,10 +29,10 @@ class Mean(nn.Module):
 
     num_layers = 1
 
-    def __init__(self, width):
+    def __init__(self, width, out=3):
         super().__init__()
         torch.manual_seed(0)
-        self.linear = nn.Linear(2 * width, 3)
+        self.linear = nn.Linear(2 * width, out)
 
     def layer(self, i, neighbourhood, h):
         return self.linear(torch.cat([mr.destinations(neighbourhood, h), neighbourhood.mean(h)], 1))
@@ -80,6 +82,69 @@ def test_a_run_is_that_of_plain_torch(sbm, tmp_path, optimizer, beside):
     trained = torch.load(out / "model.pt", weights_only=True)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-12)
+
+
+class TableAndMean(nn.Module):
+    """A dense table of rows, which features of one column for each node select, and a layer over their mean."""
+
+    num_layers = 1
+
+    def __init__(self, rows, out):
+        super().__init__()
+        self.rows = nn.Parameter(rows)
+        self.mean = Mean(rows.shape[1], out)
+
+    def layer(self, i, neighbourhood, h):
+        return self.mean.layer(i, neighbourhood, h @ self.rows)
+
+
+TEMPORAL = {"name": "temporal", "fanout": [3]}
+SAMPLED = {"links": {"name": "neighbor", "fanout": [3]}, "links by time": TEMPORAL, "nodes by time": TEMPORAL}
+
+
+def sampled_data(kind):
+    """A dataset of `SAMPLED` whose features select a node's row."""
+    data = mr.open_dataset("tsbm:nodes=60,degree=6", seed=1)
+    data = replace(data, features=ArrayFeatures(np.eye(60)))
+    if kind == "nodes by time":
+        return data
+    return mr.link_dataset(data, split="time:0.7,0.15" if "time" in kind else "fraction:0.7,0.15", seed=1)
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_rows_of_links_and_of_samples_by_time_train_as_a_dense_table(tmp_path, kind):
+    data, rows = sampled_data(kind), initial_rows(0, 60, 4, torch.float64, 3)
+    out = {"links": 6, "links by time": 6}.get(kind, data.num_classes)
+    link = {"link": {"width": 6, "num_negatives": 2, "decoder": "mlp"}} if "links" in kind else {}
+    job = {
+        "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "sampler": SAMPLED[kind], **link, "check": True,
+        "train": {"batch_size": 16, "lr": 0.1, "optimizer": "sgd", "minibatches_per_step": 2},
+    }  # fmt: skip
+    dense = mr.run(data, model=TableAndMean(rows.clone(), out), config=job, out=tmp_path / "dense", verbose=False)
+    learned = {"width": 4, "beside": False, "optimizer": "sgd"}
+    result = mr.run(data, model=Mean(4, out), config={**job, "learned": learned}, out=tmp_path / "run", verbose=False)
+    state = torch.load(tmp_path / "dense" / "model.pt", weights_only=True)
+    assert (rows.numpy() != state["rows"].numpy()).any(1).mean() > 0.5
+    np.testing.assert_allclose(rows_of(tmp_path / "run"), state["rows"].numpy(), rtol=0, atol=1e-12)
+    assert result.train_loss == pytest.approx(dense.train_loss, abs=1e-12)
+    assert result.test_metrics == pytest.approx(dense.test_metrics, abs=1e-9)
+    if "links" in kind:
+        pairs = data.labels[data.split.test, :2]
+        models = {"run": Mean(4, out), "dense": TableAndMean(rows, out)}
+        runs = [mr.load(tmp_path / name, model=model) for name, model in models.items()]
+        found, there = (mr.predict_links(run, pairs, data) for run in runs)
+        np.testing.assert_allclose(found.scores, there.scores, rtol=1e-9)
+
+
+def test_two_ranks_train_the_rows_of_links_that_one_trains(tmp_path):
+    mr.write_dataset(tmp_path / "store", sampled_data("links by time"))
+    table = {
+        **{k: v for k, v in JOB.items() if k != "fanout"}, "system": "bulk", "sampler": TEMPORAL, "learned": 4,
+        "model": {"name": "sage", "hidden": 4, "layers": 1}, "minibatches_per_step": 2, "epochs": 1,
+    }  # fmt: skip
+    for ranks in (1, 2):
+        train_bulk(str(tmp_path / "store"), tmp_path / str(ranks), {**table, "ranks": ranks})
+    np.testing.assert_allclose(rows_of(tmp_path / "2"), rows_of(tmp_path / "1"), rtol=0, atol=1e-9)
 
 
 def test_any_number_of_ranks_trains_the_same_rows_and_goes_on_for_another(tmp_path):

@@ -11,6 +11,7 @@ import millrace as mr
 from millrace.tests.contracts import bulk_ranks
 from millrace.tests.pipeline.setup.test_device_policies import DATASET, agree, train
 from millrace.tests.pipeline.test_run_on_device import rank_there
+from millrace.tests.whole_runs.test_learned import SAMPLED, sampled_data
 from millrace.tests.whole_runs.test_temporal_on_device import with_edge_rows
 
 pytest.importorskip("triton")
@@ -40,6 +41,21 @@ def rows_agree(a: Path, b: Path) -> None:
 def test_runs(sbm: mr.Dataset, tmp_path: Path, learned: dict[str, Any], options: dict[str, Any]) -> None:
     """Minibatches are drawn by the device, or by the host; `gine` reads features of edges too."""
     agree(with_edge_rows(sbm), tmp_path, learned={**LEARNED, **learned}, epochs=1, **options)
+    rows_agree(tmp_path / "cuda", tmp_path / "cpu")
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_links_and_samples_by_time(tmp_path: Path, kind: str) -> None:
+    job = {
+        "epochs": 1, "seed": 3, "threads": 1, "dtype": "float64", "sampler": SAMPLED[kind], "learned": LEARNED,
+        "model": {"name": "gcn", "hidden": 4, "layers": 1}, "train": {"batch_size": 16},
+    }  # fmt: skip
+    here, there = (
+        mr.run(sampled_data(kind), config={**job, "device": device}, out=tmp_path / device, verbose=False)
+        for device in ("cpu", "cuda")
+    )
+    assert there.train_loss == pytest.approx(here.train_loss, rel=1e-9)
+    assert there.test_metrics == pytest.approx(here.test_metrics, rel=1e-9)
     rows_agree(tmp_path / "cuda", tmp_path / "cpu")
 
 

@@ -182,7 +182,6 @@ REFUSED = [
     ({"system": "grappa"}, "system 'grappa' trains on a rank's own part without times"),
     ({"bulk": {"topology": "partitioned"}}, 'topology is "partitioned"'),
     ({"features": "owned"}, "features is 'owned'"),
-    ({"learned": 4}, "learned.width is 4"),
     ({"split": "fraction:0.5,0.2"}, "the future trains the past"),
     ({"split": "until:15,10"}, "the future trains the past"),
     ({"sampler": {"name": "temporal", "strategy": "first"}}, "strategy"),
