@@ -40,6 +40,7 @@ TYPED_JOBS: dict[str, dict[str, Any]] = {
     },
     "`bulk`, partitioned, `1.5d`": {"system": "bulk", "bulk": {"topology": "partitioned", "algorithm": "1.5d"}},
     "`bulk`, learnt features": {"system": "bulk", **FEATURES["learned"]},
+    "`bulk`, learnt features, `device = \"cuda\"`": {"system": "bulk", "device": "cuda", **FEATURES["learned"]},
     "`bulk`, `train.compile`": {"system": "bulk", "train": {"compile": True}},
     "`bulk`, `device = \"cuda\"`": {"system": "bulk", "device": "cuda"},
     "`bulk`, `labor`, `device = \"cuda\"`": {"system": "bulk", "sampler": {"name": "labor"}, "device": "cuda"},

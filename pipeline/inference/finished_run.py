@@ -85,7 +85,8 @@ class TrainedRun:
                 f"{rows.num_rows:,} nodes of {self.result.dataset} and of no others; give a dataset of these nodes"
             )
         given = data.features if self.config.learned.beside else None
-        features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows)
+        typed = data.graph.types is not None
+        features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows, typed=typed)
         return replace(data, features=features)
 
     def _own(self, emit: Emit, lazy: bool) -> Dataset:

@@ -125,8 +125,6 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
                 "use owners"
             )
     check_types_on_device(job, system, graph)
-    if job.learned.width:
-        raise InputError(f"{graph}, but learned is {job.learned.width}, which is for one node type; leave it out")
     if job.train.compile:
         raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
 

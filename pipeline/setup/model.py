@@ -148,6 +148,9 @@ def model_of(
     """A function that builds the model, a description of it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
+    given = None if outline.types is None else TypedInput.of_record(outline.types)
+    if given is not None:
+        given = given._replace(widths=tuple(map(job.learned.num_read, given.widths)))
     if isinstance(record, nn.Module):
         if not system.schedule.takes_modules:
             raise InputError(
@@ -162,7 +165,7 @@ def model_of(
             outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
             outline.edge_width,
-            None if outline.types is None else TypedInput.of_record(outline.types),
+            given,
         )
         if outline.task == "link" and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
@@ -180,8 +183,8 @@ def model_of(
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-        if outline.types is not None and record.reads_relations:
-            built = record.build_typed(TypedInput.of_record(outline.types), outline.num_outputs)
+        if given is not None and record.reads_relations:
+            built = record.build_typed(given, outline.num_outputs)
         else:
             built = system.schedule.build(record, outline.num_features, outline.num_outputs)
         if outline.task == "link":

@@ -191,7 +191,8 @@ def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
         features = ConvertedFeatures(features, job.dtype)
     if job.learned.width:
         given = features if job.learned.beside else None
-        features = WithLearned(given, dataset.num_nodes, job.learned.width, job.dtype, None)
+        typed = dataset.graph.types is not None
+        features = WithLearned(given, dataset.num_nodes, job.learned.width, job.dtype, None, typed=typed)
     labels = torch.from_numpy(dataset.labels)
     if dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)

@@ -40,8 +40,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         job.learned.lr or job.train.lr,
     )
     rows = ArrayFeatures(table.rows.detach().numpy()) if rank_job.group.size == 1 else None
-    own = WithLearned(features.given, features.num_rows, features.width, features.dtype, rows)
-    data = replace(prepared.data, features=own)
+    data = replace(prepared.data, features=features.with_rows(rows))
     prepared = replace(prepared, place_data=lambda: data)
     return prepared, replace(system, fetch=LearnedFetch(system.fetch)), replace(rank_job, learned=table)
 

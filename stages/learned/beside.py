@@ -4,27 +4,45 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ...storage.features import ConvertedFeatures, FeatureStore, FloatArray
 
 
 class WithLearned:
-    """A `FeatureStore` of learnt rows, after those of another store if there is one."""
+    """A `FeatureStore` of learnt rows beside those of another store if there is one.
+
+    The learnt columns come last. In a graph with several node types they come first, as those of a type's own features
+    end where its width does.
+    """
 
     def __init__(
-        self, given: FeatureStore | None, num_rows: int, width: int, dtype: npt.DTypeLike, rows: FeatureStore | None
+        self,
+        given: FeatureStore | None,
+        num_rows: int,
+        width: int,
+        dtype: npt.DTypeLike,
+        rows: FeatureStore | None,
+        *,
+        typed: bool = False,
     ) -> None:
         """
         Args:
-            given: the features that come first; None: none.
+            given: the other features; None: none.
             num_rows: V.
             width: D of the learnt rows.
             dtype: of all rows.
             rows: the learnt rows; None as long as there are none, so that only the widths are known.
+            typed: whether the graph has several node types.
         """
         self._dtype = np.dtype(dtype)
         self.given = ConvertedFeatures(given, dtype) if given is not None and given.dtype != self._dtype else given
-        self.num_rows, self.width, self.rows = num_rows, width, rows
+        self.num_rows, self.width, self.rows, self.typed = num_rows, width, rows, typed
+
+    def with_rows(self, rows: FeatureStore | None) -> "WithLearned":
+        """The same with other learnt rows."""
+        return WithLearned(self.given, self.num_rows, self.width, self._dtype, rows, typed=self.typed)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -40,8 +58,13 @@ class WithLearned:
         """See `FeatureStore.gather`."""
         assert self.rows is not None, "there are no learnt rows yet"
         both: Any = np.empty((len(ids), self.num_features), self._dtype) if out is None else out
-        first = self.num_features - self.width
+        first = 0 if self.typed else self.num_features - self.width
         if self.given is not None:
-            both[:, :first] = self.given.gather(ids)
-        both[:, first:] = self.rows.gather(ids)
+            own = both[:, self.width :] if self.typed else both[:, :first]
+            own[:] = self.given.gather(ids)
+        both[:, first : first + self.width] = self.rows.gather(ids)
         return both
+
+    def beside(self, given: Tensor, learned: Tensor) -> Tensor:
+        """[n, F + D], rows of the other store [n, F] and learnt ones [n, D], in the order of `gather`."""
+        return torch.cat([learned, given] if self.typed else [given, learned], 1)

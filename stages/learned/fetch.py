@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from ...storage.features import ArrayFeatures
@@ -32,24 +31,25 @@ class LearnedFetch:
         if given is None:
             given = ArrayFeatures(np.empty((features.num_rows, 0), features.dtype))
         inner: Any = self.inner.fetcher(replace(placement, features=given), job, module)
-        return LearnedRows(inner, job.learned)
+        return LearnedRows(inner, job.learned, features)
 
 
 class LearnedRows:
-    """Each node's learnt row, after its features if the dataset's are read too. Collective: every rank takes part in a
+    """Each node's learnt row, beside its features if the dataset's are read too. Collective: every rank takes part in a
     round.
 
     The table stays on the host. For a device the rows travel there and their gradients back; the host waits for both,
     and for the ids of minibatches that were drawn on the device.
     """
 
-    def __init__(self, inner: Fetcher, table: LearnedTable) -> None:
+    def __init__(self, inner: Fetcher, table: LearnedTable, features: WithLearned) -> None:
         """
         Args:
             inner: fetches all else; its rows have no columns if the dataset's features are not read.
             table: the learnt rows.
+            features: says how both are put together.
         """
-        self._inner, self._table = inner, table
+        self._inner, self._table, self._features = inner, table, features
 
     @property
     def exchange_s(self) -> float:
@@ -64,7 +64,7 @@ class LearnedRows:
         if not got.h.shape[1]:
             return replace(got, h=learned)
         given = got.h.gathered() if isinstance(got.h, LazyRows) else got.h
-        return replace(got, h=torch.cat([given, learned], 1))
+        return replace(got, h=self._features.beside(given, learned))
 
     def idle(self) -> None:
         """See `Fetcher.idle`: this rank's rows may be wanted by others."""

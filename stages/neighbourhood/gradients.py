@@ -53,16 +53,18 @@ class Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        ctx.rest = x.shape, sizes
+        ctx.rest = x.shape, x.dtype, x.device, sizes
+        ctx.set_materialize_grads(False)
         return x.split(sizes)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        shape, sizes = ctx.rest
-        out = empty(shape, grads[0].dtype, grads[0].device)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:
+        *like, sizes = ctx.rest
+        out = empty(*like)
         for piece, grad in zip(out.split(sizes), grads):
-            piece.copy_(grad)
+            # None: a piece that nothing reads.
+            piece.zero_() if grad is None else piece.copy_(grad)
         return out, None
 
 

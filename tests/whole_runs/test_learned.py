@@ -12,6 +12,7 @@ import millrace as mr
 from millrace.stages.learned.table import initial_rows
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import ArrayFeatures
+from millrace.storage.typed.features import TypedFeatures
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 
 SPEC = "sbm:nodes=300,classes=3,degree=8,features=5,train=0.3"
@@ -89,44 +90,62 @@ class TableAndMean(nn.Module):
 
     num_layers = 1
 
-    def __init__(self, rows, out):
+    def __init__(self, rows, out, mean=Mean):
         super().__init__()
         self.rows = nn.Parameter(rows)
-        self.mean = Mean(rows.shape[1], out)
+        self.mean = mean(rows.shape[1], out)
 
     def layer(self, i, neighbourhood, h):
         return self.mean.layer(i, neighbourhood, h @ self.rows)
 
 
-TEMPORAL = {"name": "temporal", "fanout": [3]}
-SAMPLED = {"links": {"name": "neighbor", "fanout": [3]}, "links by time": TEMPORAL, "nodes by time": TEMPORAL}
+class MeansOfRelations(Mean):
+    """The same over the in-neighbours of each relation, added up."""
+
+    def layer(self, i, neighbourhood, h):
+        out = self.linear(torch.cat([h[: neighbourhood.num_dst]] * 2, 1))
+        for relation in neighbourhood.relations():
+            out = out.index_add(0, relation.targets, self.linear(torch.cat([relation.mean(h)] * 2, 1)))
+        return out
+
+
+TEMPORAL, NEIGHBOR = {"name": "temporal", "fanout": [3]}, {"name": "neighbor", "fanout": [3]}
+SAMPLED = {"links": NEIGHBOR, "links by time": TEMPORAL, "nodes by time": TEMPORAL, "nodes of several types": NEIGHBOR}
 
 
 def sampled_data(kind):
     """A dataset of `SAMPLED` whose features select a node's row."""
-    data = mr.open_dataset("tsbm:nodes=60,degree=6", seed=1)
-    data = replace(data, features=ArrayFeatures(np.eye(60)))
+    typed = kind == "nodes of several types"
+    data = mr.open_dataset("hsbm:nodes=30,classes=3" if typed else "tsbm:nodes=60,degree=6", seed=1)
+    rows = np.eye(data.num_nodes)
+    data = replace(data, features=ArrayFeatures(rows))
+    if typed:
+        offsets = data.graph.types.offsets
+        parts = tuple(ArrayFeatures(rows[a:b]) for a, b in zip(offsets, offsets[1:]))
+        return replace(data, features=TypedFeatures(parts, offsets))
     if kind == "nodes by time":
         return data
     return mr.link_dataset(data, split="time:0.7,0.15" if "time" in kind else "fraction:0.7,0.15", seed=1)
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_rows_of_links_and_of_samples_by_time_train_as_a_dense_table(tmp_path, kind):
-    data, rows = sampled_data(kind), initial_rows(0, 60, 4, torch.float64, 3)
+def test_rows_of_links_times_and_types_train_as_a_dense_table(tmp_path, kind):
+    data = sampled_data(kind)
+    rows, mean = initial_rows(0, data.num_nodes, 4, torch.float64, 3), MeansOfRelations if "types" in kind else Mean
     out = {"links": 6, "links by time": 6}.get(kind, data.num_classes)
     link = {"link": {"width": 6, "num_negatives": 2, "decoder": "mlp"}} if "links" in kind else {}
     job = {
         "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "sampler": SAMPLED[kind], **link, "check": True,
         "train": {"batch_size": 16, "lr": 0.1, "optimizer": "sgd", "minibatches_per_step": 2},
     }  # fmt: skip
-    dense = mr.run(data, model=TableAndMean(rows.clone(), out), config=job, out=tmp_path / "dense", verbose=False)
+    dense = mr.run(data, model=TableAndMean(rows.clone(), out, mean), config=job, out=tmp_path / "dense", verbose=False)
     learned = {"width": 4, "beside": False, "optimizer": "sgd"}
-    result = mr.run(data, model=Mean(4, out), config={**job, "learned": learned}, out=tmp_path / "run", verbose=False)
+    result = mr.run(data, model=mean(4, out), config={**job, "learned": learned}, out=tmp_path / "run", verbose=False)
     state = torch.load(tmp_path / "dense" / "model.pt", weights_only=True)
     assert (rows.numpy() != state["rows"].numpy()).any(1).mean() > 0.5
     np.testing.assert_allclose(rows_of(tmp_path / "run"), state["rows"].numpy(), rtol=0, atol=1e-12)
     assert result.train_loss == pytest.approx(dense.train_loss, abs=1e-12)
+    assert result.test_accuracy == dense.test_accuracy
     assert result.test_metrics == pytest.approx(dense.test_metrics, abs=1e-9)
     if "links" in kind:
         pairs = data.labels[data.split.test, :2]
@@ -204,6 +223,15 @@ def test_a_saved_run_predicts_what_it_was_tested_on(sbm, tmp_path, model):
     (tmp_path / "run" / "learned.npy").unlink()
     with pytest.raises(StoreError, match=r"has no learned\.npy"):
         mr.predict(run)
+
+
+@pytest.mark.parametrize("model", ["rgcn", "hgt"])
+def test_a_saved_run_on_several_types_predicts_what_it_was_tested_on(tmp_path, model):
+    """Features have 2, 5 and no columns."""
+    data = mr.open_dataset("hsbm:nodes=60,classes=3,features=5")
+    result = mr.run(data, out=tmp_path / "run", model=model, learned=4, verbose=False, **JOB, **OWN)
+    predictions = mr.predict(tmp_path / "run", nodes="test")
+    assert (predictions.classes == data.labels[data.split.test]).mean() == pytest.approx(result.test_accuracy)
 
 
 def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):

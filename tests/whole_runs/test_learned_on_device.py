@@ -45,16 +45,17 @@ def test_runs(sbm: mr.Dataset, tmp_path: Path, learned: dict[str, Any], options:
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_links_and_samples_by_time(tmp_path: Path, kind: str) -> None:
+def test_links_times_and_types(tmp_path: Path, kind: str) -> None:
     job = {
         "epochs": 1, "seed": 3, "threads": 1, "dtype": "float64", "sampler": SAMPLED[kind], "learned": LEARNED,
-        "model": {"name": "gcn", "hidden": 4, "layers": 1}, "train": {"batch_size": 16},
+        "model": {"name": "rgcn" if "types" in kind else "gcn", "hidden": 4, "layers": 1}, "train": {"batch_size": 16},
     }  # fmt: skip
     here, there = (
         mr.run(sampled_data(kind), config={**job, "device": device}, out=tmp_path / device, verbose=False)
         for device in ("cpu", "cuda")
     )
     assert there.train_loss == pytest.approx(here.train_loss, rel=1e-9)
+    assert there.test_accuracy == here.test_accuracy
     assert there.test_metrics == pytest.approx(here.test_metrics, rel=1e-9)
     rows_agree(tmp_path / "cuda", tmp_path / "cpu")
 

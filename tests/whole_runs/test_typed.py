@@ -256,7 +256,6 @@ def test_a_users_module_and_samplers_over_all_edges(data, tmp_path):
             {"model": Own(), "system": "sar", "ranks": 2, "sar": {"mode": "keep"}},
             'sar.mode is "keep", but the model reads the rows of all ranks in one block',
         ),
-        ({"model": "rgcn", "learned": 4}, "learned is 4"),
         ({"model": "rgcn", "train": {"compile": True}}, "train.compile is true"),
         (
             {"model": "rgcn", "sampler": {"relations": {"lkes": [1, 1]}, "fanout": [1, 1]}},
