@@ -1,4 +1,4 @@
-"""Graphs to be cut into parts: small ones with all defects, one with blocks, and one with pairs."""
+"""Graphs to be cut into parts: small ones with all defects, one with blocks, one with pairs, and copies of a graph."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.minibatch import Bulk
 
 
 @st.composite
@@ -16,6 +17,33 @@ def graphs(draw: st.DrawFn) -> Graph:
     edges = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40)) if n else []
     src, dst = np.array(edges, np.int64).reshape(-1, 2).T
     return from_edges(src, dst, n)
+
+
+def copied(graph: Graph, copies: int) -> Graph:
+    """So many copies of a graph side by side: node v of copy i is ``i * V + v``. What is drawn for one of them is
+    independent of the others, so that laws need few minibatches."""
+    at, weight = np.arange(copies), graph.edge_weight
+    return Graph(
+        np.append(0, np.add.outer(graph.num_edges * at, graph.indptr[1:]).ravel()),
+        np.add.outer(graph.num_nodes * at, graph.indices).ravel().astype(graph.indices.dtype),
+        None if weight is None else np.tile(weight, copies),
+    ).check()
+
+
+def outcomes(bulk: Bulk, rows: int, nodes: int) -> dict[tuple[tuple[int, ...], ...], int]:
+    """How often the rows 0, 1, .. of a graph of so many nodes had which sources together, in all of its copies in
+    minibatches of one layer."""
+    codes = []
+    for m in bulk.minibatches:
+        b = m.blocks[0]
+        code = np.zeros(b.num_dst, np.int64)
+        np.add.at(code, np.repeat(np.arange(b.num_dst), np.diff(b.indptr)), 1 << b.src[b.indices] % nodes)
+        codes.append(code.reshape(-1, rows) << nodes * np.arange(rows))
+    found, counts = np.unique(np.concatenate(codes).sum(1), return_counts=True)
+    each = [
+        tuple(tuple(u for u in range(nodes) if c >> nodes * v + u & 1) for v in range(rows)) for c in found.tolist()
+    ]
+    return dict(zip(each, counts.tolist()))
 
 
 def sbm(nodes: int = 600, blocks: int = 4, degree: int = 16, seed: int = 1) -> Graph:

@@ -92,7 +92,7 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(kind, graph, size
     sampler = kind(sizes, debias, edge_ids)
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
-    for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 1), (reference, 1, 8)):
+    for kernel, count, k in ((cpu, 1, 1), (cpu, 3, 8), (reference, 1, 8)):
         threads.set_num_threads(count)
         seen.append(digests(graph, SeedPlan(nodes, batch_size, k, seed), sampler, kernel))
     assert all(s == seen[0] for s in seen)

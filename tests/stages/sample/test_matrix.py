@@ -23,6 +23,7 @@ from millrace.stages.sample.saint import SaintSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.block_sampling import random_graph, random_request, unlike
+from millrace.tests.contracts.graphs import copied
 from millrace.tests.contracts.matrix_neighbor import MatrixNeighbor
 
 BACKENDS = (cpu.matrix, reference.matrix)
@@ -209,11 +210,9 @@ def included(sampler: Any, graph: Graph, seed: int, times: int) -> np.ndarray:
     """Number of draws in which each node was drawn for one seed, which has a copy of the graph for itself: in three
     minibatches, each of as many copies, whose draws are independent like those of minibatches."""
     V, copies = graph.num_nodes, times // 3
-    shift = V * np.arange(copies)
-    src, dst = (np.add.outer(shift, ends).ravel() for ends in (graph.indices, np.repeat(np.arange(V), graph.in_degree)))
-    seeds = (seed + shift,) * 3
+    seeds = (seed + V * np.arange(copies),) * 3
     counts = np.zeros(V, np.int64)
-    for m in sampler.sample(from_edges(src, dst, V * copies), BulkRequest(3, 0, 0, 0, seeds), cpu).minibatches:
+    for m in sampler.sample(copied(graph, copies), BulkRequest(3, 0, 0, 0, seeds), cpu).minibatches:
         counts += np.bincount(m.nodes % V, minlength=V)
     return counts
 
