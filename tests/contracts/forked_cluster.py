@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -24,6 +24,8 @@ from distributed.nanny import WorkerProcess
 
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.signals import leave_signals_to_driver
+from millrace.pipeline.config.schema import ClusterOptions
+from millrace.pipeline.machine.malloc import allocator
 
 PRETENDED = "MILLRACE_TESTS_PRETENDED_GPU"
 """Environment variable of ranks that have the pretended device, and talk over the stand-in for NCCL."""
@@ -100,6 +102,13 @@ def forked_cluster() -> Iterator[None]:
         patch.setattr(WorkerProcess, "_run", staticmethod(_become_worker))
         patch.setattr(rank_server, "_start", _ForkedServer)
         yield
+
+
+def serving_ranks(*variables: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Context in which ranks of workers that are started here are forked, from servers with the two environments that
+    ranks have; `variables` are those of workers."""
+    of_ranks = [{}, allocator(ClusterOptions().keep_freed_bytes)]
+    return rank_server.serving(*({**given, **more} for given in variables or [{}] for more in of_ranks))
 
 
 def _become_worker(**options: Any) -> None:

@@ -21,10 +21,20 @@ from typing import Any, NoReturn
 
 from distributed.deploy.spec import SpecCluster
 
-from millrace.tests.contracts.forked_cluster import become_fork_server, enter_network, fork_server, forked_cluster, hide
+from millrace.tests.contracts.forked_cluster import (
+    become_fork_server,
+    enter_network,
+    fork_server,
+    forked_cluster,
+    hide,
+    serving_ranks,
+)
 
 COMMAND = "millrace.pipeline.__main__"
 """The module of ``millrace``."""
+WORKER = "distributed.cli.dask_worker"
+"""The module of ``dask worker``. Servers of ranks are beside it, as if a driver had started it: its ranks are forked
+too."""
 
 
 class ForkedCommand:
@@ -51,7 +61,7 @@ class ForkedCommand:
             namespace: the network namespace to run in.
             hidden: a folder that it finds empty.
             stuck_by: once this file is there, the event loop of the command's client and scheduler hangs.
-            forks_workers: workers and servers of ranks are forked too.
+            forks_workers: workers and ranks, or their servers, are forked too.
             variables: environment variables that differ from this process's; None: there is none.
         """
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
@@ -114,6 +124,7 @@ def _become(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # as the environment says
     for target, path in enumerate(files, start=1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, target)
@@ -133,7 +144,10 @@ def _become(
     if stuck_by is not None:
         threading.Thread(target=_stick, args=[stuck_by], daemon=True).start()
     try:
-        with forked_cluster() if forks_workers else nullcontext():
+        with (
+            forked_cluster() if forks_workers else nullcontext(),
+            serving_ranks() if forks_workers and program == WORKER else nullcontext(),
+        ):
             main()
     finally:
         atexit._run_exitfuncs()

@@ -10,11 +10,8 @@ import pytest
 from distributed import LocalCluster
 
 from millrace.pipeline.cluster.dask_cluster import SETTINGS
-from millrace.pipeline.cluster.rank_server import serving
-from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.machine.gpus import VISIBLE
-from millrace.pipeline.machine.malloc import allocator
-from millrace.tests.contracts.forked_cluster import PRETENDED, forked_cluster
+from millrace.tests.contracts.forked_cluster import PRETENDED, forked_cluster, serving_ranks
 
 OF_WORKERS = {"PYTEST_CURRENT_TEST": ""}
 """Environment variables of workers. Pytest sets this one anew for each test, so that ranks of workers that
@@ -34,12 +31,11 @@ def cluster_of(workers: int, dashboard: str | None = None, gpus: Sequence[str] =
     Its ranks are forked, from servers with the two environments that ranks have. `dashboard` is the host and port of
     its dashboard, if any. `gpus` are those that workers see: pretended ones.
     """
-    environment, of_workers, of_ranks = dict(os.environ), OF_WORKERS, [{}, allocator(ClusterOptions().keep_freed_bytes)]
+    environment, of_workers = dict(os.environ), OF_WORKERS
     if gpus:
         of_workers = {**OF_WORKERS, PRETENDED: "1", VISIBLE: ",".join(gpus)}
-        of_ranks = [{**more, VISIBLE: gpu} for more in of_ranks for gpu in gpus]
-    variables = [{**of_workers, **more} for more in of_ranks]
-    with dask.config.set(QUIET), forked_cluster(), serving(*variables):
+    of_ranks = [{**of_workers, VISIBLE: gpu} for gpu in gpus] or [of_workers]
+    with dask.config.set(QUIET), forked_cluster(), serving_ranks(*of_ranks):
         cluster = LocalCluster(
             n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None,
             env=of_workers,

@@ -71,8 +71,7 @@ class Link:
         return Path("/run/netns", self.spaces[address])
 
     def start(self, address: str, log: Path, program: str, *words: str | Path, hidden: Path | None = None) -> None:
-        """Start a program of Dask there, where the folder `hidden` is empty. Ranks of its workers are started from
-        scratch."""
+        """Start a program of Dask there, where the folder `hidden` is empty."""
         log.touch()
         options = {"program": f"distributed.cli.{program}", "namespace": self.namespace(address), "hidden": hidden}
         self.running.append(ForkedCommand(*words, out=log, err=log, **options))

@@ -148,7 +148,13 @@ def test_on_a_laptop_one_process_trains_what_two_ranks_do(tmp_path):
 
 
 def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
-    done = python("on_a_gpu_box.py", *SMALL, "--out", tmp_path / "run", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
+    # Its own Python is the one that is forked.
+    script, words = str(EXAMPLES / "on_a_gpu_box.py"), [*SMALL, "--out", str(tmp_path / "run")]
+    code = (
+        "import runpy, shutil, sys; sys.executable = shutil.which('python'); "
+        f"sys.argv = {[script, *words]}; runpy.run_path({script!r}, run_name='__main__')"
+    )
+    done = run("python", "-c", code, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
     assert done.returncode == 2
     said = done.stderr.strip()
     assert re.fullmatch(

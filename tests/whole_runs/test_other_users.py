@@ -17,6 +17,9 @@ import pytest
 import torch.distributed as dist
 from distributed import LocalCluster
 
+from millrace.tests.contracts import fresh_command
+from millrace.tests.contracts.forked_command import ForkedCommand
+
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 WAIT_S = 240.0
 """For a machine that does much else."""
@@ -128,12 +131,11 @@ def run(tmp_path_factory):
         log = out.with_suffix(".log")
         (out.parent / "slow.py").write_text(SLOW)
         paths = os.pathsep.join(filter(None, [str(out.parent), os.environ.get("PYTHONPATH")]))
-        with log.open("w") as said:
-            driver = subprocess.Popen(
-                [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--out", str(out)],
-                stdout=said, stderr=said, text=True,
-                env={**os.environ, "TMPDIR": folder, "COLUMNS": "1000", "PYTHONPATH": paths},
-            )  # fmt: skip
+        # Started without what this process knows of Millrace, of folders for temporary files and of the callback.
+        driver = ForkedCommand(
+            "run", *JOB, "--out", out, out=log, err=log, program=fresh_command.__name__, forks_workers=False,
+            variables={"TMPDIR": folder, "COLUMNS": "1000", "PYTHONPATH": paths},
+        )  # fmt: skip
         try:
             end = time.monotonic() + WAIT_S
             while not ((out / "metrics.jsonl").exists() and '"StepDone"' in (out / "metrics.jsonl").read_text()):
@@ -156,7 +158,7 @@ def run(tmp_path_factory):
             assert list(Path(folder).iterdir()) == [bait], "a run leaves no folder behind"
         finally:
             driver.kill()
-            driver.wait()
+            driver.wait(WAIT_S)
 
 
 def test_another_user_reaches_no_port_no_store_and_no_page(run):
