@@ -15,9 +15,9 @@ LOOKS = 7
 """Times that a run looks whether it is to stop before it is killed."""
 
 
-def check_goes_on_after_a_kill(source: Path | str, out: Path, whole: Result, options: Mapping[str, Any]) -> None:
+def check_goes_on_after_a_kill(source: Path | str, out: Path, whole: Result, options: Mapping[str, Any]) -> list[str]:
     """Kill a run of a store by SIGKILL after its first checkpoint, resume it, and compare it with one that was not
-    killed.
+    killed; return what the resumed one notes.
 
     Args:
         source: the dataset.
@@ -28,9 +28,11 @@ def check_goes_on_after_a_kill(source: Path | str, out: Path, whole: Result, opt
     options = {**options, "checkpoint": {"every_steps": 2}, "verbose": False}
     assert run_ranks(_killed, 1, source, out, options, mortal=(0,)) == [None]
     assert list((out / "checkpoints").glob("step-*")) and not (out / "result.json").exists()
-    again = mr.run(source, out=out, resume=True, **options)
+    notes: list[str] = []
+    again = mr.run(source, out=out, resume=True, emit=lambda e: notes.append(getattr(e, "text", "")), **options)
     assert again.parameters_sha256 == whole.parameters_sha256
     assert (again.test_metrics, again.best_epoch) == (whole.test_metrics, whole.best_epoch)
+    return notes
 
 
 def _killed(group: Group, source: Path | str, out: Path, options: Mapping[str, Any]) -> None:

@@ -22,8 +22,7 @@ from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.store.narrow import narrow, widen
-from millrace.tests.contracts.command import command
-from millrace.tests.contracts.forked_command import ForkedCommand
+from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 
 SMALL = {
     "epochs": 4,
@@ -180,29 +179,13 @@ def test_a_damaged_queue_is_sampled_again(sbm, tmp_path, manifest):
 
 
 @pytest.mark.parametrize("queue", ["memory", "zarr"])
-def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
-    flags = [
-        "--dataset", "sbm:nodes=1200,classes=3,degree=8,features=5,train=0.5", "--epochs", "4", "--fanout", "4,3",
-        "--batch-size", "10",
-        "--hidden", "8", "--set", "threads=1", "--set", (f"queue.kind="
-            f"{queue}"), "--set", "checkpoint.every_steps=7", "--json",
-    ]  # fmt: skip
-    code, whole, err = command("run", *flags, "--out", tmp_path / "whole")
-    assert code == 0, err
-    out = tmp_path / "killed"
-    process = ForkedCommand("run", *flags, "--out", out)
-    metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not (metrics.exists() and '"epoch": 1, "step": 20' in metrics.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.wait(240)
-    assert not (out / "result.json").exists()
-    code, resumed, err = command("run", *flags, "--out", out, "--resume")
-    assert code == 0 and "resumed at epoch" in err, err
-    assert json.loads(resumed)["parameters_sha256"] == json.loads(whole)["parameters_sha256"]
+def test_killed_in_mid_epoch_and_resumed(sbm, tmp_path, queue):
+    """In the second of epochs with four steps."""
+    options = {**SMALL, "batch_size": 30, "queue": {"kind": queue, "bulk_size": 3}}
+    whole = mr.run(sbm, out=tmp_path / "whole", **options)
+    mr.write_dataset(tmp_path / "store", sbm)
+    notes = check_goes_on_after_a_kill(tmp_path / "store", tmp_path / "killed", whole, options)
+    assert "resumed at epoch 2, step 3" in notes
 
 
 def test_precomputed_samples_train_the_same_model(sbm, tmp_path):
