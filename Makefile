@@ -51,11 +51,10 @@ types: venv
 	@mkdir -p build/types && ln -sfn ../.. build/types/millrace
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --output-format min-text --summary=none
 
-# With the notebooks, which `make notebooks` runs alone. What all of them import is compiled by one process, not by three at once, and so are the
-# kernels that processes which others are forked from load. Three on two cores: they wait at times.
+# With the notebooks, which `make notebooks` runs alone. What all of them import is imported by one process, which compiles the common kernels and
+# forks the others. Three on two cores: they wait at times.
 tests: venv
-	@$(BIN)/python -c 'from millrace.tests.contracts import common_kernels, preloaded; common_kernels.compile_all()'
-	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --nbmake tests notebooks
+	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --compile-kernels --nbmake tests notebooks
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

@@ -53,6 +53,14 @@ LONG = (
 """Files of few tests that take long. So do notebooks."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let several processes that share the files be forked from one that has imported what they need."""
+    if config.getoption("numprocesses", None) and sys.platform == "linux":
+        from millrace.tests.contracts import forked_worker
+
+        forked_worker.install(compiles=config.getoption("compile_kernels"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """If several processes share the files, begin with the longest, so that none is left alone with one; whole runs
     come last, when kernels are compiled."""
@@ -82,7 +90,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that runs tests too long for every run."""
+    """Add options: one runs tests too long for every run, one prepares for many files."""
+    parser.addoption(
+        "--compile-kernels",
+        action="store_true",
+        help="compile the most common kernels before several processes share the files",
+    )
     parser.addoption(
         "--signal-cells",
         default="few",

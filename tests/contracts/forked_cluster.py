@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -29,6 +29,8 @@ from millrace.pipeline.machine.malloc import allocator
 
 PRETENDED = "MILLRACE_TESTS_PRETENDED_GPU"
 """Environment variable of ranks that have the pretended device, and talk over the stand-in for NCCL."""
+COMPILES = "MILLRACE_TESTS_COMPILE_KERNELS"
+"""Environment variable of a fork server that compiles the kernels which it does not find."""
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 MS_REC, MS_SLAVE = 0x4000, 0x80000
 
@@ -63,8 +65,12 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def become_fork_server() -> None:
-    """Fork a fork server from this process, so that what it forks is below this process. There must be no threads."""
+def become_fork_server(without: Sequence[int] = ()) -> None:
+    """Fork a fork server from this process, so that what it forks is below this process. There must be no threads.
+
+    Args:
+        without: open files that it must not keep open.
+    """
     server: Any = forkserver._forkserver
     address = f"\0millrace-fork-server-{os.getpid()}"
     alive, ours = os.pipe()
@@ -74,7 +80,8 @@ def become_fork_server() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                os.close(ours)
+                for file in (ours, *without):
+                    os.close(file)
                 leave_signals_to_driver()
                 forkserver.main(os.dup(listener.fileno()), alive, [])
             finally:

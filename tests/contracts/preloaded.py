@@ -15,6 +15,7 @@ from millrace.pipeline.setup.result import versions
 from millrace.stages.kernels.runtime.jit import prepare_numba
 from millrace.storage.registry import entry_points_by_group
 from millrace.tests.contracts import common_kernels, interpreter
+from millrace.tests.contracts.forked_cluster import COMPILES
 
 MODULES = (
     *(importlib.util.resolve_name(name, rank_server.__package__) for name in rank_server.IMPORTED),
@@ -49,7 +50,7 @@ with suppress(ImportError):
     # A third of a second of each rank with a module of PyG.
     importlib.import_module("torch_geometric.nn")
 prepare_numba()
-common_kernels.load()
+common_kernels.compile_all() if COMPILES in os.environ else common_kernels.load()
 entry_points_by_group()
 versions()
 # See tests/conftest.py.
