@@ -16,6 +16,7 @@ import pytest
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.rank_server import PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
 from millrace.pipeline.cluster.signals import STOPPING
+from millrace.tests.contracts.forked_cluster import forked_cluster
 
 WAIT_S = 200.0
 MORE = {"OF_THIS_TEST": "1"}
@@ -63,8 +64,25 @@ def environment() -> Iterator[dict[str, str]]:
 
 def servers() -> list[int]:
     """Processes of this one that are servers of ranks."""
-    children = psutil.Process().children()
+    children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if rank_server.__name__ in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def forked_servers() -> Iterator[None]:
+    """Servers are forked themselves, where their start is not what is tested."""
+    with forked_cluster():
+        yield
+
+
+def new_server(before: list[int]) -> int:
+    """The server that is not among those `before`. One that is forked takes a moment to be called one."""
+    end = time.monotonic() + WAIT_S
+    while not (new := set(servers()) - set(before)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (pid,) = new
+    return pid
 
 
 @pytest.fixture
@@ -138,6 +156,7 @@ def test_what_differs_is_not_forked(
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_dies_takes_its_ranks_along_and_is_not_asked_again(log: IO[str]) -> None:
     with serving({}):
         environment = rank_server._of_workers()
@@ -177,6 +196,7 @@ def test_a_server_ends_with_its_driver_and_removes_its_folder() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_waits_for_the_next_run_and_ends_if_none_comes(
     log: IO[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -185,7 +205,7 @@ def test_a_server_waits_for_the_next_run_and_ends_if_none_comes(
     monkeypatch.setattr(rank_server, "LINGER_S", WAIT_S)
     before, place = servers(), os.environ.get(PLACE)
     with serving({}):
-        (first,) = set(servers()) - set(before)
+        first = new_server(before)
         folder = Path(os.environ[PLACE])
     assert first in servers() and folder.is_dir() and os.environ.get(PLACE) == place
     with serving({}):
@@ -197,7 +217,7 @@ def test_a_server_waits_for_the_next_run_and_ends_if_none_comes(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_server, "LINGER_S", 0.1)
     with serving({}):
-        (second,) = set(servers()) - set(before)
+        second = new_server(before)
         assert second != first and not folder.exists()
     until_gone(second)
     assert rank_server._KEPT == []

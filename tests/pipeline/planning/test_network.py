@@ -4,9 +4,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from millrace.pipeline.planning.network import LINKS, Link, network_seconds
 from millrace.storage.ledger import KINDS, Ledger
+from millrace.tests.contracts.fresh_python import FreshPython
 
 FREE = Link(float("inf"), 0.0)
 
@@ -154,18 +155,19 @@ group.close()
 
 
 @pytest.mark.slow
-def test_messages_over_slow_links_take_what_is_predicted(slow_links):
-    commands = [
-        ["ip", "netns", "exec", space, sys.executable, "-c", SPEAK, str(r)] for r, space in enumerate(slow_links)
+def test_messages_over_slow_links_take_what_is_predicted(slow_links, tmp_path):
+    files = [(tmp_path / f"told-{r}", tmp_path / f"errors-{r}") for r in range(RANKS)]
+    running = [
+        FreshPython("-c", SPEAK, r, out=out, err=err, namespace=Path("/run/netns", space))
+        for r, (space, (out, err)) in enumerate(zip(slow_links, files))
     ]
-    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
-        told = [p.communicate(timeout=240) for p in running]
+        codes = [p.wait(240) for p in running]
     finally:
         for p in running:
             p.kill()
-    assert all(p.returncode == 0 for p in running), told
-    ranks = [json.loads(out) for out, _ in told]
+    assert codes == [0] * RANKS, [err.read_text() for _, err in files]
+    ranks = [json.loads(out.read_text()) for out, _ in files]
     run = {"bytes": {"per_rank": [r["bytes"] for r in ranks]}, "waits": ranks[0]["waits"]}
     predicted = network_seconds(run, Link(MBIT * 1e6 / 8, 1e-4))
     # The soonest of several, and of each the rank that was last: other work on this machine makes all of them late.
