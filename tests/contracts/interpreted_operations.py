@@ -14,12 +14,13 @@ OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift", "lt",
     "le", "gt", "ge", "eq", "ne", "mod", "truediv", "floordiv",
 )  # fmt: skip
-FUNCTIONS = ("load", "store", "where", "arange", "minimum", "maximum", "exp", "umulhi")
+FUNCTIONS = ("load", "store", "where", "arange", "full", "dot", "minimum", "maximum", "exp", "umulhi")
 MOST = 8192
 """Recordings that are kept: bounds of loops are constants that differ."""
 
 _Recipe = Callable[..., Any]
 _SEEN, _NEVER = object(), object()
+_numbers: dict[Any, int] = {}
 _SHAPING = {"create_splat": 1, "create_broadcast": 0}
 """The builder's calls that only spread an operand, with its place among the arguments: NumPy spreads it anyway."""
 
@@ -58,9 +59,11 @@ def _key(x: Any, core: Any) -> Any:
         try:
             key = of.key
         except AttributeError:
-            # Descriptions of shapes live as long as the process.
-            key = of.key = ("tensor", of.scalar.name, id(getattr(of, "of_shape", None)))
-        if of.scalar.name == "int1" and handle is not None:
+            # Descriptions of shapes live as long as the process. A number is hashed faster than what it stands for.
+            full = ("tensor", of.scalar.name, id(getattr(of, "of_shape", None)))
+            key = of.key = _numbers.setdefault(full, len(_numbers))
+            of.is_truth = of.scalar.name == "int1"
+        if of.is_truth and handle is not None:
             # In the interpreter truth values have the type of what was compared, and once spread its data too.
             return key, handle.dtype.scalar.name, handle.data.dtype.char
         return key
@@ -71,6 +74,8 @@ def _key(x: Any, core: Any) -> Any:
         return kind, x.hex()
     if kind is core.constexpr:
         return "constant", _key(x.value, core)
+    if kind is list or kind is tuple:
+        return kind, *[_key(v, core) for v in x]
     if isinstance(x, core.dtype) and not x.is_block():
         return "type", x.name
     raise _UnknownError
@@ -217,7 +222,11 @@ def _recipe(interpreter: Any, recorder: _Recorder, result: Any, values: tuple[An
     handle = getattr(result, "handle", None)
     if not recorder.calls:
         if id(handle) not in recorder.origin:
-            return None
+            if handle is None or any(hasattr(v, "handle") for v in values):
+                return None
+            # A block of a constant, which nobody writes into.
+            handle.data.flags.writeable = False
+            return lambda values: _tensor(interpreter, result, handle.data)
         place, casts = recorder.origin[id(handle)]
         if not casts:
             return lambda values: values[place]
