@@ -26,7 +26,7 @@ from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.full_batch import Case
 from millrace.tests.contracts.process_ranks import run_ranks
 
-V, DEGREE, FEATURES, CLASSES = 12_000, 12, 24, 5
+V, DEGREE, FEATURES, CLASSES = 5_000, 12, 24, 5
 NEAR = 0.12
 """Relative error that a prediction may have."""
 EVERY: tuple[Mode, ...] = ("rematerialize", "keep", "halo")
