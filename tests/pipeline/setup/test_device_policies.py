@@ -12,7 +12,11 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.cluster.rank_server import serving
+from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.config.systems import SYSTEMS
+from millrace.pipeline.machine.gpus import VISIBLE
+from millrace.pipeline.machine.malloc import allocator
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
@@ -20,6 +24,7 @@ from millrace.stages.neighbourhood.base import destinations
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
+from millrace.tests.contracts.forked_cluster import PRETENDED
 from millrace.tests.contracts.fresh_python import run_python
 from millrace.tests.contracts.typed import typed_dataset
 
@@ -74,17 +79,26 @@ def train(data, out, device, **options):
     return np.array(seen), result
 
 
-def agree(data, out, rel=1e-9, **options):
-    """Train on both; what the device has seen, and its result."""
-    (losses, host), (seen, result) = (train(data, out, device, **options) for device in DEVICES)
+def agree(data, out, rel=1e-9, there=None, **options):
+    """Train on both, or compare with what `train` gave `there` on the host; what the device has seen, and its
+    result."""
+    losses, host = there or train(data, out, "cpu", **options)
+    seen, result = train(data, out, "cuda", **options)
     assert len(losses) > 1 and np.isfinite(losses).all()
     np.testing.assert_allclose(seen, losses, rtol=rel)
     assert (result.test_accuracy, result.best_epoch) == (host.test_accuracy, host.best_epoch)
     assert (result.minibatches, result.sampled_edges) == (host.minibatches, host.sampled_edges)
-    there, here = (torch.load(out / device / "model.pt", weights_only=True) for device in ("cuda", "cpu"))
-    for name, value in here.items():
-        torch.testing.assert_close(there[name], value, rtol=1e3 * rel, atol=rel)
+    learnt, wanted = (torch.load(f"{run.out}/model.pt", weights_only=True) for run in (result, host))
+    for name, value in wanted.items():
+        torch.testing.assert_close(learnt[name], value, rtol=1e3 * rel, atol=rel)
     return losses, result
+
+
+@pytest.fixture(scope="module")
+def on_host(sbm, tmp_path_factory):
+    """What the host sees in an epoch, and its result, by type: wherever rows and lists lie."""
+    folder = tmp_path_factory.mktemp("host")
+    return {dtype: train(sbm, folder / dtype, "cpu", dtype=dtype, epochs=1) for dtype in ("float64", "float32")}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +229,9 @@ ROW_BYTES = 5 * 8
 
 
 @pytest.mark.parametrize(("cache_bytes", "cached"), [(0, 0), (20 * ROW_BYTES, 20), (1 << 30, NODES)])
-def test_rows_and_lists_in_the_hosts_memory(sbm, tmp_path, gathers, cache_bytes, cached):
+def test_rows_and_lists_in_the_hosts_memory(sbm, on_host, tmp_path, gathers, cache_bytes, cached):
     gpu = {"features": "pinned", "topology": "pinned", "cache_bytes": cache_bytes}
-    _, result = agree(sbm, tmp_path, gpu=gpu, epochs=1)
+    _, result = agree(sbm, tmp_path, there=on_host["float64"], gpu=gpu, epochs=1)
     assert gathers == [cached] * result.minibatches
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.bytes["evaluation"]["features"] > 0
@@ -232,14 +246,13 @@ def test_rows_and_lists_in_the_hosts_memory(sbm, tmp_path, gathers, cache_bytes,
         ("mapped", "float64", "device"),
     ],
 )
-def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
+def test_rows_from_disk(sbm, on_host, tmp_path, monkeypatch, features, dtype, where):
     monkeypatch.setattr(gather_cuda, "UPLOAD_BYTES", 1000)
     mr.write_dataset(tmp_path / "store", sbm, features_format="npy" if features == "mapped" else "zarr")
     seen, result = train(
         tmp_path / "store", tmp_path, "cuda", features=features, dtype=dtype, gpu={"features": where}, epochs=1
     )
-    there, _ = train(sbm, tmp_path / "memory", "cpu", dtype=dtype, epochs=1)
-    np.testing.assert_allclose(seen, there, rtol=1e-9 if dtype == "float64" else 1e-4)
+    np.testing.assert_allclose(seen, on_host[dtype][0], rtol=1e-9 if dtype == "float64" else 1e-4)
     assert result.bytes["store"]["features"] == NODES * 5 * np.dtype(dtype).itemsize
 
 
@@ -253,10 +266,10 @@ def all_rows(sbm, tmp_path_factory):
 @pytest.mark.parametrize(
     "options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"]
 )
-def test_rows_that_ranks_own(sbm, all_rows, tmp_path, options, where):
+def test_rows_that_ranks_own(sbm, on_host, all_rows, tmp_path, options, where):
     """One rank reads all rows: the same bits as if every rank had all of them."""
     gpu = {"features": where, "cache_bytes": 20 * ROW_BYTES}
-    _, result = agree(sbm, tmp_path, gpu=gpu, epochs=1, **options)
+    _, result = agree(sbm, tmp_path, there=on_host["float64"], gpu=gpu, epochs=1, **options)
     assert result.parameters_sha256 == all_rows
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert result.hot_rows is not None
@@ -285,9 +298,9 @@ def test_owners_that_cannot_draw_on_their_devices(sbm, tmp_path, options, why):
         agree(sbm, tmp_path, epochs=1, **fanout, **options | {"bulk": given["bulk"]})
 
 
-def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
+def test_validation_reads_the_rows_that_are_there(sbm, on_host, tmp_path, gathers):
     """There is one copy of them, and the store is read once."""
-    _, result = agree(sbm, tmp_path, epochs=1)
+    _, result = agree(sbm, tmp_path, there=on_host["float64"], epochs=1)
     assert gathers == []
     assert result.bytes["store"]["features"] == NODES * ROW_BYTES
     assert not result.bytes["evaluation"].get("features")
@@ -361,10 +374,16 @@ def test_two_ranks(sbm, tmp_path, monkeypatch):
     if not pretended_device.is_pretended():
         pytest.skip("there is a GPU")
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
+    monkeypatch.setenv(PRETENDED, "1")
+    # As torch would, between the start of the servers and that of the workers.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     mr.write_dataset(tmp_path / "store", sbm)
     common = {"ranks": 2, "cluster": {"backend": "gloo", "dashboard_port": 0}, "epochs": 1}
     common |= {"minibatches_per_step": 4, "batch_size": 2}
-    _, whole = train(tmp_path / "store", tmp_path, "cuda", **common)
+    # Ranks that start from scratch are those of planning/test_forecast.py.
+    of_ranks = {"RAPIDS_NO_INITIALIZE": "True", **allocator(ClusterOptions().keep_freed_bytes)}
+    with serving(*({**of_ranks, VISIBLE: gpu} for gpu in "01")):
+        _, whole = train(tmp_path / "store", tmp_path, "cuda", **common)
     assert whole.ranks == 2
     assert whole.bytes["network"]["gradients"] > 0
     assert whole.bytes["network"]["features"] == 0
