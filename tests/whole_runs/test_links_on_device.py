@@ -50,12 +50,10 @@ def trained(data, out, device, **more):
     return result, torch.load(out / "model.pt", weights_only=True)
 
 
-def agree(data, out, there=None, **more):
-    """Train on both; the job of the device's run."""
-    (a, here), (b, far) = (
-        trained(data, out / device, device, **{**more, **(there or {} if device == "cuda" else {})})
-        for device in DEVICES
-    )
+def agree(data, out, there=None, host=None, **more):
+    """Train on both, or compare with what `trained` gave of the host; the job of the device's run."""
+    a, here = host or trained(data, out / "cpu", "cpu", **more)
+    b, far = trained(data, out / "cuda", "cuda", **{**more, **(there or {})})
     assert (b.minibatches, b.sampled_edges, b.best_epoch) == (a.minibatches, a.sampled_edges, a.best_epoch)
     assert b.train_loss == pytest.approx(a.train_loss, rel=1e-10)
     assert set(b.test_metrics) == {"mrr", "auc", "average_precision", "hits@10"}
@@ -65,10 +63,16 @@ def agree(data, out, there=None, **more):
     return tomllib.loads((out / "cuda" / "job.toml").read_text())
 
 
+@pytest.fixture(scope="module")
+def on_host(links, tmp_path_factory):
+    """The run of processors, wherever minibatches wait and rows lie."""
+    return trained(links, tmp_path_factory.mktemp("host") / "run", "cpu")
+
+
 @pytest.mark.parametrize("queue", [{}, {"kind": "zarr", "bulk_size": 2}], ids=["memory", "zarr"])
-def test_a_run_is_that_of_processors(links, tmp_path, queue):
+def test_a_run_is_that_of_processors(links, on_host, tmp_path, queue):
     """Degrees that layers read are those without own edges; processors draw, in bulks of their size."""
-    job = agree(links, tmp_path, queue=queue)
+    job = agree(links, tmp_path, host=on_host, queue=queue)
     assert job["kernel"] == "cpu" and job["queue"]["bulk_size"] == queue.get("bulk_size", Queue().bulk_size)
 
 
@@ -81,17 +85,16 @@ def test_features_of_edges_and_rows_in_the_hosts_memory(tmp_path):
     agree(data, tmp_path, {"gpu": gpu}, model=model, epochs=1)
 
 
-def test_a_stopped_run_goes_on(links, tmp_path):
+def test_a_stopped_run_goes_on(links, on_host, tmp_path):
     asked = iter(range(1000))
     config = {**JOB, "device": "cuda"}
     result = mr.run(links, config=config, out=tmp_path / "cuda", stop=lambda: next(asked) == 4, verbose=False)
     assert result.status == "stopped"
     mr.run(links, out=tmp_path / "cuda", resume=True, verbose=False)
-    _, want = trained(links, tmp_path / "cpu", "cpu")
     for name, value in torch.load(tmp_path / "cuda" / "model.pt", weights_only=True).items():
-        torch.testing.assert_close(value, want[name], rtol=1e-9, atol=1e-11)
-    scores = mr.predict_links(tmp_path / "cuda", [[0, 1], [2, 3]]).scores
-    np.testing.assert_allclose(scores, mr.predict_links(tmp_path / "cpu", [[0, 1], [2, 3]]).scores, rtol=1e-9)
+        torch.testing.assert_close(value, on_host[1][name], rtol=1e-9, atol=1e-11)
+    scores, want = (mr.predict_links(run, [[0, 1], [2, 3]]).scores for run in (tmp_path / "cuda", on_host[0].out))
+    np.testing.assert_allclose(scores, want, rtol=1e-9)
 
 
 def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatch):
@@ -107,13 +110,21 @@ def test_kernels_of_gpus_are_refused(links):
 
 
 PLACES = [{}, {"features": "owned"}, {"bulk": {"topology": "partitioned"}}]
+TYPED = {"model": {"name": "rgcn", "hidden": 8, "layers": 2, "dropout": 0.1}, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """Pairs of a relation, and the run of processors."""
+    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6"), relation="likes", seed=3)
+    return links, trained(links, tmp_path_factory.mktemp("typed") / "run", "cpu", **TYPED)
 
 
 @pytest.mark.parametrize("options", PLACES, ids=str)
-def test_types(tmp_path, options):
+def test_types(typed, tmp_path, options):
     """Only edges of the pairs' relation and its reverses are taken out, and lost by degrees."""
-    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6"), relation="likes", seed=3)
-    agree(links, tmp_path, model={"name": "rgcn", "hidden": 8, "layers": 2, "dropout": 0.1}, epochs=1, **options)
+    links, host = typed
+    agree(links, tmp_path, host=host, **TYPED, **options)
 
 
 def test_times(tmp_path):
@@ -132,8 +143,8 @@ def test_isolated_ranks_by_one(links, tmp_path):
 
 
 @pytest.mark.parametrize("options", PLACES[1:], ids=str)
-def test_rows_that_ranks_own_by_one(links, tmp_path, options):
-    agree(links, tmp_path, **options)
+def test_rows_that_ranks_own_by_one(links, on_host, tmp_path, options):
+    agree(links, tmp_path, host=on_host, **options)
 
 
 WHOLE = {**JOB, "epochs": 1}

@@ -69,21 +69,22 @@ def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     rehearsal = Rehearsal(dataset, tmp_path, 2)
     rehearsal.add("host", JOB)
     rehearsal.add("there", {**JOB, **THERE})
-    rehearsal.add("pinned", {**JOB, **THERE, "gpu": {"topology": "pinned"}, "sampler": {"expand": "all"}})
+    every = {**JOB, "sampler": {"expand": "all"}, "epochs": 1}
+    rehearsal.add("pinned", {**every, **THERE, "gpu": {"topology": "pinned"}})
     rehearsal.add("again", {**JOB, **THERE}, stop_after=4)
     rehearsal.add("again", {**JOB, **THERE})
-    rehearsal.add("all on the host", {**JOB, "sampler": {"expand": "all"}})
+    rehearsal.add("all on the host", every)
     of_edges = {k: v for k, v in JOB.items() if k != "hidden"} | OF_EDGES
     rehearsal.add("edges on the host", of_edges)
     rehearsal.add("edges there", {**of_edges, **THERE})
     rehearsal.add("owned edges", {**of_edges, **THERE, "kernel": "cpu", "features": "owned", "bulk": {}})
     ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240)
     for rank in ranks:
-        (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (every, _) = rank[:6]
+        (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (whole, _) = rank[:6]
         of_edges, edges_there, _ = (report for report, _ in rank[6:])
         assert (none, stopped) == (0, None) and many > 0
         assert again["parameters_sha256"] == there["parameters_sha256"]
-        for a, b in ((there, host), (pinned, every), (edges_there, of_edges)):
+        for a, b in ((there, host), (pinned, whole), (edges_there, of_edges)):
             assert (a["minibatches"], a["sampled_edges"]) == (b["minibatches"], b["sampled_edges"])
             assert [h["train_loss"] for h in a["history"]] == pytest.approx([h["train_loss"] for h in b["history"]])
             assert a["bytes"]["network"]["features"] == b["bytes"]["network"]["features"]

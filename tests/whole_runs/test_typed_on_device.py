@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 SAMPLED = ("batch_size", "minibatches_per_step", "queue", "sampler")
 THERE = {"device": "cuda", "gpu": {"cache_bytes": 0}}
-OWNED = {"features": "owned", "bulk": {"cache_fraction": 0.1, "hot_by": "degree", "prefetch_bytes": 1500}}
+OWNED = {"epochs": 1, "features": "owned", "bulk": {"cache_fraction": 0.1, "hot_by": "degree", "prefetch_bytes": 1500}}
 PARTITIONED = {"bulk": {"topology": "partitioned", "prefetch_bytes": 1500}, "partition": {"method": "hash"}}
 
 
