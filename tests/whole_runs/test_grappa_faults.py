@@ -45,7 +45,7 @@ from millrace.tests.contracts.full_batch import C, F, job, make_case
 from millrace.tests.contracts.isolated import CasePeers, placed
 from millrace.tests.contracts.process_ranks import run_ranks
 
-RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 50
+RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 36
 TABLE: dict[str, Any] = {
     "system": "grappa", "epochs": EPOCHS, "seed": 3, "ranks": RANKS, "threads": 1,
     "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
