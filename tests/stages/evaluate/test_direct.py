@@ -226,7 +226,8 @@ def test_scratch_space_does_not_change_a_bit(monkeypatch, tmp_path):
     files, real = [], rows_module.tempfile.TemporaryFile
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: files.append(k) or real(**k))
     graph, x = large(), rows_of(5000, 50)
-    for name in OPTIONS:
+    # Sums, maxima and attention; the other models are sums too.
+    for name in ("sage", "sage-max", "gat"):
         model = build(name, 50)
         monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
         got = infer(model, graph, x, max_bytes=100_000, scratch=tmp_path)
