@@ -2,7 +2,7 @@
 
 import json
 import mmap
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.fresh_python import run_python
 from millrace.tests.fuzz.contract import Tally, judge
 
 INPUTS = 400
@@ -19,20 +20,10 @@ SCRIPT = Path(__file__).with_name("run.py")
 @pytest.mark.slow
 def test_no_input_breaks_a_reader(tmp_path):
     """In one process of its own: what crashes in compiled code ends it."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(SCRIPT),
-        "--inputs",
-        str(INPUTS),
-        "--log",
-        str(tmp_path / "log"),
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode in (0, 1), f"crashed at input {(tmp_path / 'log').read_text()}: {done.stderr[-2000:]}"
-    tallies = json.loads(done.stdout.splitlines()[-1])
+    words = (SCRIPT, "--inputs", INPUTS, "--log", tmp_path / "log", "--json")
+    code, out, err = run_python(*words, timeout=280, variables={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert code in (0, 1), f"crashed at input {(tmp_path / 'log').read_text()}: {err[-2000:]}"
+    tallies = json.loads(out.splitlines()[-1])
     assert not [line for tally in tallies.values() for line in tally["broken"]]
     assert sum(tally["inputs"] for tally in tallies.values()) > INPUTS * 0.99
     # Damage that nothing refuses, or that leaves nothing to accept, would try nothing.

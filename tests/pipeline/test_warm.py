@@ -33,7 +33,8 @@ def test_a_trial_on_each_kind_of_graph_runs():
 def test_a_second_process_finds_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     # The job with the fewest kernels.
-    monkeypatch.setattr(warm, "trials", lambda dtype: [warm.Trial("sar", {"system": "sar"})])
+    fewest = warm.Trial("sar", {"system": "sar", "layers": 1, "dropout": 0.0})
+    monkeypatch.setattr(warm, "trials", lambda dtype: [fewest])
 
     def told() -> dict[str, object]:
         done = CliRunner().invoke(app, ["warm", "--json", "--processes", "1"])

@@ -50,8 +50,8 @@ TABLE = {
 }  # fmt: skip
 WAYS = {
     "dealt": (2, {"chunks": 2, "reshuffle_fraction": 0.5}, "destinations"),
-    "halo": (4, {}, "uniform"),
-    "none": (4, {"halo": 0, "correction": "node"}, "degree"),
+    "halo": (3, {}, "uniform"),
+    "none": (3, {"halo": 0, "correction": "node"}, "degree"),
 }
 """Ranks, options and negatives."""
 
@@ -175,7 +175,7 @@ def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_pa
         for name, stop_after in ((way, 0), *([(f"{way}-parted", 6), (f"{way}-parted", 0)] if way == "dealt" else [])):
             (tmp_path / name).mkdir(exist_ok=True)
             runs.append((job, tmp_path / name, parts, prepared.fingerprint, stop_after))
-    reports = run_ranks(train, 4, links, runs)
+    reports = run_ranks(train, 3, links, runs)
     for way in WAYS:
         job, parameters = job_of(way), last_parameters(tmp_path / way)
         model = prepare(job, links).build_model()
