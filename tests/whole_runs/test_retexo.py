@@ -247,6 +247,7 @@ SPELT = {
         (3, "sage", "float32", {"rounding": "fp16"}),
         (2, "sage", "float64", {"rounding": "int8", "inductive": True}),
         (2, "gcn", "float32", {"mode": "v1", "local_steps": 3}),
+        (2, "sage", "float64", {"mode": "v1"}),
         (2, "gcn", "float64", {"distill": 0.5}),
     ],
 )

@@ -1,8 +1,9 @@
 """Properties common to all pictures of a report."""
 
+import numpy as np
 import pytest
 
-from millrace.pipeline.report.figures import by_epoch
+from millrace.pipeline.report.figures import MOST_POINTS, by_epoch, thinned
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5, 30])
@@ -14,3 +15,10 @@ def test_axes_of_epochs_have_whole_numbers(epochs):
     ax.figure.canvas.draw()
     assert ax.get_xlabel() == "epoch"
     assert all(float(tick).is_integer() for tick in ax.get_xticks())
+
+
+def test_more_points_than_can_be_seen_become_means():
+    values = np.arange(6 * MOST_POINTS, dtype=float).reshape(-1, 2)
+    found = thinned(values)
+    assert np.array_equal(found, values.reshape(MOST_POINTS, 3, 2).mean(1))
+    assert thinned(found) is found
