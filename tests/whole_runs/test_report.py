@@ -104,7 +104,12 @@ def runs(tmp_path_factory, scheduler):
 def reported(runs):
     """A report of each: of two ranks with all pictures, of phases with those that tell them, of the others with those
     that these have not, or one."""
-    found, seen, first, again = {}, set(), ("sar", "retexo"), {"retexo": ("timeline", "curves"), "grappa": ("bytes",)}
+    found, seen, first, again = (
+        {},
+        set(),
+        ("sar", "retexo"),
+        {"retexo": ("timeline", "curves"), "grappa": ("bytes",), "bulk": ("bytes",)},
+    )
 
     def draw_new(name, caption, on, colours):
         new = name not in seen or name in again.get(system, ())
