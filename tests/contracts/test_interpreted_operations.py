@@ -140,3 +140,49 @@ def test_loads_and_stores(dtype: torch.dtype) -> None:
     want = torch.where(a > rest[:, None], a.float().exp().to(dtype), -a)
     torch.testing.assert_close(out[: n * F].view(n, F), want)
     assert torch.equal(out[n * F :], torch.cat([x.flatten()[: n - 1], rest[-1:]]))
+
+
+@triton.jit
+def _products(x, y, out, KEPT: tl.constexpr, F: tl.constexpr):
+    i = tl.arange(0, 16)
+    at = i[:, None] * 16 + i[None, :]
+    total = tl.full([16, 16], KEPT, tl.float32)
+    total = tl.dot(tl.load(x + at), tl.load(y + at), total, input_precision=F)
+    tl.store(out + at, total)
+
+
+def test_products_and_blocks_of_constants() -> None:
+    """Again and again, with others in between: none is taken for another, and none is written into."""
+    generator = torch.Generator().manual_seed(0)
+    for kept in (0.0, 2.5, 0.0, 2.5, 0.0):
+        x, y = (torch.randn(16, 16, generator=generator) for _ in range(2))
+        out = torch.empty(16, 16)
+        _products[(1,)](x, y, out, kept, "ieee")
+        torch.testing.assert_close(out, x @ y + kept)
+
+
+@triton.jit
+def _arguments(out, x, small, large, half, absent, ROW: tl.constexpr = 3):
+    row = tl.program_id(1)
+    found = tl.load(x + row).to(tl.float64) + small + half
+    if absent is None:
+        found += large.to(tl.float64)
+    tl.store(out + row * ROW, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_launches(dtype: torch.dtype) -> None:
+    """Numbers of several sizes, by place and by name, and what is left out; a grid that depends on the arguments."""
+    x = torch.tensor([5, 6, 7], dtype=dtype)
+    for large in (-(2**31), 2**33, 0):
+        for row in ({}, {"ROW": 2}):
+            out = torch.zeros(9, dtype=torch.float64)
+            _arguments[lambda given: (1, 3 if given["ROW"] == 3 else 2)](
+                out, x, -4, half=0.5, absent=None, large=large, **row
+            )
+            want, step = torch.zeros(9, dtype=torch.float64), row.get("ROW", 3)
+            count = 3 if step == 3 else 2
+            want[: step * count : step] = x[:count].double() - 3.5 + large
+            assert torch.equal(out, want)
+    with pytest.raises((TypeError, interpreter.InterpreterError)):
+        _arguments[(1,)](out, x, 1)
