@@ -11,8 +11,8 @@ from ...storage.errors import InputError
 
 DecoderName = Literal["dot", "distmult", "complex", "mlp"]
 DECODERS: tuple[DecoderName, ...] = get_args(DecoderName)
-MLP_BYTES = 64 << 20
-"""Most bytes of products of rows that the ``mlp`` decoder holds while it scores all pairs."""
+FEW = 16
+"""Rows for which matrix libraries have kernels of their own."""
 
 
 class Decoder(nn.Module):
@@ -40,7 +40,7 @@ class Bilinear(Decoder):
 
     def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
         """See `Decoder.against`."""
-        return self.transformed(sources) @ destinations.T
+        return _dot_products(self.transformed(sources), destinations)
 
 
 class DistMult(Bilinear):
@@ -84,15 +84,20 @@ class Perceptron(Decoder):
 
     def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
         """See `Decoder.against`."""
-        row = max(1, len(sources) * sources.shape[1] * sources.element_size())
-        pieces = destinations.split(max(1, MLP_BYTES // (2 * row)))
-        return torch.cat([self._by_sums(sources[:, None] * piece[None]) for piece in pieces], 1)
+        scores = self.second.bias.expand(len(sources), len(destinations)).clone()
+        # A hidden column at a time, each of which is a dot product with a transformed source.
+        for weight, bias, factor in zip(self.first.weight, self.first.bias, self.second.weight[0]):
+            scores.addcmul_(_dot_products(sources * weight, destinations).add_(bias).relu_(), factor)
+        return scores
 
-    def _by_sums(self, products: Tensor) -> Tensor:
-        """[..., D] -> [...], as sums: a product with one column rounds the last rows in another way, and equal pairs
-        are to have equal scores."""
-        hidden = torch.relu(self.first(products))
-        return (hidden * self.second.weight[0]).sum(-1) + self.second.bias
+
+def _dot_products(sources: Tensor, destinations: Tensor) -> Tensor:
+    """[n, D] and [m, D] -> [n, m]. Equal rows of many sources have equal products wherever they stand: products with
+    few destinations, for which matrix libraries have kernels that round the last rows in another way, are taken with
+    more of them."""
+    if len(missing := destinations[:0].new_zeros(max(0, FEW - len(destinations)), destinations.shape[1])):
+        return (sources @ torch.cat([destinations, missing]).T)[:, : len(destinations)]
+    return sources @ destinations.T
 
 
 def make_decoder(name: DecoderName, width: int) -> Decoder:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.links import decoders
 from millrace.stages.links.decoders import DECODERS, decoder_of, make_decoder
 from millrace.storage.errors import InputError
 
@@ -26,19 +25,32 @@ def expected(name, decoder, u, v):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_scores_are_the_formula(name, monkeypatch):
+def test_scores_are_the_formula(name):
     torch.manual_seed(0)
     decoder = make_decoder(name, 6).double()
     for p in decoder.parameters():
         torch.nn.init.normal_(p)
     u, v = rows(4, 1), rows(5, 2)
-    monkeypatch.setattr(decoders, "MLP_BYTES", 4 * 6 * 8 * 2 * 2)  # pieces of two
     with torch.no_grad():
         table = decoder.against(u, v)
         wanted = torch.tensor([[expected(name, decoder, a, b) for b in v] for a in u], dtype=torch.float64)
         torch.testing.assert_close(table, wanted)
         torch.testing.assert_close(decoder(u[:, None], v[None]), wanted)
     assert (name == "complex") == bool((decoder(u, u[[1, 0, 3, 2]]) - decoder(u[[1, 0, 3, 2]], u)).abs().max() > 1e-9)
+
+
+@pytest.mark.parametrize("destinations", [1, 5, 7, 40])
+@pytest.mark.parametrize("name", DECODERS)
+def test_equal_rows_have_equal_scores(name, destinations):
+    """Matrix libraries round rows of few in different ways."""
+    kinds = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    u, v = torch.arange(90) % 3, torch.arange(destinations) % 3
+    with torch.no_grad():
+        scores = make_decoder(name, 10).against(kinds[u], kinds[v])
+    for i in range(3):
+        for j in range(min(3, destinations)):
+            assert len(scores[u == i][:, v == j].unique()) == 1
 
 
 def test_widths_and_models():
