@@ -1,10 +1,15 @@
 """Memory and traffic of this process and of those that it starts on this machine, now."""
 
+import math
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+LOOK_S = 0.1
+"""Seconds for which this process is taken to have the same children: to find them, all processes are looked at."""
 
 
 @dataclass
@@ -13,12 +18,17 @@ class Usage:
 
     _moved: dict[tuple[int, float], tuple[int, int]] = field(default_factory=dict)
     _before: tuple[int, int] | None = None
+    _family: list[psutil.Process] = field(default_factory=list)
+    _looked: float = -math.inf
 
     def read(self) -> dict[str, int]:
         """Bytes: ``memory``, anonymous and shared (on Linux, else resident), summed over processes; ``read`` and
         ``written``, by system calls since the first reading: files, also those that were in memory, and sockets."""
-        memory, own = 0, psutil.Process()
-        for process in (own, *own.children(recursive=True)):
+        memory, now = 0, time.monotonic()
+        if now - self._looked >= LOOK_S:
+            own = psutil.Process()
+            self._looked, self._family = now, [own, *own.children(recursive=True)]
+        for process in self._family:
             with suppress(psutil.Error, OSError, AttributeError):
                 memory += own_bytes(process)
                 moved = process.io_counters()
