@@ -322,24 +322,29 @@ def in_memory(tmp_path_factory):
     return folder, contents(place / "want")
 
 
-@pytest.mark.parametrize(
-    ("stage", "before"), [*((stage, True) for stage in STAGES), *((stage, False) for stage in STAGES[::5])]
-)
-def test_a_killed_ingest_goes_on(in_memory, tmp_path, monkeypatch, stage, before):
-    """Killed in a task of each stage, after its files are written but not recorded, or after its record."""
-    (folder, want), options = in_memory, STOPPED
-    with monkeypatch.context() as patch:
-        patch.setattr(convert, "inline", killed(stage, before))
-        with pytest.raises(Killed):
-            mr.convert(folder, tmp_path / "got", options=options, verbose=False)
-    assert not (tmp_path / "got").exists()
-    kept = len(list((tmp_path / ".ingest-got" / "done").glob("*.json")))
-    events = []
-    mr.convert(folder, tmp_path / "got", options=options, emit=events.append)
+def test_an_ingest_that_is_killed_in_each_stage_goes_on(in_memory, tmp_path, monkeypatch):
+    """Killed in a task of each stage, one after the other, after its files are written but not recorded; of some also
+    after a record."""
+    folder, want = in_memory
+
+    def go_on():
+        kept, events = len(list((tmp_path / ".ingest-got" / "done").glob("*.json"))), []
+        try:
+            mr.convert(folder, tmp_path / "got", options=STOPPED, emit=events.append)
+        finally:
+            told = f"going on with the conversion into {tmp_path / 'got'} that was stopped"
+            assert (told in [getattr(e, "text", None) for e in events]) == (kept > 0)
+
+    for i, stage in enumerate(STAGES):
+        for before in (True, False) if i % 5 == 0 else (True,):
+            with monkeypatch.context() as patch:
+                patch.setattr(convert, "inline", killed(stage, before))
+                with pytest.raises(Killed):
+                    go_on()
+            assert not (tmp_path / "got").exists(), stage
+    go_on()
     assert contents(tmp_path / "got") == want
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".jsonl") == ["got"]
-    told = f"going on with the conversion into {tmp_path / 'got'} that was stopped"
-    assert (told in [getattr(e, "text", None) for e in events]) == (kept > 0)
 
 
 def test_another_command_begins_anew(tmp_path, monkeypatch):
