@@ -9,6 +9,7 @@ import pytest
 from numba.core.sigutils import normalize_signature
 
 from millrace.stages.kernels.runtime import precompile
+from millrace.tests.contracts.fresh_python import run_python
 
 MOST = 12
 """Kernels that the job without a flag compiles. Each costs a first run a tenth of a second to more than one."""
@@ -54,10 +55,13 @@ def test_a_command_looks_for_the_marker_without_numba():
 
 
 @pytest.mark.slow
-def test_the_demo_compiles_nothing_more(tmp_path):
+def test_the_demo_compiles_nothing_more(tmp_path, monkeypatch):
     compile_all = "import sys; from millrace.stages.kernels.runtime import precompile; precompile.compile_all(); "
     assert python(compile_all + "print('torch' in sys.modules, precompile.marker().exists())", tmp_path) == "False True"
-    compiled, loaded = json.loads(python(DEMO, tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_python("-c", DEMO)
+    assert code == 0, err
+    compiled, loaded = json.loads(out)
     assert compiled == []
     # The cache may hold more: what is asked of it must be what is compiled beforehand, down to the types.
     known = [
