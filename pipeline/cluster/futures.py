@@ -43,7 +43,10 @@ def result_of(watch: SchedulerWatch, future: Future) -> Any:
 
 def completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]:
     """Futures as they are done, while the scheduler answers."""
-    running = as_completed(futures)
+    # By default it waits in the event loop of the client that the caller may have open; what is done in that of ours
+    # would be seen there only when something else happens, up to seconds later.
+    client = futures[0].client if futures else None
+    running = as_completed(futures, loop=None if client is None else client.loop)
     while not running.is_empty():
         watch.poll()
         yield from (batch := running.next_batch(block=False))

@@ -266,7 +266,7 @@ def _as_tasks(
         futures = {
             client.submit(run_as_task, *arguments(p), key=f"sweep-{p.name}-{id(left)}", pure=False): p for p in left
         }
-        for future in as_completed(futures):
+        for future in as_completed(futures, loop=client.loop):
             point = futures[future]
             try:
                 yield point.name, future.result()
