@@ -28,12 +28,12 @@ JOB = {"epochs": 2, "seed": 3, "threads": 1, "fanout": [3, 2], "batch_size": 12,
 
 @pytest.fixture(autouse=True, scope="module")
 def instructions():
-    """Instructions that every processor of its kind has, instead of the widest that this one proves to have: torch
-    would compile and load a probe for each."""
+    """Scalar instructions, instead of the widest that this processor proves to have: torch would compile and load a
+    probe for each, and compile loops over vectors, which differ in nothing that is tested here."""
     from torch._inductor import config, cpu_vec_isa
 
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
-    with config.patch({"cpp.vec_isa_ok": True, "cpp.simdlen": 256}), pytest.MonkeyPatch.context() as patch:
+    with config.patch({"cpp.vec_isa_ok": True, "cpp.simdlen": 1}), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_vec_isa.VecISA, "check_build", lambda self, code: False)
         yield
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
