@@ -789,12 +789,12 @@ DEVICE_WAYS = {
     "own rows on the host, uneven": Way(features="pinned", sampler="ladies", ahead=3000),
 }
 OF_DEVICES = (
-    "a step's rows", "nothing ahead", "hardly anything ahead", "some ahead", "fewer minibatches than ranks",
-    "from the middle of the second epoch", "hot by samples", "hot by degree", "all rows hot", "everything everywhere",
-    "blocks that are not nested", "layer-wise", "each rank for itself", "a rank that trains slowly",
+    "a step's rows", "nothing ahead", "some ahead", "fewer minibatches than ranks",
+    "from the middle of the second epoch", "hot by samples", "all rows hot", "everything everywhere",
+    "blocks that are not nested", "layer-wise", "each rank for itself",
 )  # fmt: skip
-"""Which units there are and how long threads wait is decided by the same code without a device; this leaves where rows
-lie and how they travel."""
+"""Which units there are, which rows are hot and how long threads wait is decided by the same code without a device;
+this leaves where rows lie and how they travel."""
 
 
 @pytest.mark.usefixtures("on_device")
