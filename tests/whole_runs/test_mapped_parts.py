@@ -108,8 +108,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[An
             prepared = prepare(job, data[kind], model=own_model(kind, job))
             cut = prepared.system.partition.partitioner
             assert cut is not None
+            parts = folder / f"{kind}-{type(cut).__name__}"  # the same ones for all runs that are cut alike
+            partition_dataset(data[kind], cut, 2, parts, JOB["seed"], without_pairs=kind == "links")
             out.mkdir()
-            partition_dataset(data[kind], cut, 2, out / "parts", JOB["seed"], without_pairs=kind == "links")
+            (out / "parts").symlink_to(parts)
             runs.append((out.name, kind, prepared.job, prepared.fingerprint))
     ranks = run_ranks(train_all, 2, runs, data, folder)
     return {name: [found[i] for found in ranks] for i, (name, *_) in enumerate(runs)}

@@ -77,9 +77,11 @@ class Rehearsal:
         cut = prepared.system.partition.partitioner
         out.mkdir(exist_ok=True)
         if cut is not None:
-            partition_dataset(
-                self.dataset, cut, self.ranks // prepared.system.replication, out / "parts", prepared.job.seed
-            )
+            count = self.ranks // prepared.system.replication
+            parts = self.folder / f"{type(cut).__name__}-{count}"  # the same ones for all runs that are cut alike
+            partition_dataset(self.dataset, cut, count, parts, prepared.job.seed)
+            if not (out / "parts").exists():
+                (out / "parts").symlink_to(parts)
         self.runs.append((name, table, prepared.fingerprint, cut is not None, stop_after))
 
     def train(self) -> dict[str, list[dict[str, Any] | None]]:
