@@ -22,6 +22,7 @@ from millrace.storage.minibatch import Block
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
+from millrace.tests.contracts.pictures import draw_only
 
 SPEC = "sbm:nodes=200,classes=4,degree=8,features=6"
 LINK = {"width": 8, "num_negatives": 2}
@@ -248,7 +249,7 @@ def test_minibatches_for_ones_own_loop(links):
     assert seen == len(links.split.train)
 
 
-def test_the_command_line_from_start_to_end(tmp_path):
+def test_the_command_line_from_start_to_end(tmp_path, monkeypatch):
     run, pairs, scores = (tmp_path / name for name in ("run", "pairs.csv", "scores.csv"))
     job = ["--dataset", SPEC, "--set", "task=link", "--epochs", "2", "--fanout", "4,3"]
     code, out, _ = command("run", *job, "--set", "link.width=8", "--out", run, "--json")
@@ -270,6 +271,7 @@ def test_the_command_line_from_start_to_end(tmp_path):
         code, out, err = command(*arguments)
         assert (code, out) == (2, "") and err.splitlines()[-1].startswith("millrace: "), err
     assert not (tmp_path / "b").exists() and not (tmp_path / "n.csv").exists()
+    draw_only(monkeypatch, "curves")
     for name in ("report", "inspect"):
         assert command(name, run)[0] == 0
 

@@ -22,6 +22,7 @@ from millrace.pipeline.report.reading import COUNTED, EventHistory, RankLog, Sta
 from millrace.pipeline.report.summary import amount, duration, summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
 from millrace.pipeline.setup.run_folder import locked
+from millrace.tests.contracts.pictures import draw_only
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATASET = "sbm:nodes=400,classes=3,degree=8,features=8,train=0.5"
@@ -129,20 +130,10 @@ def copied(runs, tmp_path):
     return shutil.copytree(runs / "bulk", tmp_path / "run", ignore=shutil.ignore_patterns("report"))
 
 
-def draw_only(patch, begins):
-    """Draw pictures whose names begin so (one of several ways), and leave the others empty: drawing takes seconds."""
-
-    def draw(name, caption, on, colours):
-        wanted = name.startswith(begins)
-        return drawn(name, caption, on, colours) if wanted else Picture(name, caption, "", "", b"")
-
-    patch.setattr(write, "draw", draw)
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages without pictures, for tests that look at words."""
-    draw_only(monkeypatch, ())
+    draw_only(monkeypatch)
 
 
 def result_of(run):
@@ -343,7 +334,7 @@ def test_what_a_folder_says_is_never_markup(runs, tmp_path, monkeypatch):
     edit_result(evil, model="</title><script>1</script>", dataset="]]>")
     other = shutil.copytree(evil, tmp_path / "c&d", ignore=shutil.ignore_patterns("report"))
     # Those with names of stages, and of runs: in a legend, and beside bars.
-    draw_only(monkeypatch, ("0-timeline", "1-timeline", "compared-loss", "compared-time"))
+    draw_only(monkeypatch, "0-timeline", "1-timeline", "compared-loss", "compared-time")
     two = mr.report([evil, other], tmp_path / "two")
     draw_only(monkeypatch, "timeline")
     for report in (mr.report(evil, tmp_path / "one"), two):

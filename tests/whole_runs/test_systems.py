@@ -9,13 +9,12 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS, Inputs
-from millrace.pipeline.report import write
-from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.setup.configure import configure
 from millrace.stages.models import MODELS
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.pictures import draw_only
 
 NAMES = tuple(SYSTEMS)
 JOB = {"epochs": 8, "seed": 3, "lr": 0.02, "hidden": 8, "layers": 2, "dropout": 0.1, "threads": 1, "dtype": "float64"}
@@ -87,7 +86,7 @@ def test_a_saved_model_is_evaluated_as_in_the_run(ran):
 @pytest.mark.parametrize("verb", ["inspect", "report"])
 def test_a_run_can_be_looked_at(ran, verb, monkeypatch):
     """Without the report's pictures: test_report.py draws those of every system, and looks at them."""
-    monkeypatch.setattr(write, "draw", lambda name, caption, on, colours: Picture(name, caption, "", "", b""))
+    draw_only(monkeypatch)
     _, out, _ = ran
     code, said, err = command(verb, out)
     assert (code, "Traceback" in err) == (0, False), err

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.pictures import draw_only
 
 SPEC = "sbm:nodes=300,classes=2,degree=8,features=5,train=0.3"
 JOB = {"seed": 3, "threads": 1, "dtype": "float64", "hidden": 8, "layers": 2, "epochs": 4, "verbose": False}
@@ -260,7 +261,7 @@ def test_predictions_are_values_by_the_names_of_their_columns(ran, tmp_path):
         mr.Predictions(np.arange(1), np.zeros((1, 1)), "binary").values  # noqa: B018
 
 
-def test_what_shows_a_run_names_its_metric(ran, tmp_path):
+def test_what_shows_a_run_names_its_metric(ran, tmp_path, monkeypatch):
     result = json.loads((ran / "run" / "result.json").read_text())
     rmse = result["test_metrics"]["rmse"]
     assert result["val_accuracy"] is result["test_accuracy"] is result["per_class"] is None
@@ -272,6 +273,7 @@ def test_what_shows_a_run_names_its_metric(ran, tmp_path):
     assert f"test   rmse {rmse:.4f}, mae" in said
     status, said, _ = command("inspect", ran / "run")
     assert "test_rmse" in said and "test_accuracy" not in said
+    draw_only(monkeypatch, "curves")
     status, _, error = command("report", ran / "run", "--out", tmp_path / "report")
     assert status == 0, error
     page = next((tmp_path / "report").rglob("*.html")).read_text()

@@ -20,6 +20,7 @@ from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 from millrace.tests.contracts.phase_ranks import train_phases
+from millrace.tests.contracts.pictures import draw_only
 
 SPEC = "hsbm:nodes=120,classes=3,degree=4,features=6"
 ITEMS = 120
@@ -232,7 +233,7 @@ def test_pairs_are_scored_by_ids_within_their_types(result, links, tmp_path):
         mr.predict_links(run, ids, other)
 
 
-def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
+def test_the_command_line_from_tables_to_scores_by_name(tmp_path, monkeypatch):
     folder, run, scores = tmp_path / "shop", tmp_path / "run", tmp_path / "scores.csv"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -277,6 +278,7 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path):
     ):
         code, out, error = command(*arguments)
         assert (code, out) == (2, "") and said in error.splitlines()[-1], error
+    draw_only(monkeypatch, "curves")
     assert command("report", run)[0] == 0 and not (tmp_path / "b").exists()
 
 

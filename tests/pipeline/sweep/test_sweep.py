@@ -15,6 +15,7 @@ from millrace.pipeline.sweep import sweep as sweeping
 from millrace.pipeline.sweep.grid import points, values_of
 from millrace.pipeline.sweep.task import run_one
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.pictures import draw_only
 
 SOURCE = "sbm:nodes=200,classes=3,degree=6,features=5,train=0.3"
 JOB = {"epochs": 2, "hidden": 8, "layers": 2, "fanout": [3, 3], "batch_size": 20, "threads": 1}
@@ -224,5 +225,7 @@ def test_tasks_train_what_one_process_does(tmp_path, monkeypatch):
     sums = [result_of(tmp_path / jobs / name)["parameters_sha256"] for jobs in "12" for name in told[0][0]["folders"]]
     assert sums[:2] == sums[2:] and len(set(sums)) == 2
     shutil.rmtree(tmp_path / "1" / "samples")
+    # Pictures of several runs are drawn in test_report.py.
+    draw_only(monkeypatch)
     code, _, err = command("sweep", *arguments, "--jobs", "1", "--out", tmp_path / "1", "--report")
     assert code == 0 and (tmp_path / "1" / "report" / "report.html").is_file(), err
