@@ -12,9 +12,10 @@ from typing import IO
 import dask.config
 import psutil
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from millrace.pipeline.cluster import rank_server
-from millrace.pipeline.cluster.rank_server import PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
+from millrace.pipeline.cluster.rank_server import INDUCTOR, PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
 from millrace.pipeline.cluster.signals import STOPPING
 from millrace.tests.contracts.forked_cluster import forked_cluster
 
@@ -31,6 +32,7 @@ def test_the_allocator_of_a_rank_is_not_that_of_its_worker(
 ) -> None:
     """Values set by Dask are removed; values set by others, and all other variables, stay."""
     monkeypatch.delenv(TRIM, raising=False)
+    monkeypatch.delenv(INDUCTOR, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if of_worker is not None:
         monkeypatch.setenv(TRIM, of_worker)
@@ -39,9 +41,9 @@ def test_the_allocator_of_a_rank_is_not_that_of_its_worker(
         environment = own_environment()
     assert environment.get(TRIM) == left
     assert environment["OMP_NUM_THREADS"] == "1"
-    assert environment == {k: v for k, v in os.environ.items() if k not in {TRIM, *rank_server.OF_ITS_OWN}} | (
-        {} if left is None else {TRIM: left}
-    )
+    assert environment == {
+        k: v for k, v in os.environ.items() if k not in {TRIM, INDUCTOR, *rank_server.OF_ITS_OWN}
+    } | ({} if left is None else {TRIM: left})
 
 
 def test_dask_still_sets_what_is_taken_away() -> None:
@@ -49,6 +51,13 @@ def test_dask_still_sets_what_is_taken_away() -> None:
     import distributed  # noqa: F401  its defaults
 
     assert TRIM in dask.config.get("distributed.nanny.pre-spawn-environ")
+
+
+@pytest.mark.parametrize("of_user", [False, True])
+def test_a_folder_that_torch_has_chosen_does_not_set_ranks_apart(monkeypatch, tmp_path, of_user):
+    folder = str(tmp_path) if of_user else default_cache_dir()
+    monkeypatch.setenv(INDUCTOR, folder)
+    assert own_environment().get(INDUCTOR) == (folder if of_user else None)
 
 
 @pytest.fixture(scope="module")
