@@ -92,7 +92,7 @@ def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) 
     from millrace.storage import features as stores
 
     # Its name in earlier checkouts.
-    in_memory = stores.ArrayFeatures if hasattr(stores, "ArrayFeatures") else getattr(stores, "MemoryFeatures")  # noqa: B009
+    in_memory = getattr(stores, "ArrayFeatures", None) or getattr(stores, "MemoryFeatures")  # noqa: B009
     data = mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
     marks: list[float] = []
 

@@ -31,7 +31,7 @@ def copied(graph: Graph, copies: int) -> Graph:
 
 
 def outcomes(bulk: Bulk, rows: int, nodes: int) -> dict[tuple[tuple[int, ...], ...], int]:
-    """How often the rows 0, 1, .. of a graph of so many nodes had which sources together, in all of its copies in
+    """Counts of the sources that the rows 0, 1, .. of a graph of so many nodes had together, in all of its copies in
     minibatches of one layer."""
     codes = []
     for m in bulk.minibatches:

@@ -1,4 +1,4 @@
-"""Where ranks meet: on the driver's machine in files that only their user can open."""
+"""Ranks meet on the driver's machine in files that only their user can open."""
 
 import os
 from pathlib import Path

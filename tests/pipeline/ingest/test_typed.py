@@ -94,7 +94,7 @@ def graph(folder, seed):
 
 
 def test_the_store_is_that_of_the_reader_in_memory(tmp_path):
-    """Where that one refuses, so does this, with the same sentence."""
+    """If that one refuses, so does this, with the same sentence."""
     opened = 0
     for seed in range(10):
         folder = tmp_path / f"g{seed}"

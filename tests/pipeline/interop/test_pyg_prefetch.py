@@ -1,4 +1,4 @@
-"""Where `NeighborLoader` samples: threads and cores, as PyG's context managers ask for them. `test_loaders.py` tests
+"""Threads and cores on which `NeighborLoader` samples, as PyG's context managers ask for them. `test_loaders.py` tests
 the thread itself."""
 
 import os

@@ -96,7 +96,7 @@ def agree(data, out, rel=1e-9, there=None, **options):
 
 @pytest.fixture(scope="module")
 def on_host(sbm, tmp_path_factory):
-    """What the host sees in an epoch, and its result, by type: wherever rows and lists lie."""
+    """Values that the host sees in an epoch, and its result, by type: wherever rows and lists lie."""
     folder = tmp_path_factory.mktemp("host")
     return {dtype: train(sbm, folder / dtype, "cpu", dtype=dtype, epochs=1) for dtype in ("float64", "float32")}
 

@@ -24,7 +24,7 @@ from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 @pytest.mark.parametrize("name", [n for n, kind in MODELS.items() if not (kind.reads_edges or kind.reads_relations)])
 def test_a_model_on_a_device_is_evaluated_as_on_the_host(name: str, on_device: torch.device) -> None:
-    """Where rows that ranks hold lie on the host, they must not meet parameters that are trained on a device."""
+    """Rows that ranks hold on the host must not meet parameters that are trained on a device."""
     torch.manual_seed(0)
     case, model = make_case(9, 2), MODELS[name](hidden=8, layers=2).build(F, C).double()
     there = copy.deepcopy(model).to(on_device)

@@ -42,7 +42,7 @@ def limit(num_bytes: int) -> DeviceBudget:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where the rows of layers were kept, in the order of layers."""
+    """Places in which the rows of layers were kept, in the order of layers."""
     seen: list[str] = []
     for name in ("_in_blocks", "DeviceSink", "HostSink"):
         real: Any = getattr(module, name)

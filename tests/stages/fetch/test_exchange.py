@@ -789,7 +789,7 @@ DEVICE_WAYS = {
     "own rows on the host, uneven": Way(features="pinned", sampler="ladies", ahead=3000),
 }
 OF_DEVICES = (
-    "a step's rows", "nothing ahead", "some ahead", "fewer minibatches than ranks",
+    "a step's rows", "nothing ahead", "hardly anything ahead", "some ahead", "fewer minibatches than ranks",
     "from the middle of the second epoch", "hot by samples", "all rows hot", "everything everywhere",
     "blocks that are not nested", "layer-wise", "each rank for itself",
 )  # fmt: skip

@@ -168,7 +168,7 @@ def test_a_module_on_a_device_is_tried_on_the_host(on_device: torch.device) -> N
 
 
 def test_attention_on_a_gpu_takes_a_number_for_each_edge_and_head(on_device: torch.device) -> None:
-    """Of the edges that are read at a time; other models take what they take on the host."""
+    """It counts the edges that are read at a time; other models take what they take on the host."""
     share, _ = share_of(Solo(), 1)
     for name, modes, numbers in (("sage", "halo", 0), ("gat", "halo", 4 * V * DEGREE)):
         module, policy = model(name), VisitFetch(prefetch_bytes=0)

@@ -56,7 +56,7 @@ def gradients(model: nn.Module, place: Isolated, seeds: Any) -> np.ndarray:
 
 
 def test_complete_cases_weighed_by_their_chance_give_the_whole_gradient() -> None:
-    """Where all of a seed's two hops are seen, its gradient is that of the whole graph: over all maps of nodes to
+    """If all of a seed's two hops are seen, its gradient is that of the whole graph: over all maps of nodes to
     chunks and all super-epochs of a sweep, the mean of Z g / P(Z = 1) is exact. That of all local gradients is not."""
     neighbours, n, parts = {0: [1], 1: [2], 2: [3], 3: [0, 1]}, 4, 3
     graph = graph_of(neighbours)

@@ -212,7 +212,7 @@ WEIGHT = {2: 4.0, 3: 1.0, 4: 0.5, 5: 2.0, 6: 1.0, 7: 8.0}
 
 
 def weighted_law(s: int) -> dict[tuple[tuple[int, ...], ...], float]:
-    """Where an edge weighs what its source weighs, sources finish in one race, and each row keeps its first."""
+    """If an edge weighs what its source weighs, sources finish in one race, and each row keeps its first."""
     law: dict[tuple[tuple[int, ...], ...], float] = {}
     for order in permutations(range(2, 8)):
         left, chance = sum(WEIGHT.values()), 1.0

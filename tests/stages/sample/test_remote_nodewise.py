@@ -77,7 +77,7 @@ GRIDS = ((2, 1), (3, 1), (2, 2), (6, 3))
 
 
 def on_grid(group: ThreadGroup, c: int, darts: "WatchedDarts") -> dict[str, Any]:
-    """What a rank of a grid draws and sends, for each sampler of each world."""
+    """Draws and messages of a rank of a grid, for each sampler of each world."""
     sent = Sent()
     circle = Counted(group, sent)
     grid = Grid(circle.size, c)
@@ -109,7 +109,7 @@ class WatchedDarts(threading.local):
         self.chose = {"ladies": 0, "fastgcn": 0}
 
     def of_thread(self) -> dict[str, int]:
-        """What this thread has seen."""
+        """Draws and messages that this thread has seen."""
         return {"most rounds": self.most_rounds, **{f"{name} chose": n for name, n in self.chose.items()}}
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_words_and_messages_are_those_of_the_sizes_drawn(
 graphs = st.builds(lambda seed: random_graph(np.random.default_rng(seed)), st.integers(0, 2**32))
 
 
-CASES, SEED = 40, 12
+CASES, SEED = 60, 12
 
 
 def random_case(seed: int, case: int, ranks: int) -> tuple[Graph, RangeBook, Any, int, list[BulkRequest]]:
@@ -251,7 +251,7 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
-    """Where random darts come once in 2^40: the first and the last number of each row, and, under FastGCN, of each
+    """Random darts come here once in 2^40: the first and the last number of each row, and, under FastGCN, of each
     block and column."""
     graph = skewed(30, 200, weighted=weighted)
     owners = Owners(block_rows(graph, RangeBook(np.array([0, 30])), 0, Solo()), Solo())

@@ -123,7 +123,7 @@ def test_bad_counts_are_refused(row, at, value, message):
 
 
 def sections(row):
-    """Where indptr and indices of the outermost block start."""
+    """First bytes of indptr and indices of the outermost block."""
     layers, nodes = int(row[6]), int(row[7])
     indptr = codec._even(HEADER_WORDS + 3 * layers) + 2 * nodes
     return indptr, indptr + codec._even(int(row[FIRST_BLOCK]) + 1)

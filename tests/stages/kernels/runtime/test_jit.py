@@ -45,7 +45,7 @@ for end, own in pipes:
 
 
 def users(folder, *kinds):
-    """What processes that use the kernel at the same time tell, one for each kind of number."""
+    """Answers of processes that use the kernel at the same time, one for each kind of number."""
     command = [sys.executable, "user.py", *kinds]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout.splitlines()
