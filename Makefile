@@ -52,9 +52,9 @@ types: venv
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --output-format min-text --summary=none
 
 # With the notebooks, which `make notebooks` runs alone. What all of them import is imported by one process, which compiles the common kernels and
-# forks the others. Four on two cores: they wait at times.
+# forks the others. Three on two cores: they wait at times.
 tests: venv
-	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=4 --compile-kernels --nbmake tests notebooks
+	$(BIN)/pytest --dist=loadfile --no-loadscope-reorder --durations=40 --numprocesses=3 --compile-kernels --nbmake tests notebooks
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2

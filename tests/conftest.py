@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and sys.platform == "linux":
         from millrace.tests.contracts import forked_worker
 
-        forked_worker.install(config.args, compiles=config.getoption("compile_kernels"))
+        forked_worker.install(compiles=config.getoption("compile_kernels"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -31,8 +31,6 @@ PRETENDED = "MILLRACE_TESTS_PRETENDED_GPU"
 """Environment variable of ranks that have the pretended device, and talk over the stand-in for NCCL."""
 COMPILES = "MILLRACE_TESTS_COMPILE_KERNELS"
 """Environment variable of a fork server that compiles the kernels which it does not find."""
-COLLECTED = "MILLRACE_TESTS_COLLECTED"
-"""Environment variable of a fork server that imports test modules: JSON of the arguments of pytest that select them."""
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 MS_REC, MS_SLAVE = 0x4000, 0x80000
 

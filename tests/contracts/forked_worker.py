@@ -1,13 +1,11 @@
-"""Processes of pytest-xdist that are forked from one that has imported the tests and what they need.
+"""Processes of pytest-xdist that are forked from one that has imported what tests need.
 
 Started from scratch, each takes seven seconds of a core to import it, and as many for the server from which its own
 commands and ranks are forked.
 """
 
-import json
 import os
 import sys
-from collections.abc import Sequence
 from multiprocessing import process, resource_tracker
 from types import ModuleType
 from typing import Any
@@ -16,7 +14,7 @@ import execnet.gateway_io
 import pytest
 from execnet.gateway_base import Popen2IO
 
-from millrace.tests.contracts.forked_cluster import COLLECTED, COMPILES, become_fork_server, fork_server
+from millrace.tests.contracts.forked_cluster import COMPILES, become_fork_server, fork_server
 
 
 class ForkedWorker(execnet.gateway_io.Popen2IOMaster):
@@ -62,16 +60,13 @@ def _become(given: Any, told: Any, code: str, environment: dict[str, str]) -> No
     exec(code, vars(sys.modules["__main__"]))
 
 
-def install(selected: Sequence[str], compiles: bool) -> None:
+def install(compiles: bool) -> None:
     """Let processes of pytest-xdist be forked from now on.
 
     Args:
-        selected: arguments of pytest. Modules of these tests are imported first: each process would rewrite their
-            assertions.
         compiles: common kernels that are not in the cache are compiled first.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(COLLECTED, json.dumps(selected))
         if compiles:
             patch.setenv(COMPILES, "1")
         fork_server()

@@ -7,19 +7,15 @@ that.
 
 import gc
 import importlib.util
-import io
-import json
 import os
-from contextlib import redirect_stderr, redirect_stdout, suppress
-
-import pytest
+from contextlib import suppress
 
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.setup.result import versions
 from millrace.stages.kernels.runtime.jit import prepare_numba
 from millrace.storage.registry import entry_points_by_group
 from millrace.tests.contracts import common_kernels, interpreter
-from millrace.tests.contracts.forked_cluster import COLLECTED, COMPILES
+from millrace.tests.contracts.forked_cluster import COMPILES
 
 MODULES = (
     *(importlib.util.resolve_name(name, rank_server.__package__) for name in rank_server.IMPORTED),
@@ -44,6 +40,7 @@ MODULES = (
     "sklearn.metrics",
     # The first optimiser imports dynamo, which takes as long as torch itself.
     "torch._dynamo",
+    "pytest",
     "hypothesis",
 )
 
@@ -61,9 +58,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
         interpreter.prepare()
 os.fsync = lambda fd: None
-if COLLECTED in os.environ:
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        pytest.main(["--collect-only", "--quiet", "-n0", "-p", "no:cacheprovider", *json.loads(os.environ[COLLECTED])])
 # A process of multiprocessing waits for those that it has forked, such as servers of ranks.
 rank_server.LINGER_S = 0.0
 # Ranks collect their own garbage only.

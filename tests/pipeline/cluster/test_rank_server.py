@@ -60,15 +60,26 @@ def test_a_folder_that_torch_has_chosen_does_not_set_ranks_apart(monkeypatch, tm
     assert own_environment().get(INDUCTOR) == (folder if of_user else None)
 
 
+START = rank_server._start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_servers() -> Iterator[None]:
+    """Servers are started, as users' are, also while a cluster of other tests is there, whose are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_server, "_start", START)
+        yield
+
+
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
+def environment(started_servers: None) -> Iterator[dict[str, str]]:
     """Environment of ranks that a server here forks."""
-    before = os.environ.get(PLACE)
+    before, others = os.environ.get(PLACE), servers()
     with serving(MORE):
         yield {**rank_server._of_workers(), **MORE}
         names = os.listdir(os.environ[PLACE])
     assert len(names) == 1 and os.environ.get(PLACE) == before
-    assert not servers(), "it ends with the context"
+    assert servers() == others, "it ends with the context"
 
 
 def servers() -> list[int]:
