@@ -21,8 +21,9 @@ from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
-INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits", "size", "want"}
-NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn", "new", "chosen"}
+INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits", "size", "want", "room", "k"}
+NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
+NARROW |= {"kept_row", "kept_rank"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
 WALK = {"CHUNK": 128}
 KERNELS = [
@@ -52,14 +53,14 @@ KERNELS = [
     (hits_cuda._mark_first, {"BLOCK": 1024}),
     (hits_cuda._choose, {"BLOCK": 1024}),
     (hits_cuda._enter, {"BLOCK": 1024}),
-    (extract_cuda._count_known, WALK),
-    (extract_cuda._write_known, WALK | {"EVERY_ROW": False, "WEIGHTED": True}),
-    (extract_cuda._write_known, WALK | {"EVERY_ROW": True, "WEIGHTED": False}),
+    (extract_cuda._find_known, WALK),
+    (extract_cuda._write_known, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
+    (extract_cuda._write_known, {"EVERY_ROW": True, "WEIGHTED": False, "BLOCK": 1024}),
     (extract_cuda._invert, {"BLOCK": 1024}),
     (extract_cuda._add_in_order, {"ROWS": 128}),
     (extract_cuda._scale_rows, {"ROWS": 128}),
-    (number_cuda._set, {"CLEAR": False, "BLOCK": 1024}),
-    (number_cuda._set, {"CLEAR": True, "BLOCK": 1024}),
+    (number_cuda._start, {"BLOCK": 1024}),
+    (number_cuda._clear, {"BLOCK": 1024}),
 ]
 ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows

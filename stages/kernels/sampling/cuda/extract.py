@@ -1,5 +1,5 @@
-"""Finds the edges between known nodes on the device, and their weights: several warps walk the in-edges of a row, once
-to count and once to write. Few edges are kept, so nothing is written for the others.
+"""Finds the edges between known nodes on the device, and their weights: several warps walk the in-edges of a row and
+list the few that are kept, of all rows in one list. Where they go is known once all are counted.
 
 Weights are added up row by row in the order of the edges, by additions alone, so that no compiler can fuse them with a
 product.
@@ -7,14 +7,14 @@ product.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
-from ..device_samples import DeviceList
-from .draw import cumulated
+from ..device_samples import Counts, DeviceList
 from .neighbor import check_int32
 from .renumber import Group
 from .tables import Tables
@@ -25,71 +25,83 @@ CHUNK = 1 << 11 if INTERPRETED else 1 << 10
 WALKED = 4
 """Rows that a program walks, one after the other."""
 WARPS = 4
+ROOM = 8
+"""Edges for each row that there is room for at first, 16 bytes each. If more are kept, the rows are walked again."""
 ROWS = 128
 """Rows of a program that adds up: one thread each."""
 BLOCK = TILE
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _count_known(indptr, sources, nodes, owner, found, counts, num_rows, stride, CHUNK: tl.constexpr):
-    """Count the in-edges of each row whose source has a mark."""
+@triton.jit(do_not_specialize=["num_rows", "room"])
+def _find_known(
+    indptr, sources, nodes, owner, found, listed, counts, kept_row, kept_rank, kept_at, num_rows, room, stride,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Count the in-edges of each row whose source has a mark, in counts[1:], and list them in any order: row, rank in
+    the row, and position. Those for which there is no room are only counted."""
     p = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
+    if p == 0:
+        tl.store(counts, 0)
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
         _, start, degree, q = row_at(indptr, nodes, owner, f)
         marks = found + q * stride
-        seen = tl.zeros([CHUNK], tl.int32)
+        seen = degree * 0
         u = tl.load(sources + start + lane, mask=lane < degree, other=0)
         for j in range(0, degree, CHUNK):
             place = j + lane
             # The next edges are on their way while these are looked up.
             ahead = tl.load(sources + start + place + CHUNK, mask=place + CHUNK < degree, other=0)
-            seen += (tl.load(marks + u.to(tl.int64), mask=place < degree, other=0) != 0).to(tl.int32)
-            u = ahead
-        tl.store(counts + f, tl.sum(seen))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _write_known(
-    indptr, sources, nodes, owner, found, local, kept_ends, row_ends, node_ends, loop, sums, ends, indices, positions,
-    columns, mass, num_rows, stride, EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Write those edges, and unless EVERY_ROW add up P at their sources."""
-    p = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, CHUNK)
-    # Rows side by side go to different programs: hubs often have neighbouring ids.
-    for f in range(p, num_rows, tl.num_programs(0)):
-        v, start, degree, q = row_at(indptr, nodes, owner, f)
-        first, base = tl.load(row_ends + q), tl.load(node_ends + q)
-        out, end = tl.load(kept_ends + f), tl.load(kept_ends + f + 1)
-        tl.store(ends + f + q + 1, (end - tl.load(kept_ends + first)).to(tl.int32))
-        own = tl.load(loop + v)
-        if not EVERY_ROW:
-            tl.atomic_add(mass + base + f - first, own, sem="relaxed")
-        j = degree * 0
-        # Until the last edge is found.
-        while (out < end) & (j < degree):
-            place = j + lane
-            u = tl.load(sources + start + place, mask=place < degree, other=0).to(tl.int64)
-            kept = (tl.load(found + q * stride + u, mask=place < degree, other=0) != 0).to(tl.int32)
+            kept = (tl.load(marks + u.to(tl.int64), mask=place < degree, other=0) != 0).to(tl.int32)
             count = tl.sum(kept)
             if count > 0:
-                to = out + tl.cumsum(kept, axis=0) - kept
-                number = tl.load(local + q * stride + u, mask=kept != 0, other=0)
-                at = start + place
-                tl.store(indices + to, number, mask=kept != 0)
-                tl.store(positions + to, at, mask=kept != 0)
-                tl.store(columns + to, base + number, mask=kept != 0)
-                if not EVERY_ROW:
-                    term = at * 0 + own
-                    if WEIGHTED:
-                        term = tl.load(sums + at + 1, mask=kept != 0, other=0)
-                        term -= tl.load(sums + at, mask=kept != 0, other=0)
-                    # Whole numbers: the order of additions does not matter.
-                    tl.atomic_add(mass + base + number, term, mask=kept != 0, sem="relaxed")
-            out += count
-            j += CHUNK
+                before = tl.cumsum(kept, axis=0) - kept
+                to = tl.atomic_add(listed, count.to(tl.int64), sem="relaxed") + before
+                some = (kept != 0) & (to < room)
+                tl.store(kept_row + to, before * 0 + f, mask=some)
+                tl.store(kept_rank + to, seen + before, mask=some)
+                tl.store(kept_at + to, start + place, mask=some)
+            seen += count
+            u = ahead
+        tl.store(counts + f + 1, seen.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["num_edges", "num_rows"])
+def _write_known(
+    sources, nodes, owner, local, kept_row, kept_rank, kept_at, kept_ends, row_ends, node_ends, loop, sums, ends,
+    indices, positions, columns, mass, num_edges, num_rows, stride,
+    EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Put the edges listed where they belong, and unless EVERY_ROW add up P at their sources."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = i < num_rows
+    q = tl.load(owner + i, mask=some, other=0).to(tl.int64)
+    first = tl.load(row_ends + q, mask=some, other=0)
+    end = tl.load(kept_ends + i + 1, mask=some, other=0) - tl.load(kept_ends + first, mask=some, other=0)
+    tl.store(ends + i + q + 1, end.to(tl.int32), mask=some)
+    if not EVERY_ROW:
+        # Whole numbers: the order of additions does not matter.
+        own = tl.load(loop + tl.load(nodes + i, mask=some, other=0).to(tl.int64), mask=some, other=0)
+        column = tl.load(node_ends + q, mask=some, other=0) + i - first
+        tl.atomic_add(mass + column, own, mask=some, sem="relaxed")
+    some = i < num_edges
+    f = tl.load(kept_row + i, mask=some, other=0).to(tl.int64)
+    at = tl.load(kept_at + i, mask=some, other=0)
+    q = tl.load(owner + f, mask=some, other=0).to(tl.int64)
+    u = tl.load(sources + at, mask=some, other=0).to(tl.int64)
+    number = tl.load(local + q * stride + u, mask=some, other=0)
+    column = tl.load(node_ends + q, mask=some, other=0) + number
+    to = tl.load(kept_ends + f, mask=some, other=0) + tl.load(kept_rank + i, mask=some, other=0)
+    tl.store(indices + to, number, mask=some)
+    tl.store(positions + to, at, mask=some)
+    tl.store(columns + to, column, mask=some)
+    if not EVERY_ROW:
+        if WEIGHTED:
+            term = tl.load(sums + at + 1, mask=some, other=0) - tl.load(sums + at, mask=some, other=0)
+        else:
+            term = tl.load(loop + tl.load(nodes + f, mask=some, other=0).to(tl.int64), mask=some, other=0)
+        tl.atomic_add(mass + column, term, mask=some, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_edges"])
@@ -148,48 +160,80 @@ class Extracted:
     """int64, P at each node; of draws in proportion to P over all rows, empty."""
 
 
-def extract(
-    terms: Terms, group: Group, row_ends: Tensor, nodes: Group, node_ends: Tensor, tables: Tables, every_row: bool
-) -> Extracted:
-    """In-edges of the rows whose sources are known. The host waits for the number of each minibatch.
+class Walk:
+    """Edges between known nodes, from when the device is told to find them until they are written.
 
-    Args:
-        terms: of the graph.
-        group: the rows.
-        row_ends: int64 [k + 1], where each minibatch's end.
-        nodes: all nodes, which have numbers and marks.
-        node_ends: likewise.
-        tables: of the bulk.
-        every_row: see `layerwise.layers`.
-
-    Raises:
-        RunError: a minibatch has more edges than its lists can index.
+    The host goes on while the device walks. It learns in a later message how many there are, and calls `arrived`
+    before more nodes get marks.
     """
-    graph, rows = terms.graph, group.rows
-    n, k, to = len(rows.nodes), len(group.counts), graph.device
-    known = (graph.indptr, graph.indices, rows.nodes, rows.owner, tables.found)
-    counts = torch.empty(n, dtype=torch.int32, device=to)
-    grid, options = programs(n, WALKED), {"CHUNK": CHUNK, "num_warps": WARPS}
-    launch(_count_known, grid)(*known, counts, n, tables.stride, **options)
-    kept = cumulated(counts)
-    ends = kept[row_ends].cpu().numpy()
-    edges = ends[1:] - ends[:-1]
-    check_int32(int(edges.max()))
-    lists = DeviceList(
-        torch.zeros(n + k, dtype=torch.int32, device=to),
-        torch.empty(int(ends[-1]), dtype=torch.int32, device=to),
-        torch.empty(int(ends[-1]), dtype=torch.int64, device=to),
-        group.counts,
-        edges,
-    )
-    columns = torch.empty(int(ends[-1]), dtype=torch.int64, device=to)
-    mass = torch.zeros(0 if every_row else len(nodes.rows.nodes), dtype=torch.int64, device=to)
-    launch(_write_known, grid)(
-        *known, tables.local, kept, row_ends, node_ends, terms.loop, terms.loop if terms.sums is None else terms.sums,
-        lists.indptr, lists.indices, lists.positions, columns, mass, n, tables.stride,
-        EVERY_ROW=every_row, WEIGHTED=terms.sums is not None, **options,
-    )  # fmt: skip
-    return Extracted(lists, kept, columns, mass)
+
+    def __init__(self, terms: Terms, group: Group, row_ends: Tensor, tables: Tables) -> None:
+        """
+        Args:
+            terms: of the graph.
+            group: the rows.
+            row_ends: int64 [k + 1], where each minibatch's end.
+            tables: of the bulk, where the known nodes have numbers and marks.
+        """
+        self._terms, self.group, self._row_ends, self._tables = terms, group, row_ends, tables
+        self._edges = np.zeros(len(group.counts), np.int64)
+        self._list(ROOM * len(group.rows.nodes))
+        self._ends = self._counts.cumsum_(0)
+
+    def _list(self, room: int) -> None:
+        rows, graph = self.group.rows, self._terms.graph
+        n, to, self._room = len(rows.nodes), graph.device, room
+        self._counts = torch.empty(n + 1, dtype=torch.int64, device=to)
+        self._row, self._rank = torch.empty(2, room, dtype=torch.int32, device=to)
+        self._at = torch.empty(room, dtype=torch.int64, device=to)
+        launch(_find_known, programs(n, WALKED))(
+            graph.indptr, graph.indices, rows.nodes, rows.owner, self._tables.found,
+            torch.zeros(1, dtype=torch.int64, device=to), self._counts, self._row, self._rank, self._at,
+            n, room, self._tables.stride, CHUNK=CHUNK, num_warps=WARPS,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> Tensor:
+        """int64 [k + 1], edges before each minibatch: `arrived` expects them on the host."""
+        return self._ends.index_select(0, self._row_ends)
+
+    def arrived(self, sizes: Counts) -> None:
+        """Walk again if there was not enough room.
+
+        Raises:
+            RunError: a minibatch has more edges than its lists can index.
+        """
+        self._edges = np.diff(sizes)
+        check_int32(int(self._edges.max()))
+        if sizes[-1] > self._room:
+            self._list(int(sizes[-1]))
+
+    def written(self, nodes: Group, node_ends: Tensor, every_row: bool) -> Extracted:
+        """The edges, each row's in the graph's order, once `arrived` was called.
+
+        Args:
+            nodes: all known nodes.
+            node_ends: int64 [k + 1], where each minibatch's end.
+            every_row: see `layerwise.layers`.
+        """
+        terms, rows, e = self._terms, self.group.rows, int(self._edges.sum())
+        n, to = len(rows.nodes), terms.graph.device
+        lists = DeviceList(
+            torch.zeros(n + len(self._edges), dtype=torch.int32, device=to),
+            torch.empty(e, dtype=torch.int32, device=to),
+            torch.empty(e, dtype=torch.int64, device=to),
+            self.group.counts,
+            self._edges,
+        )
+        columns = torch.empty(e, dtype=torch.int64, device=to)
+        mass = torch.zeros(0 if every_row else len(nodes.rows.nodes), dtype=torch.int64, device=to)
+        launch(_write_known, programs(max(e, n), BLOCK))(
+            terms.graph.indices, rows.nodes, rows.owner, self._tables.local, self._row, self._rank, self._at,
+            self._ends, self._row_ends, node_ends, terms.loop, terms.loop if terms.sums is None else terms.sums,
+            lists.indptr, lists.indices, lists.positions, columns, mass, e, n, self._tables.stride,
+            EVERY_ROW=every_row, WEIGHTED=terms.sums is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+        return Extracted(lists, self._ends, columns, mass)
 
 
 def inverted(found: Extracted, mass: Tensor, nodes: Group, first: Tensor, last: Tensor, prefix: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...runtime.triton_rng import TILE, launch, programs
 from ..device_samples import Counts, Rows
-from .draw import cumulated
 from .renumber import Group
 from .tables import Tables
 
@@ -19,7 +18,7 @@ BLOCK = TILE
 
 @triton.jit(do_not_specialize=["limit", "num_hits"])
 def _mark_first(places, order, first, last, prefix, new, limit, num_hits, BLOCK: tl.constexpr):
-    """new[j] is 1 if dart j is the first of its minibatch at its place; darts at no mass hit nothing."""
+    """new[j + 1] is 1 if dart j is the first of its minibatch at its place; darts at no mass hit nothing."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = i < num_hits
     q = i // limit
@@ -28,21 +27,25 @@ def _mark_first(places, order, first, last, prefix, new, limit, num_hits, BLOCK:
     begin, end = tl.load(first + q, mask=some, other=0), tl.load(last + q, mask=some, other=0)
     mass = tl.load(prefix + end, mask=some, other=0) - tl.load(prefix + begin, mask=some, other=0)
     is_new = (here != before) & (mass > 0)
-    tl.store(new + tl.load(order + i, mask=some, other=0), is_new.to(tl.int32), mask=some)
+    tl.store(new + tl.load(order + i, mask=some, other=0) + 1, is_new.to(tl.int64), mask=some)
+    # Sums begin with 0.
+    tl.store(new + i, 0, mask=i == 0)
 
 
 @triton.jit(do_not_specialize=["limit", "num_hits", "size", "want"])
-def _choose(places, order, new, ranks, local, chosen, darts, limit, num_hits, size, want, BLOCK: tl.constexpr):
-    """chosen[i] is 1 if the hit is among the first `size` and has no number; darts[q] is the number of those that hit
-    `want` places."""
+def _choose(places, order, ranks, local, chosen, darts, limit, num_hits, size, want, BLOCK: tl.constexpr):
+    """chosen[i + 1] is 1 if the hit is among the first `size` and has no number; darts[q] is the number of those that
+    hit `want` places."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = i < num_hits
     q = i // limit
     j = tl.load(order + i, mask=some, other=0)
-    is_new = some & (tl.load(new + j, mask=some, other=0) != 0)
-    rank = tl.load(ranks + j + 1, mask=is_new, other=0) - tl.load(ranks + q * limit, mask=is_new, other=0)
+    rank = tl.load(ranks + j + 1, mask=some, other=0)
+    is_new = some & (rank > tl.load(ranks + j, mask=some, other=0))
+    rank -= tl.load(ranks + q * limit, mask=is_new, other=0)
     number = tl.load(local + tl.load(places + i, mask=is_new, other=0).to(tl.int64), mask=is_new, other=0)
-    tl.store(chosen + i, (is_new & (rank <= size) & (number < 0)).to(tl.int32), mask=some)
+    tl.store(chosen + i + 1, (is_new & (rank <= size) & (number < 0)).to(tl.int64), mask=some)
+    tl.store(chosen + i, 0, mask=i == 0)
     tl.store(darts + q, j - q * limit + 1, mask=is_new & (rank == want))
 
 
@@ -78,10 +81,8 @@ class Hits:
 
     places: Tensor
     """[k limit], ``minibatch * stride + column``, ascending."""
-    new: Tensor
-    """int32 [k limit], 1 for each dart that is the first at its place."""
     ranks: Tensor
-    """int64 [k limit + 1], sums of `new` before each dart."""
+    """int64 [k limit + 1], before each dart the number of those that are the first at their place."""
     chosen_ends: Tensor
     """int64 [k limit + 1], sums before each of `places` of those that are drawn and have no number yet."""
     darts: Tensor
@@ -108,15 +109,13 @@ def find(hits: Tensor, first: Tensor, last: Tensor, prefix: Tensor, size: int, w
     """
     k, limit = hits.shape
     places, order = torch.sort(hits.view(-1), stable=True)
-    new, chosen = torch.empty(2, k * limit, dtype=torch.int32, device=hits.device)
+    new, chosen = torch.empty(2, k * limit + 1, dtype=torch.int64, device=hits.device)
     darts = torch.empty(k, dtype=torch.int64, device=hits.device)
     grid = programs(k * limit, BLOCK)
     launch(_mark_first, grid)(places, order, first, last, prefix, new, limit, k * limit, BLOCK=BLOCK)
-    ranks = cumulated(new)
-    launch(_choose, grid)(
-        places, order, new, ranks, tables.local, chosen, darts, limit, k * limit, size, want, BLOCK=BLOCK
-    )
-    return Hits(places, new, ranks, cumulated(chosen), darts, limit)
+    ranks = new.cumsum_(0)
+    launch(_choose, grid)(places, order, ranks, tables.local, chosen, darts, limit, k * limit, size, want, BLOCK=BLOCK)
+    return Hits(places, ranks, chosen.cumsum_(0), darts, limit)
 
 
 def entered(group: Group, ends: Tensor, hits: Hits, counts: Counts, tables: Tables) -> tuple[Group, Tensor]:

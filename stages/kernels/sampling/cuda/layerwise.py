@@ -1,7 +1,8 @@
 """LADIES and FastGCN on the device: the minibatches of a bulk do each hop together; the same bits as
 `reference.layerwise`.
 
-Launches and waits take longer than the work: the host waits twice a hop, for the numbers of new nodes and of edges.
+Launches and waits take longer than the work: the host waits once a hop, for the number of new nodes and for that of the
+edges of the hop before, and once at the end. While the device walks a hop's edges, the host prepares what comes next.
 Darts are thrown in parallel: all that may be needed, and those beyond the last that counts are dropped. Factors of
 sources are computed on the device where division suffices; `bottom_k` and `with_replacement` take those of the other
 kernels, on the host, since `expm1` differs between libraries. In minibatches whose darts hit too few columns the rest
@@ -21,7 +22,7 @@ from ...runtime.device_memory import completed, to_device
 from ..device_samples import Counts, DeviceLayers, Rows, prefix_sums
 from ..layerwise import Drawn, budget, clock, complete, dart_words, factors, same_scale, with_replacement
 from .draw import cumulated
-from .extract import Extracted, extract, inverted, scaled
+from .extract import Extracted, Walk, inverted, scaled
 from .hits import Hits, entered, find
 from .renumber import Group, forget, merged, named, start
 from .tables import Tables, Workspace
@@ -49,11 +50,12 @@ class _Layers:
     def __init__(self, terms: Terms, debias: str, every_row: bool, tables: Tables, k: int) -> None:
         self.terms, self.debias, self.every_row, self.tables = terms, debias, every_row, tables
         self.graph, self.weighted = terms.graph, debias != "none" or terms.weight is not None
-        # All V rows, for each minibatch.
-        self.all_rows = torch.tensor([[0], [terms.graph.num_nodes]]).repeat(1, k).to(terms.graph.device)
+        if every_row:
+            # All V rows, for each minibatch.
+            self.all_rows = to_device(np.repeat([[0], [terms.graph.num_nodes]], k, axis=1), terms.graph.device)
 
     def draw(
-        self, group: Group, ends: Tensor, keys: npt.NDArray[np.uint64], words: Tensor, s: int
+        self, group: Group, ends: Tensor, keys: npt.NDArray[np.uint64], words: Tensor, s: int, walk: Walk | None
     ) -> tuple[_Sample, Group, Tensor]:
         """Throw darts, and number the nodes that are drawn.
 
@@ -63,6 +65,7 @@ class _Layers:
             keys: uint64 [k], of the hop.
             words: int64 [k], the bits of `layerwise.dart_words`.
             s: nodes to draw.
+            walk: of the hop before, which learns its edges.
 
         Returns:
             The sample, all nodes, and their ends.
@@ -80,8 +83,11 @@ class _Layers:
         found = find(hits, first, last, prefix, s, want, self.tables)
         # The host must wait: memory depends on the number of new nodes.
         masses = prefix[-1:] if self.every_row else prefix.index_select(0, ends)
-        message = torch.cat([*found.sizes, found.darts, masses]).cpu().numpy()
-        places, new, darts, ends_ = np.split(message, [k + 1, 2 * k + 2, 3 * k + 2])
+        parts = [*found.sizes, found.darts, masses, *([] if walk is None else [walk.sizes])]
+        message = torch.cat(parts).cpu().numpy()
+        places, new, darts, ends_, edges = np.split(message, np.cumsum([k + 1, k + 1, k, len(masses)]))
+        if walk is not None:
+            walk.arrived(edges)
         places, new = np.diff(places), np.diff(new)
         whole = np.repeat(ends_, k) if self.every_row else np.diff(ends_)
         drawn, none = [], np.empty(0, np.int64)
@@ -114,7 +120,7 @@ class _Layers:
     ) -> Group:
         """Draw the rest of the minibatches `short` on the host. Returns all nodes."""
         (k, limit), to, marks = hits.shape, self.graph.device, self.tables.found
-        new = found.new.view(k, limit) != 0
+        new = found.ranks.diff().view(k, limit) != 0
         rank = found.ranks[1:].view(k, limit) - found.ranks[:-1].view(k, limit)[:, :1]
         marks[hits[new & (rank <= s)].long()] = 1
         which = to_device(short, to)
@@ -204,17 +210,28 @@ def layers(
     """
     tables = workspace.take(len(counts), terms.graph)
     bulk = _Layers(terms, debias, every_row, tables, len(counts))
-    group, ends = start(seeds, counts, tables), to_device(prefix_sums(counts), seeds.device)
+    ends = to_device(prefix_sums(counts), seeds.device)
+    group = start(seeds, counts, ends, tables)
     words = to_device(np.ascontiguousarray(dart_words(keys).T).view(np.int64), seeds.device)
     node_ends, lists, weight = [counts], [], []
-    for h, s in enumerate(sizes):
-        sample, nodes, all_ends = bulk.draw(group, ends, keys[:, h], words[h], s)
-        found = extract(terms, group, ends, nodes, all_ends, tables, every_row)
+
+    def finish(walk: Walk, nodes: Group, all_ends: Tensor, sample: _Sample) -> None:
+        found = walk.written(nodes, all_ends, every_row)
         lists.append(found.edges)
         if bulk.weighted:
-            weight.append(bulk.weigh(group, nodes, found, sample))
+            weight.append(bulk.weigh(walk.group, nodes, found, sample))
+
+    hop = None
+    for h, s in enumerate(sizes):
+        sample, nodes, all_ends = bulk.draw(group, ends, keys[:, h], words[h], s, hop and hop[0])
+        before, hop = hop, (Walk(terms, group, ends, tables), nodes, all_ends, sample)
+        if before is not None:
+            finish(*before)
         group, ends = nodes, all_ends
         node_ends.append(nodes.counts)
+    if hop is not None:
+        hop[0].arrived(hop[0].sizes.cpu().numpy())
+        finish(*hop)
     forget(group.rows, tables)
     workspace.put_back(tables)
     return DeviceLayers(group.rows, tuple(node_ends), tuple(lists), tuple(weight) if bulk.weighted else None)

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from .....storage.errors import RunError
-from ...runtime.device_memory import completed
+from ...runtime.device_memory import completed, to_device
 from ..device_graph import DeviceGraph, Slots
-from ..device_samples import Counts, DeviceSample
+from ..device_samples import Counts, DeviceSample, prefix_sums
 from ..samples import LIMIT
 from .draw import Drawn, draw
 from .relations import Segments, draw_relations
@@ -60,7 +60,7 @@ async def expand(
         RunError: a minibatch has more edges than its lists can index.
     """
     tables = workspace.take(len(counts), graph)
-    group = start(seeds, counts, tables)
+    group = start(seeds, counts, to_device(prefix_sums(counts), seeds.device), tables)
     groups, known, node_ends = [group], counts, [counts]
     edges, edge_ends = np.zeros(len(counts), np.int64), []
     hops: list[Hop] = []

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import ToHost, to_device
-from ...runtime.triton_rng import TILE, launch, programs
+from ...runtime.triton_rng import TILE, launch, programs, row_of
 from ..device_samples import Counts, DeviceList, Rows, prefix_sums
 from .draw import Drawn, cumulated
 from .tables import SCAN, Tables
@@ -81,19 +81,27 @@ def _translate(
         tl.store(kept + out, tl.load(positions + e, mask=some, other=0), mask=some)
 
 
+@triton.jit(do_not_specialize=["num_rows", "k", "steps"])
+def _start(nodes, ends, owner, local, found, num_rows, k, steps, stride, BLOCK: tl.constexpr):
+    """Find each row's minibatch, number the rows from 0 in each, and mark them."""
+    f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = f < num_rows
+    q = row_of(ends, k, tl.where(some, f, 0), steps)
+    tl.store(owner + f, q.to(tl.int32), mask=some)
+    at = q * stride + tl.load(nodes + f, mask=some, other=0).to(tl.int64)
+    tl.store(local + at, (f - tl.load(ends + q)).to(tl.int32), mask=some)
+    tl.store(found + at, 1, mask=some)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
-def _set(nodes, owner, numbers, local, found, num_rows, stride, CLEAR: tl.constexpr, BLOCK: tl.constexpr):
-    """Give nodes their numbers and marks, or take them away."""
+def _clear(nodes, owner, local, found, num_rows, stride, BLOCK: tl.constexpr):
+    """Take away the nodes' numbers and marks."""
     f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = f < num_rows
     at = tl.load(owner + f, mask=some, other=0).to(tl.int64) * stride
     at += tl.load(nodes + f, mask=some, other=0).to(tl.int64)
-    if CLEAR:
-        tl.store(local + at, -1, mask=some)
-        tl.store(found + at, 0, mask=some)
-    else:
-        tl.store(local + at, tl.load(numbers + f, mask=some, other=0), mask=some)
-        tl.store(found + at, 1, mask=some)
+    tl.store(local + at, -1, mask=some)
+    tl.store(found + at, 0, mask=some)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,21 +121,19 @@ class Hop:
     counts: Counts
 
 
-def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
+def start(flat: Tensor, counts: Counts, ends: Tensor, tables: Tables) -> Group:
     """The seeds: numbered from 0 in each minibatch, in their order, and marked.
 
     Args:
         flat: [sum of counts], of all minibatches, distinct within each.
-        counts: seeds of each.
+        counts: seeds of each of the k minibatches, k > 0.
+        ends: int64 [k + 1], where each minibatch's end.
         tables: clear ones.
     """
-    k = len(counts)
-    owner = to_device(np.repeat(np.arange(k, dtype=np.int32), counts), flat.device)
-    number = to_device(
-        (np.arange(counts.sum()) - np.repeat(prefix_sums(counts)[:-1], counts)).astype(np.int32), flat.device
-    )
-    launch(_set, programs(len(flat), BLOCK))(
-        flat, owner, number, tables.local, tables.found, len(flat), tables.stride, CLEAR=False, BLOCK=BLOCK
+    n, k = len(flat), len(counts)
+    owner = torch.empty(n, dtype=torch.int32, device=flat.device)
+    launch(_start, programs(n, BLOCK))(
+        flat, ends, owner, tables.local, tables.found, n, k, k.bit_length(), tables.stride, BLOCK=BLOCK
     )
     return Group(Rows(flat, owner), counts)
 
@@ -229,6 +235,6 @@ def joined(hops: list[Hop], tables: Tables) -> DeviceList:
 def forget(rows: Rows, tables: Tables) -> None:
     """Clear the tables at a bulk's nodes; all other entries are clear."""
     n = len(rows.nodes)
-    launch(_set, programs(n, BLOCK))(
-        rows.nodes, rows.owner, rows.owner, tables.local, tables.found, n, tables.stride, CLEAR=True, BLOCK=BLOCK
+    launch(_clear, programs(n, BLOCK))(
+        rows.nodes, rows.owner, tables.local, tables.found, n, tables.stride, BLOCK=BLOCK
     )

@@ -176,6 +176,32 @@ def test_several_programs_share_a_launch(monkeypatch):
         assert same(few, sampler, 5, 3)
 
 
+@pytest.mark.parametrize("room", [0, 1, 8])
+@pytest.mark.parametrize("sampler", [LadiesSampler((4, 47)), FastGCNSampler((4, 30), "bottom_k")], ids=str)
+def test_layer_wise_edges_find_room(sampler, room, monkeypatch):
+    """Rows are walked again where the list was too short. A hub is longer than a chunk, some rows have no edges, and of
+    one all are kept."""
+    monkeypatch.setattr(extract_cuda, "ROOM", room)
+    monkeypatch.setattr(extract_cuda, "CHUNK", 16)
+    graph = nasty()
+    row = np.repeat(np.arange(50), graph.in_degree)
+    src, dst = np.concatenate([graph.indices, np.full(40, 46)]), np.concatenate([row, np.full(40, 46)])
+    weight = np.concatenate([graph.edge_weight, np.linspace(0.5, 1, 40)])
+    for w in (None, weight):
+        assert same(from_edges(src, dst, 50, edge_weight=w), sampler, 1, 2)
+
+
+def test_minibatches_without_seeds():
+    graph = nasty()
+    none = np.empty(0, np.int64)
+    request = BulkRequest(3, 0, 0, 0, (none, np.array([0, 45, 1]), none, np.array([7, 2]), none))
+    for sampler in (NeighborSampler((3, 2)), LaborSampler((3,))):
+        one, other = (
+            [minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu)
+        )
+        assert one == other
+
+
 @pytest.mark.parametrize("widest", [8, 256], ids=["long rows", "short rows"])
 @pytest.mark.parametrize(
     "candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"]
