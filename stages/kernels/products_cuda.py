@@ -1,16 +1,19 @@
 """Products of float32 rows and small weights on a GPU's tensor cores, with what comes before and after them.
 
-Tensor cores multiply numbers of 11 bits (TF32) or 8 (bfloat16). A float32 number is two or three of those and a rest of
-2^-24 of it or less, so three products of TF32 parts, or six of bfloat16 parts, summed in float32, are as exact as a
-product in float32 (Ootomo and Yokota, IJHPCA 2022): on an H100 layers were 0.4 to 0.8 times as far from float64 as by
-cuBLAS.
+Tensor cores multiply numbers of 8 bits (bfloat16). A float32 number is the sum of three of those, so the six largest
+products of such parts, summed in float32, are as exact as a product in float32 (Ootomo and Yokota, IJHPCA 2022, for two
+parts): on an H200 0.3 to 0.6 times as far from float64 as cuBLAS. Tensor cores do not round a sum but cut it off, so
+small products come first, and only a few products are summed there: the rest is added as usual. An infinite number
+gives NaN.
 
 Bias and activation are applied to a product, and the activation's gradient to its operand, on the way: rows are read
 and written once.
 """
 
+import functools
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +23,9 @@ from .runtime.triton_rng import aligned
 RELU, ELU = tl.constexpr(1), tl.constexpr(2)
 ACTIVATIONS = {"none": 0, "relu": RELU.value, "elu": ELU.value}
 PROGRAMS = 264
-"""Programs of a sum over rows, two for each multiprocessor of an H100: rows are cut into as many pieces."""
+"""Programs of a sum over rows at most, unless it has more tiles: as many as an H200 runs at a time."""
+NARROW = {"BM": 64, "BD": 16, "BK": 32, "num_warps": 4}
+"""Tile of a product of few columns, such as logits of heads."""
 
 
 @triton.jit
@@ -33,23 +38,65 @@ def _gradient(g, y, ACTIVATION: tl.constexpr):
     return g
 
 
-DOUBLED, TRIPLED = "tf32x3", "bf16x6" if isinstance(_gradient, triton.JITFunction) else "ieee"
-"""Names of Triton's products of two and of three parts; its interpreter knows no bfloat16 parts."""
+@triton.jit
+def _rounded(x):
+    """The nearest number of 8 bits, away from zero if there are two."""
+    return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+_COMPILED = tl.constexpr(isinstance(_rounded, triton.JITFunction))
+
+
+@triton.jit
+def _bfloat16(x):
+    """A number of 8 bits, as bfloat16: its bits are moved, since the device's own conversion is slow."""
+    if not _COMPILED:
+        # Triton's interpreter knows no bfloat16.
+        return x
+    return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _parts(x):
+    """Three bfloat16 numbers, the largest first, whose sum is x."""
+    high = _rounded(x)
+    rest = x - high
+    middle = _rounded(rest)
+    return _bfloat16(high), _bfloat16(middle), _bfloat16(rest - middle)
+
+
+@triton.jit
+def _product(a, b):
+    """a b in float32. Left out are the products of parts that are 2^-24 of the largest or less."""
+    a1, a2, a3 = _parts(a)
+    b1, b2, b3 = _parts(b)
+    total = tl.dot(a3, b1)
+    total = tl.dot(a2, b2, total)
+    total = tl.dot(a1, b3, total)
+    total = tl.dot(a2, b1, total)
+    total = tl.dot(a1, b2, total)
+    return tl.dot(a1, b1, total)
 
 
 @triton.jit(do_not_specialize=["n"])
 def _rows_by_weight(
-    x, y, weight, bias, out, n, D, units, x_row, x_head, y_row, y_head, w_row, w_head, out_row,
+    x, ids, y, weight, bias, out, n, D, units, x_row, x_head, y_row, y_head, w_row, w_head, out_row,
     UNIT: tl.constexpr, TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr,
-    PARTS: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[i, h D + d] = activation(sum over k of gradient(x[h, i, k], y[h, i, k]) weight[h, d, k] + bias[h D + d])."""
+    """out[i, h D + d] = activation(sum over k of gradient(x[h, i, k], y[h, i, k]) weight[h, d, k] + bias[h D + d]);
+    row i of x is that of `ids`, if there are any."""
     K = units * UNIT
-    h = tl.program_id(2)
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
+    h = tl.program_id(1)
+    # Programs of the same rows run side by side: these are read from memory once.
+    tiles = tl.cdiv(D, BD)
+    d = tl.program_id(0) % tiles * BD + tl.arange(0, BD)
+    i = tl.program_id(0) // tiles * BM + tl.arange(0, BM)
     rows, columns = (i < n)[:, None], (d < D)[None, :]
     row = i.to(tl.int64)[:, None]
+    place = row
+    if ids is not None:
+        place = tl.load(ids + i, i < n, 0).to(tl.int64)[:, None]
     x += h.to(tl.int64) * (x_head * UNIT)
     weight += h * (w_head * UNIT)
     if y is not None:
@@ -58,7 +105,7 @@ def _rows_by_weight(
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
         both = rows & (k < K)[None, :]
-        a = tl.load(x + row * (x_row * UNIT) + k[None, :], both, 0.0)
+        a = tl.load(x + place * (x_row * UNIT) + k[None, :], both, 0.0)
         if y is not None:
             a = _gradient(a, tl.load(y + row * (y_row * UNIT) + k[None, :], both, 0.0), GRADIENT)
         if TRANSPOSED:
@@ -66,7 +113,7 @@ def _rows_by_weight(
         else:
             at = d[None, :] * (w_row * UNIT) + k[:, None]
         b = tl.load(weight + at, columns & (k < K)[:, None], 0.0)
-        total = tl.dot(a, b, total, input_precision=PARTS)
+        total += _product(a, b)
     if bias is not None:
         total += tl.load(bias + h * D + d[None, :], columns, 0.0)
     if ACTIVATION == RELU:
@@ -76,14 +123,13 @@ def _rows_by_weight(
     tl.store(out + row * out_row + h * D + d[None, :], total, rows & columns)
 
 
-@triton.jit(do_not_specialize=["n", "piece"])
+@triton.jit(do_not_specialize=["n", "piece", "of_piece"])
 def _sums_over_rows(
-    g, y, a, weights, biases, n, piece, d_units, k_units, g_row, g_head, y_row, y_head, a_row, a_head,
-    UNIT: tl.constexpr, GRADIENT: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
-    BK: tl.constexpr,
+    g, ids, y, a, weights, biases, n, piece, of_piece, d_units, k_units, g_row, g_head, y_row, y_head, a_row, a_head,
+    UNIT: tl.constexpr, GRADIENT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """weights[s, h, d, k] is the sum over rows i of piece s of gradient(g[h, i, d], y[h, i, d]) a[h, i, k]; biases
-    [s, h, d] that of gradient(g[h, i, d], y[h, i, d])."""
+    [s, h, d] that of gradient(g[h, i, d], y[h, i, d]). Row i of g is that of `ids`, if there are any."""
     D, K = d_units * UNIT, k_units * UNIT
     s, h = tl.program_id(1), tl.program_id(2)
     tiles = tl.cdiv(K, BK)
@@ -99,17 +145,35 @@ def _sums_over_rows(
         i = s * piece + first + tl.arange(0, BM)
         row, rows = i.to(tl.int64)[:, None], (i < n)[:, None]
         both = rows & (d < D)[None, :]
-        t = tl.load(g + row * (g_row * UNIT) + d[None, :], both, 0.0)
+        place = row
+        if ids is not None:
+            place = tl.load(ids + i, i < n, 0).to(tl.int64)[:, None]
+        t = tl.load(g + place * (g_row * UNIT) + d[None, :], both, 0.0)
         if y is not None:
             t = _gradient(t, tl.load(y + row * (y_row * UNIT) + d[None, :], both, 0.0), GRADIENT)
         b = tl.load(a + row * (a_row * UNIT) + k[None, :], rows & (k < K)[None, :], 0.0)
-        total = tl.dot(tl.trans(t), b, total, input_precision=PARTS)
+        total += _product(tl.trans(t), b)
         if biases is not None:
             alone += tl.sum(t, 0)
-    at = (s * tl.num_programs(2) + h).to(tl.int64) * D + d
-    tl.store(weights + at[:, None] * K + k[None, :], total, (d < D)[:, None] & (k < K)[None, :])
+    weights += s.to(tl.int64) * of_piece + h.to(tl.int64) * (D * K)
+    tl.store(weights + d[:, None] * K + k[None, :], total, (d < D)[:, None] & (k < K)[None, :])
     if biases is not None:
-        tl.store(biases + at, alone, (d < D) & (tl.program_id(0) % tiles == 0))
+        biases += s.to(tl.int64) * of_piece + h * D
+        tl.store(biases + d, alone, (d < D) & (tl.program_id(0) % tiles == 0))
+
+
+def takes(*tensors: Tensor) -> bool:
+    """True if these kernels multiply such tensors: float32, with contiguous rows, on a device whose tensor cores know
+    bfloat16."""
+    return all(t.dtype == torch.float32 and t.is_cuda and t.stride(-1) == 1 for t in tensors) and _has_parts(
+        tensors[0].device
+    )
+
+
+@functools.cache
+def _has_parts(device: torch.device) -> bool:
+    """True if the device's tensor cores multiply bfloat16: from NVIDIA's Ampere on."""
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def rows_by_weight(
@@ -119,6 +183,7 @@ def rows_by_weight(
     activation: str = "none",
     result: Tensor | None = None,
     of: str = "none",
+    ids: Tensor | None = None,
 ) -> Tensor:
     """Each head's rows by that head's weight, side by side: ``activation(concat_h(g(x[h]) weight[h]^T) + bias)``.
 
@@ -130,11 +195,13 @@ def rows_by_weight(
         result: [H, n, K], rows contiguous: x is the gradient of this result of the activation `of`, and g(x) that of
             its argument. None: g(x) is x.
         of: see `result`.
+        ids: [n], the rows of x that are multiplied; all, in their order, when absent.
 
     Returns:
         [n, H * D].
     """
     heads, n, width = x.shape
+    n = n if ids is None else len(ids)
     columns = weight.shape[1]
     out = x.new_empty(n, heads * columns)
     if not out.numel():
@@ -143,20 +210,24 @@ def rows_by_weight(
     w_head, w_row = weight.stride(0), weight.stride(2 if transposed else 1)
     y = x if result is None else result
     unit = aligned(width, *x.stride()[:2], *y.stride()[:2], w_head, w_row)
-    # Transposed weights would be turned round for products in TF32.
-    parts = TRIPLED if transposed else DOUBLED
-    launched: Any = _rows_by_weight[-(-n // 128), -(-columns // 64), heads]
+    # More registers of a thread would leave a multiprocessor one program at a time.
+    tile = NARROW if columns <= NARROW["BD"] else {"BM": 128, "BD": 64, "BK": 32, "num_warps": 8, "maxnreg": 128}
+    launched: Any = _rows_by_weight[-(-columns // tile["BD"]) * -(-n // tile["BM"]), heads]
     launched(
-        x, result, weight, bias, out, n, columns, width // unit, x.stride(1) // unit, x.stride(0) // unit,
+        x, ids, result, weight, bias, out, n, columns, width // unit, x.stride(1) // unit, x.stride(0) // unit,
         y.stride(1) // unit, y.stride(0) // unit, w_row // unit, w_head // unit, out.stride(0), UNIT=unit,
-        TRANSPOSED=transposed, ACTIVATION=ACTIVATIONS[activation], GRADIENT=ACTIVATIONS[of], PARTS=parts, BM=128, BD=64,
-        BK=32, num_warps=8, num_stages=3,
+        TRANSPOSED=transposed, ACTIVATION=ACTIVATIONS[activation], GRADIENT=ACTIVATIONS[of], num_stages=3, **tile,
     )  # fmt: skip
     return out
 
 
 def sums_over_rows(
-    g: Tensor, a: Tensor, result: Tensor | None, of: str, with_bias: bool
+    g: Tensor,
+    a: Tensor,
+    result: Tensor | None = None,
+    of: str = "none",
+    with_bias: bool = False,
+    ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Sums over rows of each head's outer products, and of its gradients alone, in an order that the shapes determine.
 
@@ -166,24 +237,27 @@ def sums_over_rows(
         result: see `rows_by_weight`, of g.
         of: likewise.
         with_bias: whether to return the second.
+        ids: [n], the rows of g that are multiplied; all, in their order, when absent.
 
     Returns:
         [H, D, K] and [H * D].
     """
-    heads, n, columns = g.shape
-    width = a.shape[2]
-    BM, BD, BK, warps = (32, 64, 64, 4) if columns <= 64 else (32, 128, 128, 8)
+    heads, n, width = a.shape
+    columns = g.shape[2]
+    BM, BD, BK = (32, 128, 16) if width <= 16 else (32, 64, 64 if width <= 64 else 128)
     tiles = -(-columns // BD) * -(-width // BK)
-    piece = BM * max(4, -(-n * tiles * heads // (PROGRAMS * BM)))
+    piece = BM * max(4, -(-n // (max(PROGRAMS // (tiles * heads), 1) * BM)))
     pieces = max(1, -(-n // piece))
-    weights = g.new_empty(pieces, heads, columns, width)
-    biases = g.new_empty(pieces, heads * columns) if with_bias else None
+    whole = heads * columns * width
+    sums = g.new_empty(pieces, whole + (heads * columns if with_bias else 0))
     y = g if result is None else result
     unit = aligned(columns, width, *g.stride()[:2], *y.stride()[:2], *a.stride()[:2])
     launched: Any = _sums_over_rows[tiles, pieces, heads]
     launched(
-        g, result, a, weights, biases, n, piece, columns // unit, width // unit, g.stride(1) // unit,
-        g.stride(0) // unit, y.stride(1) // unit, y.stride(0) // unit, a.stride(1) // unit, a.stride(0) // unit,
-        UNIT=unit, GRADIENT=ACTIVATIONS[of], PARTS=TRIPLED, BM=BM, BD=BD, BK=BK, num_warps=warps, num_stages=3,
+        g, ids, result, a, sums, sums[:, whole:] if with_bias else None, n, piece, sums.stride(0), columns // unit,
+        width // unit, g.stride(1) // unit, g.stride(0) // unit, y.stride(1) // unit, y.stride(0) // unit,
+        a.stride(1) // unit, a.stride(0) // unit,
+        UNIT=unit, GRADIENT=ACTIVATIONS[of], BM=BM, BD=BD, BK=BK, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return weights.sum(0), None if biases is None else biases.sum(0)
+    total = sums.sum(0)
+    return total[:whole].view(heads, columns, width), total[whole:] if with_bias else None

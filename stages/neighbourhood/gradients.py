@@ -188,8 +188,8 @@ class AttendBoth(torch.autograd.Function):
 
 
 class AttendShared(torch.autograd.Function):
-    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps two numbers per
-    row and head."""
+    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps a number per
+    source and head, and two per destination and head."""
 
     @staticmethod
     def forward(
@@ -202,9 +202,9 @@ class AttendShared(torch.autograd.Function):
         rule: AttentionRule,
         numbers: EdgeNumbers | None,
     ) -> Tensor:
-        out, logit_dst, log_sum = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
+        out, *kept = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
         ctx.rest = kernels, lists, rule, numbers
-        ctx.save_for_backward(x, a_src, a_dst, out, logit_dst, log_sum)
+        ctx.save_for_backward(x, a_src, a_dst, out, *kept)
         return out
 
     @staticmethod

@@ -8,7 +8,6 @@ backward pass; the products come in float32.
 Products are written into tensors of a given dtype, which autocast leaves alone: `dense` reads its setting.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,16 +33,12 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def _own(*tensors: Tensor) -> bool:
-    """True if `kernels.products_cuda`, which needs Triton, multiplies such rows and weights: of float32."""
-    return all(t.dtype == torch.float32 and t.is_cuda and t.stride(-1) == 1 for t in tensors) and _has_parts(
-        tensors[0].device
-    )
+    """True if `kernels.products_cuda`, which needs Triton, multiplies such rows and weights."""
+    if not all(t.is_cuda for t in tensors):
+        return False
+    from ..kernels import products_cuda
 
-
-@functools.cache
-def _has_parts(device: torch.device) -> bool:
-    """True if the device's tensor cores multiply TF32 and bfloat16: from NVIDIA's Ampere on."""
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return products_cuda.takes(*tensors)
 
 
 def _backward(

@@ -10,6 +10,8 @@ import importlib.util
 import os
 from contextlib import suppress
 
+import torch
+
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.setup.result import versions
 from millrace.stages.kernels.runtime.jit import prepare_numba
@@ -46,9 +48,11 @@ MODULES = (
 
 for name in MODULES:
     importlib.import_module(name)
-with suppress(ImportError):
-    # A third of a second of each rank with a module of PyG.
-    importlib.import_module("torch_geometric.nn")
+if not torch.cuda.is_available():
+    # A third of a second of each rank with a module of PyG. On a GPU it begins to use the driver, which a process that
+    # forks ranks must not.
+    with suppress(ImportError):
+        importlib.import_module("torch_geometric.nn")
 prepare_numba()
 common_kernels.compile_all() if COMPILES in os.environ else common_kernels.load()
 entry_points_by_group()

@@ -271,11 +271,11 @@ def attend_backward(
 
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu.attention_shared.attend_shared`."""
     logit_dst = x[: lists.num_dst] @ a_dst.T
     out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule, numbers)
-    return out, logit_dst, log_sum
+    return out, x @ a_src.T, logit_dst, log_sum
 
 
 def attend_shared_backward(
@@ -285,6 +285,7 @@ def attend_shared_backward(
     a_dst: Tensor,
     rule: AttentionRule,
     out: Tensor,
+    logit_src: Tensor,
     logit_dst: Tensor,
     log_sum: Tensor,
     grad: Tensor,

@@ -125,7 +125,7 @@ REAL |= {"y", "weight", "bias", "g", "a", "weights", "biases"}
 REAL |= {"a_src", "logit_src", "logit_dst", "log_sum", "base", "cache", "weighted", "d_edge", "d_own"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
 LISTS = {"begin", "end", "rows", "first", "own_names", "names", "key_at"}
-EDGES = {"LIMIT": 256, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0, "UNROLL": 2, "ROWS": 4, "num_warps": 1}
+EDGES = {"LIMIT": 256, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0, "UNROLL": 2, "ROWS": 8, "num_warps": 1}
 EDGES |= {"H": 4, "D": 64, "Z_ROW": 256, "Z_HEAD": 64, "SHARED": False, "BR": 1, "BH": 4, "BD": 64}
 WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
 SHARD = EDGES | {"TO_ROWS": True, "OWN": False, "d_own": None}
@@ -134,7 +134,8 @@ SUMS = {"rows": None, "UNIT": 4, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "U
 LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "UNROLL": 4, "BR": 8, "BH": 4, "num_warps": 1}
 DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
 BY_WEIGHT = {"UNIT": 4, "ACTIVATION": 2, "GRADIENT": 2, "BM": 128, "BD": 64, "BK": 32, "num_warps": 8}
-OVER_ROWS = {"UNIT": 4, "GRADIENT": 2, "PARTS": "bf16x6", "BM": 32, "num_warps": 8}
+BY_WEIGHT |= {"maxnreg": 128}
+OVER_ROWS = {"UNIT": 4, "GRADIENT": 2, "BM": 32, "num_warps": 4}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
@@ -152,24 +153,26 @@ KERNELS = [
     ),
     (softmax_cuda._log_sums, LOGITS | {"rows": None, "INTO": False, "OWN": True}),
     (softmax_cuda._log_sums, LOGITS | {"logit_dst": None, "INTO": True, "OWN": False}),
-    (attention_cuda._attend_rows, WHOLE | {"before": None}),
-    (attention_cuda._attend_rows, SHARD),
+    (attention_cuda._attend_rows, WHOLE | {"ids": None, "before": None}),
+    (attention_cuda._attend_rows, SHARD | {"ids": None}),
     (attention_cuda._attend_rows, WHOLE | SHARED | {"before": None}),
-    (attention_cuda._attend_rows, EDGES | SHARED | {"before": None, "TO_ROWS": False, "OWN": False}),
+    (attention_cuda._attend_rows, EDGES | SHARED | {"ids": None, "before": None, "TO_ROWS": False, "OWN": False}),
     (backward_cuda._backward_src, WHOLE),
     (backward_cuda._backward_src, WHOLE | SHARED | {"UNROLL": 1, "D": 256, "BD": 256}),
     (backward_cuda._backward_src, SHARD),
     # Two groups of heads of shared rows, as many numbers as a warp has, read once and written.
     (backward_cuda._backward_src, WHOLE | SHARED | {"UNROLL": 1, "H": 8, "D": 256, "BD": 256}),
     (attention_cuda._attend_rows, SHARD | {"D": 256, "BD": 256, "Z_ROW": 1024, "Z_HEAD": 256}),
-    (attention_shared_cuda._backward_shared_dst, WHOLE | SHARED | {"D": 256, "BD": 256, "X_ROW": 256}),
+    (attention_shared_cuda._backward_shared_dst, WHOLE | SHARED | {"ids": None, "D": 256, "BD": 256, "X_ROW": 256}),
     (backward_cuda._edges_to_dst, WHOLE | {"BR": 4, "BE": 8}),
     (attention_shared_cuda._backward_shared_dst, WHOLE | SHARED),
-    (attention_shared_cuda._backward_shared_dst, EDGES | SHARED),
-    (products_cuda._rows_by_weight, BY_WEIGHT | {"y": None, "TRANSPOSED": False, "PARTS": "tf32x3"}),
-    (products_cuda._rows_by_weight, BY_WEIGHT | {"bias": None, "TRANSPOSED": True, "PARTS": "bf16x6"}),
-    (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 64, "BK": 64, "num_warps": 4}),
-    (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 128, "BK": 128}),
+    (attention_shared_cuda._backward_shared_dst, EDGES | SHARED | {"ids": None}),
+    (products_cuda._rows_by_weight, BY_WEIGHT | {"ids": None, "y": None, "TRANSPOSED": False}),
+    (products_cuda._rows_by_weight, BY_WEIGHT | {"ids": None, "bias": None, "TRANSPOSED": True}),
+    (products_cuda._rows_by_weight, BY_WEIGHT | products_cuda.NARROW | {"y": None, "bias": None, "TRANSPOSED": False}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"ids": None, "BD": 64, "BK": 64}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"ids": None, "BD": 64, "BK": 128}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"BD": 128, "BK": 16, "y": None, "biases": None}),
     (dropout_cuda._scale_kept_rows, DROPPED),
     (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None, "key_at": None}),
 ]
@@ -208,7 +211,7 @@ for kernel, options in KERNELS:
     wide = {"attrs": {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in REAL}}
     wide = wide if "num_warps" in options else {}
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places, **wide)
-    warps = {"num_warps": options.get("num_warps", 4)}
+    warps = {"num_warps": options.get("num_warps", 4), "maxnreg": options.get("maxnreg")}
     cubin = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps).asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -234,4 +237,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "34\n32\n", done.stderr
+    assert done.stdout == "34\n34\n", done.stderr

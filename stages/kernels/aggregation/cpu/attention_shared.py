@@ -269,7 +269,7 @@ def _backward_src(
 
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Softmax attention over each row's edges and the row itself, every head summing the rows of x.
 
     Args:
@@ -280,14 +280,15 @@ def attend_shared(
         rule: slope and dropout.
         numbers: see `EdgeNumbers`.
 
-    Returns: [n, H, F]; and inputs of the backward pass: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each
-        softmax's denominator.
+    Returns: [n, H, F]; and inputs of the backward pass: [S, H], ``<a_src[h], x[u]>``; [n, H], ``<a_dst[h], x[v]>``;
+        [n, H], the logarithm of each softmax's denominator.
     """
     heads, width = a_src.shape
     base, ids = base_and_ids(x)
     out = empty((lists.num_dst, heads, width), x.dtype)
+    logit_src = _logits(x, a_src)
     logit_dst, log_sum = (empty((lists.num_dst, heads), x.dtype) for _ in range(2))
-    logits = (_logits(x, a_src).numpy(), logit_dst.numpy(), constants(rule, a_src))
+    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, a_src))
     args = (
         lists.indptr,
         lists.indices,
@@ -300,7 +301,7 @@ def attend_shared(
         log_sum.numpy(),
     )
     parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
-    return out, logit_dst, log_sum
+    return out, logit_src, logit_dst, log_sum
 
 
 def attend_shared_backward(
@@ -310,6 +311,7 @@ def attend_shared_backward(
     a_dst: Tensor,
     rule: AttentionRule,
     out: Tensor,
+    logit_src: Tensor,
     logit_dst: Tensor,
     log_sum: Tensor,
     grad: Tensor,
@@ -323,7 +325,7 @@ def attend_shared_backward(
     """
     heads, width = a_src.shape
     base, ids = base_and_ids(x)
-    logit_src, delta = _logits(x, a_src), dots(grad, out)
+    delta = dots(grad, out)
     d_dst = empty(logit_dst.shape, logit_dst.dtype)
     logits = (
         logit_src.numpy(),

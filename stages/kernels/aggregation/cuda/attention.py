@@ -25,19 +25,19 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import COLUMNS, HELD, add_lists, head_tile, row_of, tiles, unrolled
+from .sums import COLUMNS, HELD, add_lists, head_tile, row_of, unrolled
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _attend_rows(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, before, out, n, E,
+    begin, end, rows, indices, first, own_names, edge, key, z, ids, logit_src, logit_dst, log_sum, before, out, n, E,
     H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
     OWN: tl.constexpr,
-    ROWS: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """List i belongs to row ``rows[i]``, or i. A program takes `ROWS` tiles of lists, one after the other: what
-    describes them lies side by side, and is in the cache but for the first. Heads of the same rows run side by side."""
+    """List i belongs to row ``rows[i]``, or i; source u has the row ``z[ids[u]]``, or ``z[u]``. Heads of the same rows
+    run side by side."""
     groups: tl.constexpr = (H + BH - 1) // BH
     h = tl.program_id(0) % groups * BH + tl.arange(0, BH)
     k = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -47,44 +47,47 @@ def _attend_rows(
     place, seen = k[None, None, :], columns[None, None, :]
     if Z_HEAD > 0:
         place, seen = (h[:, None] * Z_HEAD + k[None, :])[None], cells
-    for tile in range(ROWS):
-        i = (tl.program_id(0) // groups * ROWS + tile) * BR + tl.arange(0, BR)
-        inside = i < n
-        each = inside[:, None] & heads[None, :]
-        start = tl.load(begin + i, inside, 0)
-        stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
-        v = row_of(rows, i, inside)
-        number = v[:, None] * H + h[None, :]
-        mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
-        total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
-        result = (
-            out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
-        )
-        if before is not None:
-            old = tl.load(before + number, each, 0)
-            scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))
-            total += tl.load(result, inside[:, None, None] & cells, 0) * scale[:, :, None]
-        for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-            for t in tl.static_range(UNROLL):
-                q = start + j + t
-                here = q < stop
-                u = tl.load(indices + q, here, 0).to(tl.int64)
-                a = tl.load(z + u[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
-                both = here[:, None] & heads[None, :]
-                x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
-                w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
-                if THRESHOLD > 0:
-                    name = edge_name(first, edge, q, v, here)
-                    w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
-                total += w[:, :, None] * a
-        if OWN:
-            a = tl.load(z + v[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
-            w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
+    i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
+    inside = i < n
+    each = inside[:, None] & heads[None, :]
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    v = row_of(rows, i, inside)
+    number = v[:, None] * H + h[None, :]
+    mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
+    total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
+    result = out + ((v if TO_ROWS else i.to(tl.int64)) * (H * D))[:, None, None] + (h[:, None] * D + k[None, :])[None]
+    if before is not None:
+        old = tl.load(before + number, each, 0)
+        scale = tl.where(old == float("-inf"), 0.0, tl.exp(old - log))
+        total += tl.load(result, inside[:, None, None] & cells, 0) * scale[:, :, None]
+    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+        for t in tl.static_range(UNROLL):
+            q = start + j + t
+            here = q < stop
+            u = tl.load(indices + q, here, 0).to(tl.int64)
+            at = u
+            if ids is not None:
+                at = tl.load(ids + u, here, 0).to(tl.int64)
+            a = tl.load(z + at[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
+            both = here[:, None] & heads[None, :]
+            x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
+            w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
             if THRESHOLD > 0:
-                name = own_name(own_names, E, v, inside)
+                name = edge_name(first, edge, q, v, here)
                 w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
             total += w[:, :, None] * a
-        tl.store(result, total, inside[:, None, None] & cells)
+    if OWN:
+        at = v
+        if ids is not None:
+            at = tl.load(ids + v, inside, 0).to(tl.int64)
+        a = tl.load(z + at[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
+        w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
+        if THRESHOLD > 0:
+            name = own_name(own_names, E, v, inside)
+            w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
+        total += w[:, :, None] * a
+    tl.store(result, total, inside[:, None, None] & cells)
 
 
 def sum_attended(
@@ -98,6 +101,7 @@ def sum_attended(
     out: Tensor,
     log_sum: Tensor,
     own: bool,
+    ids: Tensor | None = None,
 ) -> None:
     """Store, or with `before` add, each destination's sum of rows of z, times their coefficients, in `out`.
 
@@ -112,6 +116,7 @@ def sum_attended(
         out: [N, H, D].
         log_sum: [N, H].
         own: true if each destination attends to itself.
+        ids: [S], the row of z of each source; its own when absent.
     """
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     heads, width = z.shape[1:]
@@ -121,12 +126,11 @@ def sum_attended(
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and heads and width:
-            shape["ROWS"] = tiles(n)
-            grid = -(-n // (shape["BR"] * shape["ROWS"])) * -(-heads // shape["BH"]), -(-width // shape["BD"])
+            grid = -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"])
             launched: Any = _attend_rows[grid]
             launched(
-                begin, end, rows, there.indices, *names, rule.key, z, *logits, log_sum, before if whole else None,
-                result,
+                begin, end, rows, there.indices, *names, rule.key, z, ids, *logits, log_sum,
+                before if whole else None, result,
                 n, there.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit,
                 SLOPE=rule.slope,
                 THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, **shape,

@@ -17,7 +17,7 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, weighted_sum
-from .sums import HELD, add_lists, head_tile, row_of, tiles, unrolled
+from .sums import HELD, add_lists, head_tile, row_of, unrolled
 
 
 @triton.jit
@@ -41,8 +41,7 @@ def _backward_src(
     n, E, own_rows,
     H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, OWN: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    SHARED: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i, those of the logits of its
     edges at their positions in the lists by destination."""
@@ -50,76 +49,75 @@ def _backward_src(
     groups: tl.constexpr = 1 if SHARED else (H + BH - 1) // BH
     k = tl.arange(0, BD)
     columns = k < D
-    for tile in range(ROWS):
-        i = (tl.program_id(0) // groups * ROWS + tile) * BR + tl.arange(0, BR)
-        inside = i < n
-        start = tl.load(begin + i, inside, 0)
-        stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
-        u = row_of(rows, i, inside)
-        summed = tl.zeros([BR, BD], z.dtype.element_ty)
-        if SHARED:
-            a = tl.load(z + u[:, None] * Z_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
-        for more in tl.static_range(0, H if SHARED else BH, BH):
-            h = tl.program_id(0) % groups * BH + more + tl.arange(0, BH)
-            heads = h < H
-            each, cells = inside[:, None] & heads[None, :], (heads[:, None] & columns[None, :])[None]
-            wanted = inside[:, None, None] & cells
-            place = (h[:, None] * D + k[None, :])[None]
-            total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
-            if not SHARED:
-                a = tl.load(z + u[:, None, None] * Z_ROW + (h[:, None] * Z_HEAD + k[None, :])[None], wanted, 0)
-            there = tl.load(logit_src + u[:, None] * H + h[None, :], each, 0)
-            d = tl.zeros([BR, BH], z.dtype.element_ty)
-            for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-                # All reads first: none may pass the store of an edge's gradient.
-                edges = ()
-                for t in tl.static_range(UNROLL):
-                    q = start + j + t
-                    here = q < stop
-                    v, p = tl.load(dst + q, here, 0).to(tl.int64), tl.load(position + q, here, 0).to(tl.int64)
-                    both, at = here[:, None] & heads[None, :], v[:, None] * H + h[None, :]
-                    g = tl.load(grad + (v * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
-                    x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
-                    name = p
-                    if THRESHOLD > 0:
-                        name = edge_name(first, edge, p, v, here)
-                    edges += ((p, name, both, g, x, log, tl.load(delta + at, both, 0)),)
-                for t in tl.static_range(UNROLL):
-                    p, name, both, g, x, log, out = edges[t]
-                    # pyrefly: ignore[unbound-name]
-                    w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
-                    tl.store(d_edge + p[:, None] * H + h[None, :], of_edge, both)
-                    d += of_edge
-                    if SHARED:
-                        summed += tl.sum(w[:, :, None] * g, 1)
-                    else:
-                        total += w[:, :, None] * g
-            if OWN:
-                here = inside & (u < own_rows)
-                both = here[:, None] & heads[None, :]
-                at = u[:, None] * H + h[None, :]
-                g = tl.load(grad + (u * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
+    i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
+    inside = i < n
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    u = row_of(rows, i, inside)
+    summed = tl.zeros([BR, BD], z.dtype.element_ty)
+    if SHARED:
+        a = tl.load(z + u[:, None] * Z_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
+    for more in tl.static_range(0, H if SHARED else BH, BH):
+        h = tl.program_id(0) % groups * BH + more + tl.arange(0, BH)
+        heads = h < H
+        each, cells = inside[:, None] & heads[None, :], (heads[:, None] & columns[None, :])[None]
+        wanted = inside[:, None, None] & cells
+        place = (h[:, None] * D + k[None, :])[None]
+        total = tl.zeros([BR, BH, BD], z.dtype.element_ty)
+        if not SHARED:
+            a = tl.load(z + u[:, None, None] * Z_ROW + (h[:, None] * Z_HEAD + k[None, :])[None], wanted, 0)
+        there = tl.load(logit_src + u[:, None] * H + h[None, :], each, 0)
+        d = tl.zeros([BR, BH], z.dtype.element_ty)
+        for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+            # All reads first: none may pass the store of an edge's gradient.
+            edges = ()
+            for t in tl.static_range(UNROLL):
+                q = start + j + t
+                here = q < stop
+                v, p = tl.load(dst + q, here, 0).to(tl.int64), tl.load(position + q, here, 0).to(tl.int64)
+                both, at = here[:, None] & heads[None, :], v[:, None] * H + h[None, :]
+                g = tl.load(grad + (v * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
                 x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
-                name = u
+                name = p
                 if THRESHOLD > 0:
-                    name = own_name(own_names, E, u, here)
-                out = tl.load(delta + at, both, 0)
+                    name = edge_name(first, edge, p, v, here)
+                edges += ((p, name, both, g, x, log, tl.load(delta + at, both, 0)),)
+            for t in tl.static_range(UNROLL):
+                p, name, both, g, x, log, out = edges[t]
                 # pyrefly: ignore[unbound-name]
                 w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
-                tl.store(d_own + at, of_edge, both)
+                tl.store(d_edge + p[:, None] * H + h[None, :], of_edge, both)
                 d += of_edge
                 if SHARED:
                     summed += tl.sum(w[:, :, None] * g, 1)
                 else:
                     total += w[:, :, None] * g
-            tl.store(d_src + i.to(tl.int64)[:, None] * H + h[None, :], d, each)
-            along = d[:, :, None] * tl.load(a_src + place, cells, 0)
+        if OWN:
+            here = inside & (u < own_rows)
+            both = here[:, None] & heads[None, :]
+            at = u[:, None] * H + h[None, :]
+            g = tl.load(grad + (u * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
+            x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
+            name = u
+            if THRESHOLD > 0:
+                name = own_name(own_names, E, u, here)
+            out = tl.load(delta + at, both, 0)
+            # pyrefly: ignore[unbound-name]
+            w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
+            tl.store(d_own + at, of_edge, both)
+            d += of_edge
             if SHARED:
-                summed += tl.sum(along, 1)
+                summed += tl.sum(w[:, :, None] * g, 1)
             else:
-                tl.store(dz + (i.to(tl.int64) * (H * D))[:, None, None] + place, total + along, wanted)
+                total += w[:, :, None] * g
+        tl.store(d_src + i.to(tl.int64)[:, None] * H + h[None, :], d, each)
+        along = d[:, :, None] * tl.load(a_src + place, cells, 0)
         if SHARED:
-            tl.store(dz + i.to(tl.int64)[:, None] * D + k[None, :], summed, inside[:, None] & columns[None, :])
+            summed += tl.sum(along, 1)
+        else:
+            tl.store(dz + (i.to(tl.int64) * (H * D))[:, None, None] + place, total + along, wanted)
+    if SHARED:
+        tl.store(dz + i.to(tl.int64)[:, None] * D + k[None, :], summed, inside[:, None] & columns[None, :])
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -208,7 +206,7 @@ def gradients_by_src(
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
     shape = head_tile(heads, width)
-    shape["UNROLL"] = unrolled(shape, HELD)
+    shape["UNROLL"] = unrolled(shape, HELD // 2)
     d_edge = z.new_empty(there.num_edges, heads)
     d_own = z.new_empty(there.num_dst, heads) if own else None
 
@@ -216,9 +214,8 @@ def gradients_by_src(
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
-            shape["ROWS"] = tiles(n)
-            programs = -(-n // (shape["BR"] * shape["ROWS"]))
-            launched: Any = _backward_src[(programs * (1 if shared else -(-heads // shape["BH"])),)]
+            groups = 1 if shared else -(-heads // shape["BH"])
+            launched: Any = _backward_src[(-(-n // shape["BR"]) * groups,)]
             launched(
                 begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta,
                 dz, d_src, d_edge, d_own if whole else None,

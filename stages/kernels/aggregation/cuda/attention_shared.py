@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ....memory.lazy_rows import device_base_and_ids
+from ... import products_cuda
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists
 from .attention import sum_attended
@@ -19,17 +21,17 @@ from .edge_dropout import edge_name, own_name
 from .softmax import dots, log_denominators
 from .sums import add_lists, head_tile, row_of
 
-_UNROLL, _TILES = 2, 8
-"""Edges read at a time, and tiles of a program, which share one sum for `a_src`, where rows need no gradient."""
+_TILES = 8
+"""Tiles of a program, which share one sum for `a_src`, where rows need no gradient."""
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _backward_shared_dst(
-    begin, end, rows, indices, first, own_names, edge, key, x, logit_src, logit_dst, log_sum, grad, out, d_dst,
+    begin, end, rows, indices, first, own_names, edge, key, x, ids, logit_src, logit_dst, log_sum, grad, out, d_dst,
     weighted, n, E,
     H: tl.constexpr, D: tl.constexpr, X_ROW: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
-    UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """List i belongs to row i, whose own edge counts too, or is a piece of the list of ``rows[i]``. A program takes
     `ROWS` tiles of rows, one after the other, and stores the sum of all their rows of x times the gradients of their
@@ -54,22 +56,27 @@ def _backward_shared_dst(
         g = tl.load(grad + result, wanted, 0)
         delta = tl.sum(g * tl.load(out + result, wanted, 0), 2)
         total = tl.zeros([BR, BH], x.dtype.element_ty)
-        for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-            for t in tl.static_range(UNROLL):
-                q = start + j + t
-                here = q < stop
-                u = tl.load(indices + q, here, 0).to(tl.int64)
-                a = tl.load(x + u[:, None] * X_ROW + k[None, :], here[:, None] & columns[None, :], 0)[:, None, :]
-                both = here[:, None] & heads[None, :]
-                y = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
-                name = u
-                if THRESHOLD > 0:
-                    name = edge_name(first, edge, q, v, here)
-                _, d = one_edge(g, a, y, log, delta, name, both, h, key, SLOPE, THRESHOLD, KEEP)
-                total += d
-                rows_of_x += d[:, :, None] * a
+        for j in range(tl.max(stop - start, 0).to(tl.int32)):
+            q = start + j
+            here = q < stop
+            u = tl.load(indices + q, here, 0).to(tl.int64)
+            at = u
+            if ids is not None:
+                at = tl.load(ids + u, here, 0).to(tl.int64)
+            a = tl.load(x + at[:, None] * X_ROW + k[None, :], here[:, None] & columns[None, :], 0)[:, None, :]
+            both = here[:, None] & heads[None, :]
+            y = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
+            name = u
+            if THRESHOLD > 0:
+                name = edge_name(first, edge, q, v, here)
+            _, d = one_edge(g, a, y, log, delta, name, both, h, key, SLOPE, THRESHOLD, KEEP)
+            total += d
+            rows_of_x += d[:, :, None] * a
         if rows is None:
-            a = tl.load(x + v[:, None] * X_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
+            at = v
+            if ids is not None:
+                at = tl.load(ids + v, inside, 0).to(tl.int64)
+            a = tl.load(x + at[:, None] * X_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
             y = tl.load(logit_src + number, each, 0) + mine
             name = v
             if THRESHOLD > 0:
@@ -85,6 +92,7 @@ def _gradients_of_constant_rows(
     there: DeviceLists,
     names: tuple[Tensor | None, ...],
     x: Tensor,
+    ids: Tensor | None,
     logits: tuple[Tensor, Tensor],
     rule: AttentionRule,
     log_sum: Tensor,
@@ -93,7 +101,7 @@ def _gradients_of_constant_rows(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a_src [H, D] and of the destinations' logits [N, H]; x needs none."""
     heads, width = out.shape[1:]
-    shape = head_tile(heads, width) | {"UNROLL": _UNROLL, "ROWS": _TILES}
+    shape = head_tile(heads, width) | {"ROWS": _TILES}
     d_src, d_dst = x.new_zeros(heads, width), torch.zeros_like(logits[1])
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
@@ -102,9 +110,9 @@ def _gradients_of_constant_rows(
             weighted = x.new_empty(programs, heads, width)
             launched: Any = _backward_shared_dst[(programs * -(-heads // shape["BH"]),)]
             launched(
-                begin, end, rows, there.indices, *names, rule.key, x, *logits, log_sum, grad, out, result, weighted,
-                len(begin), there.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=there.limit, SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, **shape,
+                begin, end, rows, there.indices, *names, rule.key, x, ids, *logits, log_sum, grad, out, result,
+                weighted, len(begin), there.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=there.limit,
+                SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, **shape,
             )  # fmt: skip
             d_src.add_(weighted.sum(0))
 
@@ -121,21 +129,36 @@ def _shared(x: Tensor, heads: int) -> Tensor:
     return x[:, None].expand(-1, heads, -1)
 
 
-def _logits(x: Tensor, a: Tensor) -> Tensor:
-    """[n, F], [H, F] -> [n, H], in the dtype of x: autocast leaves products with a given output alone."""
-    return torch.mm(x, a.T, out=x.new_empty(len(x), len(a)))
+def _logits(x: Tensor, a: Tensor, n: int) -> Tensor:
+    """[>= n, F], [H, F] -> [n, H], in the dtype of x: autocast leaves products with a given output alone."""
+    base, ids = device_base_and_ids(x)
+    if products_cuda.takes(base, a):
+        rows = base[:n] if ids is None else base
+        return products_cuda.rows_by_weight(rows[None], a[None], ids=None if ids is None else ids[:n])
+    return torch.mm(x[:n], a.T, out=x.new_empty(n, len(a)))
+
+
+def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
+    """[n, H], [>= n, F] -> [H, F], the sum over n rows of their outer products."""
+    n, (base, ids) = len(d_logit), device_base_and_ids(x)
+    if products_cuda.takes(base, d_logit):
+        rows = base[:n] if ids is None else base
+        ids = None if ids is None else ids[:n]
+        return products_cuda.sums_over_rows(rows[None], d_logit[None], ids=ids)[0][0].T
+    return d_logit.T @ x[:n]
 
 
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu.attention_shared.attend_shared`."""
     there, (heads, width), n = lists.on(x.device), a_src.shape, lists.num_dst
-    logit_src, logit_dst = _logits(x, a_src), _logits(x[:n], a_dst)
-    out, log_sum = x.new_empty(n, heads, width), torch.empty_like(logit_dst)
+    base, ids = device_base_and_ids(x)
+    logits = logit_src, logit_dst = _logits(x, a_src, len(x)), _logits(x, a_dst, n)
+    out, log_sum = base.new_empty(n, heads, width), torch.empty_like(logit_dst)
     log_denominators(there, None, logit_src, logit_dst, rule.slope, log_sum, False, True)
-    sum_attended(there, None, numbers, _shared(x, heads), (logit_src, logit_dst), rule, None, out, log_sum, True)
-    return out, logit_dst, log_sum
+    sum_attended(there, None, numbers, _shared(base, heads), logits, rule, None, out, log_sum, True, ids)
+    return out, logit_src, logit_dst, log_sum
 
 
 def attend_shared_backward(
@@ -145,6 +168,7 @@ def attend_shared_backward(
     a_dst: Tensor,
     rule: AttentionRule,
     out: Tensor,
+    logit_src: Tensor,
     logit_dst: Tensor,
     log_sum: Tensor,
     grad: Tensor,
@@ -152,15 +176,15 @@ def attend_shared_backward(
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """See `cpu.attention_shared.attend_shared_backward`."""
-    there, heads, n = lists.on(x.device), len(a_src), lists.num_dst
-    logits = _logits(x, a_src), logit_dst
+    there, heads, n, logits = lists.on(x.device), len(a_src), lists.num_dst, (logit_src, logit_dst)
     if not needs_x:
         names = (None, None, None) if numbers is None else numbers.on(x.device)
-        d_src, d_dst = _gradients_of_constant_rows(there, names, x, logits, rule, log_sum, grad, out)
-        return None, d_src, d_dst.T @ x[:n]
+        rows = device_base_and_ids(x)
+        d_src, d_dst = _gradients_of_constant_rows(there, names, *rows, logits, rule, log_sum, grad, out)
+        return None, d_src, _gradient_of_a(d_dst, x)
     delta, d_dst = dots(grad, out), torch.zeros_like(logit_dst)
     dx, d_logit = gradients_by_src(
         there, None, numbers, _shared(x, heads), a_src, logits, rule, log_sum, grad, delta, d_dst, True, True
     )
     dx[:n].addmm_(d_dst, a_dst)
-    return dx, d_logit.T @ x, d_dst.T @ x[:n]
+    return dx, _gradient_of_a(d_logit, x), _gradient_of_a(d_dst, x)

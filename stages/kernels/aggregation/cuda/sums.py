@@ -10,16 +10,14 @@ from torch import Tensor
 from ...runtime.triton_rng import aligned
 from ..lists import DeviceLists
 
-UNROLL = 4
-"""Edges of each row that are read at a time."""
+UNROLL, SUMMED = 4, 2
+"""Edges of each row that are read at a time, at most, and where rows are summed: many lists have one or two."""
 TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
 COLUMNS = 256
 """Columns of a tile at most, where a row may be divided."""
 HELD, NARROW = 1024, 128
 """Numbers of a row, with its heads, in one warp of attention at most; numbers below which it takes several rows."""
-MANY, TILES = 32768, 4
-"""Lists above which a program of attention takes several tiles of them, one after the other, and how many."""
 # Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -51,11 +49,6 @@ def head_tile(heads: int, width: int, most: int | None = None) -> dict[str, int]
 def unrolled(shape: dict[str, int], numbers: int) -> int:
     """Edges of each row that a program of this tile reads at a time: fewer of wide rows, which take the registers."""
     return min(max(numbers // (shape["BR"] * shape["BH"] * shape["BD"]), 1), UNROLL)
-
-
-def tiles(n: int) -> int:
-    """Tiles of a program of attention over n lists."""
-    return TILES if n > MANY else 1
 
 
 @triton.jit
@@ -169,7 +162,7 @@ def add_lists(
             launched(
                 begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n,
                 width // unit, x.stride(0) // unit, result.stride(0) // unit, own_rows if whole else 0, UNIT=unit,
-                LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else NOTHING, UNROLL=UNROLL,
+                LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else NOTHING, UNROLL=SUMMED,
                 BR=rows_per, BF=columns,
             )  # fmt: skip
 

@@ -19,8 +19,8 @@ from millrace.stages.kernels import aggregation_backend, aggregation_on
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
-from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
 from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
@@ -111,14 +111,19 @@ def test_heads_with_rows_of_their_own_in_two_programs() -> None:
         torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
 
-def test_programs_that_take_several_tiles_store_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of many lists do; the last one has tiles without any."""
-    lists = random_lists(6, 9, 20, 3)
-    want = attended(lists, 2, 64)
-    monkeypatch.setattr(sums_cuda, "MANY", 0)
-    assert sums_cuda.tiles(6) > 1
-    for got, expected in zip(attended(lists, 2, 64), want, strict=True):
-        assert torch.equal(got, expected)
+def test_rows_that_are_not_gathered_are_read_in_place() -> None:
+    lists, heads, width, g = random_lists(9, 12, 20, 1), 3, 20, torch.Generator().manual_seed(1)
+    base, a, b, grad = (
+        torch.randn(*s, generator=g).to(DEVICE) for s in ((40, width), *[(heads, width)] * 2, (9, heads, width))
+    )
+    ids, rule, found = torch.randperm(40, generator=g)[:12].to(DEVICE), AttentionRule(0.2, 0.3, 7), []
+    lazy = LazyRows(base, ids)
+    for x in (lazy, base[ids]):
+        made = CUDA.attend_shared(lists, x, a, b, rule)
+        found.append([*made, *CUDA.attend_shared_backward(lists, x, a, b, rule, *made, grad, False)[1:]])
+    assert lazy._rows is None
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_float32_is_as_good_as_float32() -> None:
