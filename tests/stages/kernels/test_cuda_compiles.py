@@ -62,7 +62,7 @@ KERNELS = [
     (number_cuda._start, {"BLOCK": 1024}),
     (number_cuda._clear, {"BLOCK": 1024}),
 ]
-ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below
+ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below, extract_cuda._find_known
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
 DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.

@@ -1,5 +1,5 @@
-"""Finds the edges between known nodes on the device, and their weights: several warps walk the in-edges of a row and
-list the few that are kept, of all rows in one list. Where they go is known once all are counted.
+"""Finds the edges between known nodes on the device, and their weights: a warp walks the in-edges of a row and lists
+the few that are kept, of all rows in one list. Where they go is known once all are counted.
 
 Weights are added up row by row in the order of the edges, by additions alone, so that no compiler can fuse them with a
 product.
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.device_memory import ToHost
 from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
 from ..device_samples import Counts, DeviceList
 from .neighbor import check_int32
@@ -20,11 +21,13 @@ from .renumber import Group
 from .tables import Tables
 from .terms import Terms
 
-CHUNK = 1 << 11 if INTERPRETED else 1 << 10
-"""Edges that are read at once: a hub's are soon through."""
+CHUNK = 1 << 11 if INTERPRETED else 1 << 8
+"""Edges that are read at once."""
 WALKED = 4
 """Rows that a program walks, one after the other."""
-WARPS = 4
+WARPS = 1
+"""Of a program that walks. Most rows are short: more warps would spend most of their instructions on lanes without an
+edge, and fewer rows would be under way at a time."""
 ROOM = 8
 """Edges for each row that there is room for at first, 16 bytes each. If more are kept, the rows are walked again."""
 ROWS = 128
@@ -207,6 +210,10 @@ class Walk:
         check_int32(int(self._edges.max()))
         if sizes[-1] > self._room:
             self._list(int(sizes[-1]))
+
+    async def counted(self) -> None:
+        """`arrived`, of a message of their own."""
+        self.arrived(await ToHost(self.sizes))
 
     def written(self, nodes: Group, node_ends: Tensor, every_row: bool) -> Extracted:
         """The edges, each row's in the graph's order, once `arrived` was called.

@@ -2,7 +2,8 @@
 `reference.layerwise`.
 
 Launches and waits take longer than the work: the host waits once a hop, for the number of new nodes and for that of the
-edges of the hop before, and once at the end. While the device walks a hop's edges, the host prepares what comes next.
+edges of the hop before, and once at the end. Edges are written and weighed while the host waits for the next message
+and works on it.
 Darts are thrown in parallel: all that may be needed, and those beyond the last that counts are dropped. Factors of
 sources are computed on the device where division suffices; `bottom_k` and `with_replacement` take those of the other
 kernels, on the host, since `expm1` differs between libraries. In minibatches whose darts hit too few columns the rest
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...runtime.device_memory import completed, to_device
+from ...runtime.device_memory import ToHost, completed, to_device
 from ..device_samples import Counts, DeviceLayers, Rows, prefix_sums
 from ..layerwise import Drawn, budget, clock, complete, dart_words, factors, same_scale, with_replacement
 from .draw import cumulated
@@ -54,7 +55,7 @@ class _Layers:
             # All V rows, for each minibatch.
             self.all_rows = to_device(np.repeat([[0], [terms.graph.num_nodes]], k, axis=1), terms.graph.device)
 
-    def draw(
+    async def draw(
         self, group: Group, ends: Tensor, keys: npt.NDArray[np.uint64], words: Tensor, s: int, walk: Walk | None
     ) -> tuple[_Sample, Group, Tensor]:
         """Throw darts, and number the nodes that are drawn.
@@ -84,7 +85,7 @@ class _Layers:
         # The host must wait: memory depends on the number of new nodes.
         masses = prefix[-1:] if self.every_row else prefix.index_select(0, ends)
         parts = [*found.sizes, found.darts, masses, *([] if walk is None else [walk.sizes])]
-        message = torch.cat(parts).cpu().numpy()
+        message = await ToHost(torch.cat(parts))
         places, new, darts, ends_, edges = np.split(message, np.cumsum([k + 1, k + 1, k, len(masses)]))
         if walk is not None:
             walk.arrived(edges)
@@ -221,16 +222,24 @@ def layers(
         if bulk.weighted:
             weight.append(bulk.weigh(walk.group, nodes, found, sample))
 
-    hop = None
+    # One whose edges the device looks for, and one whose edges are known.
+    hop, known = None, None
     for h, s in enumerate(sizes):
-        sample, nodes, all_ends = bulk.draw(group, ends, keys[:, h], words[h], s, hop and hop[0])
-        before, hop = hop, (Walk(terms, group, ends, tables), nodes, all_ends, sample)
-        if before is not None:
-            finish(*before)
+        drawing = bulk.draw(group, ends, keys[:, h], words[h], s, hop and hop[0])
+        drawing.send(None)
+        # Behind the message: the device has work while the host reads it.
+        if known is not None:
+            finish(*known)
+        sample, nodes, all_ends = completed(drawing)
+        known, hop = hop, (Walk(terms, group, ends, tables), nodes, all_ends, sample)
         group, ends = nodes, all_ends
         node_ends.append(nodes.counts)
     if hop is not None:
-        hop[0].arrived(hop[0].sizes.cpu().numpy())
+        counting = hop[0].counted()
+        counting.send(None)
+        if known is not None:
+            finish(*known)
+        completed(counting)
         finish(*hop)
     forget(group.rows, tables)
     workspace.put_back(tables)
