@@ -1,5 +1,5 @@
-"""Finds the edges between known nodes on the device, and their weights: a warp walks the in-edges of a row and lists
-the few that are kept, of all rows in one list. Where they go is known once all are counted.
+"""Finds the edges between known nodes on the device, and their weights: a warp walks the in-edges of a row, several
+those of a hub, and lists the few that are kept, of all rows in one list. Where they go is known once all are counted.
 
 Weights are added up row by row in the order of the edges, by additions alone, so that no compiler can fuse them with a
 product.
@@ -22,12 +22,15 @@ from .tables import Tables
 from .terms import Terms
 
 CHUNK = 1 << 11 if INTERPRETED else 1 << 8
-"""Edges that are read at once."""
+"""Edges that a warp reads at once."""
 WALKED = 4
 """Rows that a program walks, one after the other."""
 WARPS = 1
 """Of a program that walks. Most rows are short: more warps would spend most of their instructions on lanes without an
 edge, and fewer rows would be under way at a time."""
+LONG = 1 << 15
+"""In-degree from which a row gets a program of several warps."""
+LONG_WARPS = 8
 ROOM = 8
 """Edges for each row that there is room for at first, 16 bytes each. If more are kept, the rows are walked again."""
 ROWS = 128
@@ -35,13 +38,14 @@ ROWS = 128
 BLOCK = TILE
 
 
-@triton.jit(do_not_specialize=["num_rows", "room"])
+@triton.jit(do_not_specialize=["num_rows", "room", "least", "most"])
 def _find_known(
     indptr, sources, nodes, owner, found, listed, counts, kept_row, kept_rank, kept_at, num_rows, room, stride,
-    CHUNK: tl.constexpr,
+    least, most, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Count the in-edges of each row whose source has a mark, in counts[1:], and list them in any order: row, rank in
-    the row, and position. Those for which there is no room are only counted."""
+    """Of each row of `least` edges and more, fewer than `most`, count the in-edges whose source has a mark, in
+    counts[1:], and list them in any order: row, rank in the row, and position. Those for which there is no room are
+    only counted."""
     p = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
     if p == 0:
@@ -49,6 +53,8 @@ def _find_known(
     # Rows side by side go to different programs: hubs often have neighbouring ids.
     for f in range(p, num_rows, tl.num_programs(0)):
         _, start, degree, q = row_at(indptr, nodes, owner, f)
+        ours = (degree >= least) & (degree < most)
+        degree = tl.where(ours, degree, 0)
         marks = found + q * stride
         seen = degree * 0
         u = tl.load(sources + start + lane, mask=lane < degree, other=0)
@@ -67,7 +73,7 @@ def _find_known(
                 tl.store(kept_at + to, start + place, mask=some)
             seen += count
             u = ahead
-        tl.store(counts + f + 1, seen.to(tl.int64))
+        tl.store(counts + f + 1, seen.to(tl.int64), mask=ours)
 
 
 @triton.jit(do_not_specialize=["num_edges", "num_rows"])
@@ -189,11 +195,15 @@ class Walk:
         self._counts = torch.empty(n + 1, dtype=torch.int64, device=to)
         self._row, self._rank = torch.empty(2, room, dtype=torch.int32, device=to)
         self._at = torch.empty(room, dtype=torch.int64, device=to)
-        launch(_find_known, programs(n, WALKED))(
+        args = (
             graph.indptr, graph.indices, rows.nodes, rows.owner, self._tables.found,
             torch.zeros(1, dtype=torch.int64, device=to), self._counts, self._row, self._rank, self._at,
-            n, room, self._tables.stride, CHUNK=CHUNK, num_warps=WARPS,
+            n, room, self._tables.stride,
         )  # fmt: skip
+        grid = programs(n, WALKED)
+        launch(_find_known, grid)(*args, 0, LONG, CHUNK=CHUNK * WARPS, num_warps=WARPS)
+        if graph.max_degree >= LONG:
+            launch(_find_known, grid)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * LONG_WARPS, num_warps=LONG_WARPS)
 
     @property
     def sizes(self) -> Tensor:

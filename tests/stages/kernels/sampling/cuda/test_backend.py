@@ -176,12 +176,14 @@ def test_several_programs_share_a_launch(monkeypatch):
         assert same(few, sampler, 5, 3)
 
 
+@pytest.mark.parametrize("long", [200, 1 << 15])
 @pytest.mark.parametrize("room", [0, 1, 8])
 @pytest.mark.parametrize("sampler", [LadiesSampler((4, 47)), FastGCNSampler((4, 30), "bottom_k")], ids=str)
-def test_layer_wise_edges_find_room(sampler, room, monkeypatch):
+def test_layer_wise_edges_find_room(sampler, room, long, monkeypatch):
     """Rows are walked again where the list was too short. A hub is longer than a chunk, some rows have no edges, and of
-    one all are kept."""
+    one all are kept. Hubs may have a walk of their own."""
     monkeypatch.setattr(extract_cuda, "ROOM", room)
+    monkeypatch.setattr(extract_cuda, "LONG", long)
     monkeypatch.setattr(extract_cuda, "CHUNK", 16)
     graph = nasty()
     row = np.repeat(np.arange(50), graph.in_degree)
