@@ -2,7 +2,7 @@
 
 Tensor cores multiply numbers of 8 bits (bfloat16). A float32 number is the sum of three of those, so the six largest
 products of such parts, summed in float32, are as exact as a product in float32 (Ootomo and Yokota, IJHPCA 2022, for two
-parts): on an H200 0.3 to 0.6 times as far from float64 as cuBLAS. Tensor cores do not round a sum but cut it off, so
+parts): on an H200 at most half as far from float64 as cuBLAS. Tensor cores do not round a sum but cut it off, so
 small products come first, and only a few products are summed there: the rest is added as usual. An infinite number
 gives NaN.
 

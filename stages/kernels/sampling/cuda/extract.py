@@ -23,8 +23,6 @@ from .terms import Terms
 
 CHUNK = 1 << 11 if INTERPRETED else 1 << 8
 """Edges that a warp reads at once."""
-WALKED = 4
-"""Rows that a program walks, one after the other."""
 WARPS = 1
 """Of a program that walks. Most rows are short: more warps would spend most of their instructions on lanes without an
 edge, and fewer rows would be under way at a time."""
@@ -46,12 +44,11 @@ def _find_known(
     """Of each row of `least` edges and more, fewer than `most`, count the in-edges whose source has a mark, in
     counts[1:], and list them in any order: row, rank in the row, and position. Those for which there is no room are
     only counted."""
-    p = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
-    if p == 0:
+    if f == 0:
         tl.store(counts, 0)
-    # Rows side by side go to different programs: hubs often have neighbouring ids.
-    for f in range(p, num_rows, tl.num_programs(0)):
+    if f < num_rows:
         _, start, degree, q = row_at(indptr, nodes, owner, f)
         ours = (degree >= least) & (degree < most)
         degree = tl.where(ours, degree, 0)
@@ -200,7 +197,7 @@ class Walk:
             torch.zeros(1, dtype=torch.int64, device=to), self._counts, self._row, self._rank, self._at,
             n, room, self._tables.stride,
         )  # fmt: skip
-        grid = programs(n, WALKED)
+        grid = programs(n, 1)
         launch(_find_known, grid)(*args, 0, LONG, CHUNK=CHUNK * WARPS, num_warps=WARPS)
         if graph.max_degree >= LONG:
             launch(_find_known, grid)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * LONG_WARPS, num_warps=LONG_WARPS)
