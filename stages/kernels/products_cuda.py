@@ -66,8 +66,21 @@ def _parts(x):
 
 
 @triton.jit
-def _product(a, b):
-    """a b in float32. Left out are the products of parts that are 2^-24 of the largest or less."""
+def _nearest(x):
+    """The nearest bfloat16 number, of two the even one, as torch rounds; what is not a number stays so."""
+    if not _COMPILED:
+        bits = x.to(tl.uint32, bitcast=True)
+        even = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, even, x)
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def _product(a, b, LOW: tl.constexpr):
+    """a b in float32. Left out are the products of parts that are 2^-24 of the largest or less; with `LOW` the product
+    is of both as bfloat16."""
+    if LOW:
+        return tl.dot(_nearest(a), _nearest(b))
     a1, a2, a3 = _parts(a)
     b1, b2, b3 = _parts(b)
     total = tl.dot(a3, b1)
@@ -81,7 +94,7 @@ def _product(a, b):
 @triton.jit(do_not_specialize=["n"])
 def _rows_by_weight(
     x, ids, y, weight, bias, out, n, D, units, x_row, x_head, y_row, y_head, w_row, w_head, out_row,
-    UNIT: tl.constexpr, TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr,
+    UNIT: tl.constexpr, TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr, LOW: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[i, h D + d] = activation(sum over k of gradient(x[h, i, k], y[h, i, k]) weight[h, d, k] + bias[h D + d]);
@@ -113,7 +126,7 @@ def _rows_by_weight(
         else:
             at = d[None, :] * (w_row * UNIT) + k[:, None]
         b = tl.load(weight + at, columns & (k < K)[:, None], 0.0)
-        total += _product(a, b)
+        total += _product(a, b, LOW)
     if bias is not None:
         total += tl.load(bias + h * D + d[None, :], columns, 0.0)
     if ACTIVATION == RELU:
@@ -126,7 +139,8 @@ def _rows_by_weight(
 @triton.jit(do_not_specialize=["n", "piece", "of_piece"])
 def _sums_over_rows(
     g, ids, y, a, weights, biases, n, piece, of_piece, d_units, k_units, g_row, g_head, y_row, y_head, a_row, a_head,
-    UNIT: tl.constexpr, GRADIENT: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
+    UNIT: tl.constexpr, GRADIENT: tl.constexpr, LOW: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """weights[s, h, d, k] is the sum over rows i of piece s of gradient(g[h, i, d], y[h, i, d]) a[h, i, k]; biases
     [s, h, d] that of gradient(g[h, i, d], y[h, i, d]). Row i of g is that of `ids`, if there are any."""
@@ -152,7 +166,7 @@ def _sums_over_rows(
         if y is not None:
             t = _gradient(t, tl.load(y + row * (y_row * UNIT) + d[None, :], both, 0.0), GRADIENT)
         b = tl.load(a + row * (a_row * UNIT) + k[None, :], rows & (k < K)[None, :], 0.0)
-        total += _product(tl.trans(t), b)
+        total += _product(tl.trans(t), b, LOW)
         if biases is not None:
             alone += tl.sum(t, 0)
     weights += s.to(tl.int64) * of_piece + h.to(tl.int64) * (D * K)
@@ -184,6 +198,7 @@ def rows_by_weight(
     result: Tensor | None = None,
     of: str = "none",
     ids: Tensor | None = None,
+    low: bool = False,
 ) -> Tensor:
     """Each head's rows by that head's weight, side by side: ``activation(concat_h(g(x[h]) weight[h]^T) + bias)``.
 
@@ -196,6 +211,7 @@ def rows_by_weight(
             its argument. None: g(x) is x.
         of: see `result`.
         ids: [n], the rows of x that are multiplied; all, in their order, when absent.
+        low: round both operands to bfloat16.
 
     Returns:
         [n, H * D].
@@ -216,7 +232,8 @@ def rows_by_weight(
     launched(
         x, ids, result, weight, bias, out, n, columns, width // unit, x.stride(1) // unit, x.stride(0) // unit,
         y.stride(1) // unit, y.stride(0) // unit, w_row // unit, w_head // unit, out.stride(0), UNIT=unit,
-        TRANSPOSED=transposed, ACTIVATION=ACTIVATIONS[activation], GRADIENT=ACTIVATIONS[of], num_stages=3, **tile,
+        TRANSPOSED=transposed, ACTIVATION=ACTIVATIONS[activation], GRADIENT=ACTIVATIONS[of], LOW=low, num_stages=3,
+        **tile,
     )  # fmt: skip
     return out
 
@@ -228,6 +245,7 @@ def sums_over_rows(
     of: str = "none",
     with_bias: bool = False,
     ids: Tensor | None = None,
+    low: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Sums over rows of each head's outer products, and of its gradients alone, in an order that the shapes determine.
 
@@ -238,6 +256,7 @@ def sums_over_rows(
         of: likewise.
         with_bias: whether to return the second.
         ids: [n], the rows of g that are multiplied; all, in their order, when absent.
+        low: see `rows_by_weight`.
 
     Returns:
         [H, D, K] and [H * D].
@@ -257,7 +276,7 @@ def sums_over_rows(
         g, ids, result, a, sums, sums[:, whole:] if with_bias else None, n, piece, sums.stride(0), columns // unit,
         width // unit, g.stride(1) // unit, g.stride(0) // unit, y.stride(1) // unit, y.stride(0) // unit,
         a.stride(1) // unit, a.stride(0) // unit,
-        UNIT=unit, GRADIENT=ACTIVATIONS[of], BM=BM, BD=BD, BK=BK, num_warps=4, num_stages=3,
+        UNIT=unit, GRADIENT=ACTIVATIONS[of], LOW=low, BM=BM, BD=BD, BK=BK, num_warps=4, num_stages=3,
     )  # fmt: skip
     total = sums.sum(0)
     return total[:whole].view(heads, columns, width), total[whole:] if with_bias else None

@@ -42,7 +42,7 @@ def _own(*tensors: Tensor) -> bool:
 
 
 def _backward(
-    needs: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, activation: str
+    needs: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, activation: str, low: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight and bias by those kernels.
 
@@ -53,14 +53,15 @@ def _backward(
         weight: [H, D, K].
         out: [n, H * D] or None, the result of the activation.
         activation: see `dense.linear`.
+        low: whether products are in bfloat16.
     """
     from ..kernels import products_cuda
 
     heads, columns = weight.shape[:2]
     g, y = (None if t is None else t.view(-1, heads, columns).transpose(0, 1) for t in (grad.contiguous(), out))
     assert g is not None
-    dx = products_cuda.rows_by_weight(g, weight.transpose(1, 2), result=y, of=activation) if needs[0] else None
-    dw, db = products_cuda.sums_over_rows(g, x, y, activation, needs[2]) if any(needs[1:]) else (None, None)
+    dx = products_cuda.rows_by_weight(g, weight.transpose(1, 2), result=y, of=activation, low=low) if needs[0] else None
+    dw, db = products_cuda.sums_over_rows(g, x, y, activation, needs[2], low=low) if any(needs[1:]) else (None, None)
     return dx, dw, db
 
 
@@ -86,11 +87,11 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
-        ctx.activation, ctx.low, ctx.own = activation, low, not low and _own(x, weight)
+        ctx.activation, ctx.low, ctx.own = activation, low, _own(x, weight)
         if ctx.own:
             from ..kernels import products_cuda
 
-            out = products_cuda.rows_by_weight(x[None], weight[None], bias, activation)
+            out = products_cuda.rows_by_weight(x[None], weight[None], bias, activation, low=low)
             ctx.save_for_backward(x, weight, None if activation == "none" else out)
             return out
         a, w = _operand(x, low), _operand(weight, low)
@@ -113,7 +114,7 @@ class Linear(torch.autograd.Function):
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
-            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation)
+            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation, ctx.low)
             return dx, dw if dw is None else dw[0], db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low)
@@ -133,11 +134,11 @@ class PerHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
         heads, width = weight.shape[:2]
-        ctx.activation, ctx.low, ctx.own = activation, low, not low and _own(x, weight)
+        ctx.activation, ctx.low, ctx.own = activation, low, _own(x, weight)
         if ctx.own:
             from ..kernels import products_cuda
 
-            out = products_cuda.rows_by_weight(x.transpose(0, 1), weight, bias, activation)
+            out = products_cuda.rows_by_weight(x.transpose(0, 1), weight, bias, activation, low=low)
             ctx.save_for_backward(x, weight, None if activation == "none" else out)
             return out
         a, w = _operand(x, low), _operand(weight, low)
@@ -153,7 +154,9 @@ class PerHead(torch.autograd.Function):
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
-            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation)
+            dx, dw, db = _backward(
+                ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation, ctx.low
+            )
             return None if dx is None else dx.view(a.shape), dw, db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low).unflatten(1, w.shape[:2]).transpose(0, 1)

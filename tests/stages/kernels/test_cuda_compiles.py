@@ -133,9 +133,9 @@ SHARED = {"D": 100, "Z_ROW": 100, "X_ROW": 100, "Z_HEAD": 0, "SHARED": True, "BD
 SUMS = {"rows": None, "UNIT": 4, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "UNROLL": 4, "BR": 4, "BF": 128}
 LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "UNROLL": 4, "BR": 8, "BH": 4, "num_warps": 1}
 DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
-BY_WEIGHT = {"UNIT": 4, "ACTIVATION": 2, "GRADIENT": 2, "BM": 128, "BD": 64, "BK": 32, "num_warps": 8}
+BY_WEIGHT = {"UNIT": 4, "LOW": False, "ACTIVATION": 2, "GRADIENT": 2, "BM": 128, "BD": 64, "BK": 32, "num_warps": 8}
 BY_WEIGHT |= {"maxnreg": 128}
-OVER_ROWS = {"UNIT": 4, "GRADIENT": 2, "BM": 32, "num_warps": 4}
+OVER_ROWS = {"UNIT": 4, "LOW": False, "GRADIENT": 2, "BM": 32, "num_warps": 4}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
@@ -169,6 +169,8 @@ KERNELS = [
     (attention_shared_cuda._backward_shared_dst, EDGES | SHARED | {"ids": None}),
     (products_cuda._rows_by_weight, BY_WEIGHT | {"ids": None, "y": None, "TRANSPOSED": False}),
     (products_cuda._rows_by_weight, BY_WEIGHT | {"ids": None, "bias": None, "TRANSPOSED": True}),
+    (products_cuda._rows_by_weight, BY_WEIGHT | {"ids": None, "y": None, "TRANSPOSED": False, "LOW": True}),
+    (products_cuda._sums_over_rows, OVER_ROWS | {"ids": None, "BD": 64, "BK": 128, "LOW": True}),
     (products_cuda._rows_by_weight, BY_WEIGHT | products_cuda.NARROW | {"y": None, "bias": None, "TRANSPOSED": False}),
     (products_cuda._sums_over_rows, OVER_ROWS | {"ids": None, "BD": 64, "BK": 64}),
     (products_cuda._sums_over_rows, OVER_ROWS | {"ids": None, "BD": 64, "BK": 128}),
@@ -237,4 +239,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "34\n34\n", done.stderr
+    assert done.stdout == "34\n36\n", done.stderr

@@ -72,3 +72,20 @@ def test_numbers_of_very_different_size_and_those_that_are_none() -> None:
     finite = want.isfinite().all(1)
     assert torch.equal(got.isfinite().all(1), finite)
     assert float(((got - want).norm(dim=1) / want.norm(dim=1))[finite].max()) < 3e-7
+
+
+@pytest.mark.parametrize(("n", "width", "columns"), [(0, 5, 3), (70, 40, 9), (150, 17, 70)])
+def test_products_in_bfloat16_are_those_of_rounded_operands(n: int, width: int, columns: int) -> None:
+    x, w, b, weights = drawn(n, width), drawn(columns, width), drawn(columns), drawn(n, columns)
+    # Halfway between two numbers: torch takes the even one.
+    x[..., 0], w[0] = 1 + 2**-8, -1 - 3 * 2**-8
+    leaves = [t.to("cuda").requires_grad_() for t in (x, w, b)]
+    with torch.autocast("cuda", torch.bfloat16):
+        out = linear(*leaves, "none")
+    got = [out, *torch.autograd.grad((out * weights.to("cuda")).sum(), leaves)]
+    r, s, t = (a.bfloat16().double() for a in (x, w, weights))
+    want = [r @ s.t() + b, t @ s, t.t() @ r, weights.double().sum(0)]
+    assert errors([a.detach().cpu().double() for a in got], want) <= 3e-7
+    x[: n // 2, 3] = torch.nan
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(linear(x.to("cuda"), leaves[1]).isnan().any(1).cpu(), x.isnan().any(1))
