@@ -263,6 +263,11 @@ def sums_over_rows(
     """
     heads, n, width = a.shape
     columns = g.shape[2]
+    if not width and heads * columns and with_bias:
+        _, alone = sums_over_rows(g, g.new_zeros(1, 1, 1).expand(heads, n, 1), result, of, True, ids)
+        return g.new_empty(heads, columns, 0), alone
+    if not heads * columns * width:
+        return g.new_empty(heads, columns, width), g.new_empty(heads * columns) if with_bias else None
     BM, BD, BK = (32, 128, 16) if width <= 16 else (32, 64, 64 if width <= 64 else 128)
     tiles = -(-columns // BD) * -(-width // BK)
     piece = BM * max(4, -(-n // (max(PROGRAMS // (tiles * heads), 1) * BM)))

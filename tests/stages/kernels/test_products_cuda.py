@@ -40,12 +40,13 @@ def errors(got: list[Tensor], want: list[Tensor]) -> float:
 
 @settings(max_examples=25)
 @given(
-    st.integers(0, 200), st.integers(1, 70), st.integers(1, 70), st.integers(1, 3), st.sampled_from(FUSED),
+    st.integers(0, 200), st.integers(0, 70), st.integers(1, 70), st.integers(1, 3), st.sampled_from(FUSED),
     st.booleans(), st.sampled_from([0, 3, 4]),
     st.sampled_from([(True, True, True), (False, True, True), (True, False, False)]),
 )  # fmt: skip
 @example(300, 100, 64, 4, "elu", True, 0, (False, True, True))
 @example(140, 64, 130, 1, "relu", True, 4, (True, True, True))
+@example(9, 0, 5, 2, "relu", True, 0, (True, True, True))
 def test_they_are_as_near_as_products_of_float32(
     n: int, width: int, columns: int, heads: int, activation: str, bias: bool, spare: int, needed: tuple[bool, ...]
 ) -> None:

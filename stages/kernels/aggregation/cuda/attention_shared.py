@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ....memory.lazy_rows import device_base_and_ids
+from ....memory.lazy_rows import device_base_and_ids, head
 from ... import products_cuda
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists
@@ -135,7 +135,7 @@ def _logits(x: Tensor, a: Tensor, n: int) -> Tensor:
     if products_cuda.takes(base, a):
         rows = base[:n] if ids is None else base
         return products_cuda.rows_by_weight(rows[None], a[None], ids=None if ids is None else ids[:n])
-    return torch.mm(x[:n], a.T, out=x.new_empty(n, len(a)))
+    return torch.mm(head(x, n), a.T, out=base.new_empty(n, len(a)))
 
 
 def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
         rows = base[:n] if ids is None else base
         ids = None if ids is None else ids[:n]
         return products_cuda.sums_over_rows(rows[None], d_logit[None], ids=ids)[0][0].T
-    return d_logit.T @ x[:n]
+    return d_logit.T @ head(x, n)
 
 
 def attend_shared(

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels import aggregation_backend, aggregation_on
+from millrace.stages.kernels import aggregation_backend, aggregation_on, products_cuda
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
@@ -111,8 +111,11 @@ def test_heads_with_rows_of_their_own_in_two_programs() -> None:
         torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
 
-def test_rows_that_are_not_gathered_are_read_in_place() -> None:
-    lists, heads, width, g = random_lists(9, 12, 20, 1), 3, 20, torch.Generator().manual_seed(1)
+@pytest.mark.parametrize("parts", [True, False], ids=["own products", "products of torch"])
+@pytest.mark.parametrize("width", [20, 0])
+def test_rows_that_are_not_gathered_are_read_in_place(width: int, parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_cuda, "_has_parts", lambda device: parts)
+    lists, heads, g = random_lists(9, 12, 20, 1), 3, torch.Generator().manual_seed(1)
     base, a, b, grad = (
         torch.randn(*s, generator=g).to(DEVICE) for s in ((40, width), *[(heads, width)] * 2, (9, heads, width))
     )
