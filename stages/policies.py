@@ -168,13 +168,18 @@ class RecordsSteps(Fetcher, Protocol):
     """A `Fetcher` whose steps can be recorded and replayed."""
 
     def recorded(
-        self, module: nn.Module, rules: "StepRules", parameters: list[nn.Parameter], alone: bool
+        self,
+        module: nn.Module,
+        reduce: "ReducePolicy",
+        rules: "StepRules",
+        parameters: list[nn.Parameter],
+        alone: bool,
     ) -> "RecordedStep | None":
-        """Object that replays steps of this module, for a `ReducePolicy` that weighs all seeds alike; None if they
-        cannot be recorded.
+        """Object that replays steps of this module; None if they cannot be recorded.
 
         Args:
             module: the trained module.
+            reduce: a policy that allows it.
             rules: settings of the steps.
             parameters: the parameters that need gradients.
             alone: whether each step has one piece of work.
@@ -193,8 +198,8 @@ class RecordedStep(Protocol):
 class ReducePolicy(Protocol):
     """Combines losses and gradients of one step over minibatches and ranks."""
 
-    counts_seeds_alike: ClassVar[bool]
-    """True if `contribute` is forward and backward with the same weight for every seed, so that a recorded step
+    allows_recording: ClassVar[bool]
+    """True if `contribute` is one forward and backward pass with the weights of `weigh`, so that a recorded step
     (`RecordsSteps`) does the same."""
     shares_batch_norm: ClassVar[bool]
     """True if `statistics` keeps batch normalisation right over all ranks."""
@@ -203,6 +208,11 @@ class ReducePolicy(Protocol):
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """Optimiser that takes a step along the gradient of `reduce`."""
+        ...
+
+    def weigh(self, weight: Tensor, group: Group) -> tuple[Tensor, float]:
+        """Weights with which seeds count that have these weights (`Fetched.weight`), and their sum. May be called once
+        for each piece of work, by all ranks at the same time."""
         ...
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:

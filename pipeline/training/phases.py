@@ -215,6 +215,8 @@ class PhaseTraining:
             self._finish_part(self.fetcher, last)
         if last:
             return
+        for p in self.runner.parameters:
+            p.grad = None  # may be memory of a recording, which goes with the phase
         progress.cursor = Cursor(self.phase.number + 1, 0)
         if self.phase.fresh_optimizer:
             progress.forget_best()

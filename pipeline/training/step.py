@@ -31,6 +31,9 @@ from .progress import Progress
 
 MEMORY_NOTE_BYTES = 256 << 20
 """Memory use is reported to the user from this size on."""
+FEWEST_STEPS = 32
+"""Minimum number of steps of a phase that are recorded, if there are several phases, each of which records anew. On an
+H200 a recording takes about as long as 20 replays save."""
 
 
 class StepRunner:
@@ -77,7 +80,7 @@ class StepRunner:
         self.parameters, self.rules = self.phase_optimizer.parameters, context.step_rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.train.compile else module
-        self.recorded = self._recorded()
+        self.recorded = self._recorded(total_epochs)
         # Code that torch.compile has made uses torch's threads.
         spared = getattr(self.compiled, "spares_torch", False)
         self.torch_threads: Any = one_torch_thread if spared else nullcontext
@@ -94,15 +97,17 @@ class StepRunner:
         self.ahead: tuple[tuple[int, int], Any, Fetched] | None = None
         """The next minibatch if it was begun ahead: ((epoch, index), work, fetched)."""
 
-    def _recorded(self) -> RecordedStep | None:
+    def _recorded(self, total_epochs: int) -> RecordedStep | None:
         """Steps as CUDA graphs, where the fetcher can record them. The compiler reduces launches in its own way."""
-        context = self.context
+        context, reduce = self.context, self.context.system.reduce
         if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
             return None
-        if not context.system.reduce.counts_seeds_alike or context.loss is not None:
+        if not reduce.allows_recording or context.loss is not None:
+            return None
+        if self.phase.epochs < total_epochs and len(self.steps) * self.phase.epochs < FEWEST_STEPS:
             return None
         alone = self.steps.per_step == context.job.group.size
-        return self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
+        return self.fetcher.recorded(self.module, reduce, self.rules, self.parameters, alone)
 
     def run(self, epoch: int, step: int, checkpointer: Checkpointer) -> bool:
         """Run one step.

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..forward_backward import loss_of
+from ..forward_backward import loss_of, summed_loss
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
 from ..messages import Fetched, StepRules, WorkDone
 from ..models.base import Stack
 from ..nn.dropout import draw_key, keys_from
+from ..policies import ReducePolicy
 from ..random import Purpose, stream, torch_seed
 from ..sample.resident import ResidentMiniBatch
+from .isolated import Weights
 
 FIRST = 2
 """Steps that run unrecorded first: a short run needs no recording."""
@@ -30,6 +32,9 @@ MOST = 4
 
 class GathersFrames(Protocol):
     """A fetcher that reads rows and labels of a `Frame`."""
+
+    weights: Weights | None
+    """Weights of seeds; None: seeds have none."""
 
     def framed(self, frame: Frame) -> Fetched:
         """The minibatch in the frame, as a recorded step reads it."""
@@ -51,23 +56,25 @@ class StepGraph:
     """Forward and backward of one minibatch, recorded. One thread uses it."""
 
     def __init__(
-        self, module: nn.Module, gather: "GathersFrames", rules: StepRules, parameters: list[nn.Parameter], alone: bool
+        self,
+        module: nn.Module,
+        gather: "GathersFrames",
+        reduce: ReducePolicy,
+        rules: StepRules,
+        parameters: list[nn.Parameter],
+        alone: bool,
     ) -> None:
         """
         Args:
             module: see `can_record`; its parameters stay where they are.
             gather: gathers rows and labels.
+            reduce: weighs seeds that have weights.
             rules: settings of the step.
             parameters: the parameters that need gradients.
             alone: true if a step has one minibatch, so that the next may overwrite its gradients.
         """
-        self._module, self._gather, self._rules, self._parameters, self._alone = (
-            module,
-            gather,
-            rules,
-            parameters,
-            alone,
-        )
+        self._module, self._gather, self._reduce, self._rules = module, gather, reduce, rules
+        self._parameters, self._alone = parameters, alone
         self._seen = self._recorded = 0
         self._hops: set[int] = set()
         """Hops whose lists by source the gradients need."""
@@ -80,6 +87,8 @@ class StepGraph:
         self._draws = module.num_layers if isinstance(module, Stack) and module.dropout else 0
         """Dropout keys that a step draws."""
         self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=parameters[0].device)
+        self._weight: Tensor | None = None
+        """float64 [B], weights of the seeds in the frame; None: they have none."""
 
     def contribute(self, work: object) -> WorkDone | None:
         """`ReducePolicy.contribute` of one minibatch. None if it cannot be replayed and must be trained on without a
@@ -89,6 +98,9 @@ class StepGraph:
         if self._seen < FIRST:
             self._seen += 1
             return None
+        weight = None if self._gather.weights is None else self._gather.weights.of(work)
+        if weight is not None and self._weight is None:
+            self._weight = torch.zeros_like(weight, device=self._keys.device)
         work.bulk.await_here()
         while (rows := self._laid_out(work.bulk)) is not None:
             self._frame.words.copy_(rows[work.q])
@@ -97,6 +109,11 @@ class StepGraph:
                 break
         else:
             return None
+        count = None
+        if weight is not None and self._weight is not None:
+            # Only now that nothing can stop the replay: ranks may wait for each other here, once a minibatch.
+            weight, count = self._reduce.weigh(weight, self._rules.group)
+            _send(weight, self._weight)
         self._play()
         for p, grad in zip(self._parameters, self._grads):
             if grad is None:
@@ -105,7 +122,8 @@ class StepGraph:
                 p.grad = grad if self._alone else grad.clone()
             else:
                 p.grad.add_(grad)
-        return WorkDone(self._loss if self._loss.is_cuda else float(self._loss), int(work.bulk.node_ends[0][work.q]))
+        loss = self._loss if self._loss.is_cuda else float(self._loss)
+        return WorkDone(loss, int(work.bulk.node_ends[0][work.q]), count)
 
     def _suits(self, work: ResidentMiniBatch) -> bool:
         bulk = work.bulk
@@ -144,18 +162,18 @@ class StepGraph:
                 torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index))
             )
             keys = np.array([draw_key() for _ in range(self._draws)], np.uint64).view(np.int64)
-            # New memory each time: the last keys may still be under way, and page-locked memory is not reused before
-            # they have arrived.
-            here = torch.from_numpy(keys)
-            self._keys.copy_(here.pin_memory() if self._keys.is_cuda else here, non_blocking=True)
+            _send(torch.from_numpy(keys), self._keys)
 
     def _compute(self) -> tuple[Tensor, list[Tensor | None]]:
         taken = iter(self._keys.split(1))
         on_gpu = self._keys.is_cuda
         with keys_from(lambda: next(taken) if on_gpu else int(next(taken)) & 0xFFFF_FFFF_FFFF_FFFF):
             fetched = self._gather.framed(self._frame)
-            loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.matmul_precision)
+            task = self._rules.task
+            loss, logits = loss_of(self._module, fetched, task, self._rules.matmul_precision, self._weight)
             grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            if self._weight is not None:
+                loss = summed_loss(logits.detach(), fetched.y, task)
             # Optimisers expect gradients with the layout of their parameters; accumulating into `.grad` would ensure
             # it.
             return loss.detach(), [None if g is None else g.contiguous() for g in grads]
@@ -191,3 +209,10 @@ class StepGraph:
         else:
             # Without a frame there is nothing to record on.
             self._loss, self._grads = self._compute()
+
+
+def _send(numbers: Tensor, there: Tensor) -> None:
+    """Copy numbers of the host into a tensor, without waiting for its device."""
+    # New memory each time: the last numbers may still be under way, and page-locked memory is not reused before they
+    # have arrived.
+    there.copy_(numbers.pin_memory() if there.is_cuda else numbers, non_blocking=True)

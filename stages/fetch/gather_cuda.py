@@ -27,7 +27,7 @@ from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
 from ..placement.chunks import Isolated
 from ..placement.row_blocks import BlockRows
-from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
+from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, ReducePolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 from .isolated import Correction, Weights
@@ -94,11 +94,11 @@ class DeviceCoverageFetch(DeviceGatherFetch):
     correction: Correction = "batch"
 
     # pyrefly: ignore[bad-override]
-    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module | None = None) -> "DeviceCoverage":
+    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `FetchPolicy.fetcher`. Does not depend on the module."""
         if job.resident:
             place_graph(placement.graph, self.topology)
-        fetcher = DeviceCoverage(placement, *self._rows_of(placement, job))
+        fetcher = DeviceGather(placement, *self._rows_of(placement, job))
         fetcher.weights = Weights(placement, self.correction)
         return fetcher
 
@@ -170,6 +170,8 @@ class DeviceGather(HasTargets):
     training while the next one is in the same bulk."""
 
     exchange_s = 0.0
+    weights: Weights | None = None
+    """Weights of seeds, which stay on the host; None: seeds have none."""
 
     def __init__(
         self,
@@ -211,7 +213,8 @@ class DeviceGather(HasTargets):
             lambda: self._labels()[nodes[: int(bulk.node_ends[0][q])]],
         )
         neighbourhoods = resident_neighbourhoods(bulk, q, degree, self._edges)
-        return Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
+        fetched = Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
+        return fetched if self.weights is None else self.weights.given(fetched, work)
 
     def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
         """[n], degrees of all nodes of a minibatch, which lie on the device."""
@@ -226,11 +229,11 @@ class DeviceGather(HasTargets):
         return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels()[nodes[: sizes[0]]])
 
     def recorded(
-        self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool
+        self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
     ) -> StepGraph | None:
         """See `RecordsSteps.recorded`."""
         return (
-            StepGraph(module, self, rules, parameters, alone)
+            StepGraph(module, self, reduce, rules, parameters, alone)
             if self._graphs and self._near and self._edges is None and self.pairs is None and can_record(module)
             else None
         )
@@ -261,16 +264,6 @@ class DeviceGather(HasTargets):
 
     def idle(self) -> None:
         """See `Fetcher.idle`: no effect, ranks gather by themselves."""
-
-
-class DeviceCoverage(DeviceGather):
-    """`DeviceGather` with a weight for each seed, which stays on the host."""
-
-    weights: Weights
-
-    def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
-        return self.weights.given(super().fetch(work), work)
 
 
 class DeviceTemporal(DeviceGather):

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...storage.minibatch import MiniBatch
 from ..messages import Fetched, RankJob
@@ -59,11 +59,15 @@ class Weights:
             coverage = np.exp(np.log(placement.coverage.numpy()))
         self._weight = None if correction == "none" else torch.from_numpy(coverage)
 
+    def of(self, work: MiniBatch) -> Tensor | None:
+        """float64 [B], weights of the seeds of `work`; None: they have none."""
+        return None if self._weight is None else self._weight[torch.from_numpy(work.seeds)]
+
     def given(self, fetched: Fetched, work: MiniBatch) -> Fetched:
         """`fetched` with the weights of the seeds of `work`."""
-        if self._weight is None:
+        weight = self.of(work)
+        if weight is None:
             return fetched
-        weight = self._weight[torch.from_numpy(work.seeds)]
         if fetched.links is not None:
             # A pair has the mean coverage of the ends that its loss is of.
             weight = weight[fetched.links.pairs].flatten(1).mean(1)

@@ -4,10 +4,10 @@ Grappa-style (arXiv 2602.01872; the weight for each seed, self-normalising and s
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..comm.base import Group
 from ..forward_backward import forward_backward
@@ -26,35 +26,32 @@ class CoverageCorrected(SeedWeightedMean):
     nothing changes.
     """
 
-    counts_seeds_alike: ClassVar[bool] = False
-
     by_batch: bool = True
     """One weight for a minibatch; else one for each seed."""
     shrink: Shrink = "none"
     """Shrinkage of a minibatch's weight towards that of all ranks: none, or by the share of noise in it (empirical
     Bayes)."""
 
-    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
-        """See `ReducePolicy.contribute`. All ranks call this at the same time."""
-        weight = fetched.weight
-        if weight is None:
-            return self._learn(module, fetched, rules, None, len(fetched.y))
+    def weigh(self, weight: Tensor, group: Group) -> tuple[Tensor, float]:
+        """See `ReducePolicy.weigh`."""
         if not self.by_batch:
-            there = weight.to(fetched.y.device, non_blocking=True)
-            return self._learn(module, fetched, rules, there, float(weight.sum()))
+            return super().weigh(weight, group)
         n = len(weight)
         mean = float(weight.mean()) if n else 0.0
         if self.shrink != "none":
-            mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, rules.group)
-        # Made where it is read, so that nobody waits for a copy.
-        alike = torch.full((n,), mean, dtype=weight.dtype, device=fetched.y.device)
-        return self._learn(module, fetched, rules, alike, n * mean)
+            mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, group)
+        return torch.full_like(weight, mean), n * mean
 
-    def _learn(
-        self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float
-    ) -> WorkDone:
+    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
+        """See `ReducePolicy.contribute`. All ranks call this at the same time."""
+        weight, count = fetched.weight, float(len(fetched.y))
+        if weight is not None:
+            weight, count = self.weigh(weight, rules.group)
         if not len(fetched.y):
             return WorkDone(0.0, 0, 0.0)
+        if weight is not None and fetched.y.is_cuda and not weight.is_cuda:
+            # Page-locked, so that nobody waits for the copy.
+            weight = weight.pin_memory().to(fetched.y.device, non_blocking=True)
         done = forward_backward(
             module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..comm.base import Group, Overlap, nothing
 from ..forward_backward import forward_backward
@@ -24,7 +24,7 @@ class SeedWeightedMean:
     node in the step this is the full-batch gradient (sum / all train nodes).
     """
 
-    counts_seeds_alike: ClassVar[bool] = True
+    allows_recording: ClassVar[bool] = True
     shares_batch_norm: ClassVar[bool] = True
     has_local_optimizers: ClassVar[bool] = False
 
@@ -32,13 +32,19 @@ class SeedWeightedMean:
         """See `ReducePolicy.optimizer`: the run's."""
         return rules.optimizer(parameters)
 
+    def weigh(self, weight: Tensor, group: Group) -> tuple[Tensor, float]:
+        """See `ReducePolicy.weigh`: seeds keep their weights."""
+        return weight, float(weight.sum())
+
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
         """See `ReducePolicy.contribute`: every seed counts the same, or its `Fetched.weight`."""
-        weight = fetched.weight
+        weight, count = fetched.weight, None
+        if weight is not None:
+            weight, count = self.weigh(weight, rules.group)
         done = forward_backward(
             module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
         )
-        return done if weight is None else replace(done, weight=float(weight.sum()))
+        return replace(done, weight=count)
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""
@@ -73,7 +79,7 @@ class SeedWeightedMean:
 class AllSeedsMean(SeedWeightedMean):
     """`SeedWeightedMean` for ranks that hold pieces of one batch: batch normalisation is over all of them."""
 
-    counts_seeds_alike: ClassVar[bool] = False
+    allows_recording: ClassVar[bool] = False
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`."""

@@ -2,6 +2,7 @@
 minibatches and parameters that processors compute."""
 
 import gc
+import threading
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import millrace as mr
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup import device_policies
 from millrace.pipeline.systems.grappa import grappa
+from millrace.pipeline.training import step
 from millrace.stages.feed.local_feed import LocalFeed
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.sage import SAGE
@@ -23,8 +25,10 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.dataset import Split
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.graph import from_edges
 from millrace.tests.contracts import isolated, pretended_device
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.isolated import train_threads
@@ -32,6 +36,7 @@ from millrace.tests.contracts.isolated import train_threads
 pytest.importorskip("triton")
 
 from millrace.stages.fetch import gather_cuda
+from millrace.stages.fetch.cuda_graph import StepGraph
 from millrace.stages.kernels.sampling import device_graph
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
@@ -54,25 +59,31 @@ def initial(edges: int = 0) -> nn.Module:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, int, int, int], str]:
     """Digests of minibatches, by whether they lie on the host, rank, epoch and index."""
-    get, seen = LocalFeed.get, {}
+    seen = {}
 
-    def watched(self: Any, epoch: int, index: int) -> Any:
-        work = get(self, epoch, index)
-        if len(work.seeds):
-            seen[work.on_host, self._job.group.rank, epoch, index] = minibatch_digest(work)
-        return work
+    def watched(real: Any) -> Any:
+        def ask(self: Any, epoch: int, index: int) -> Any:
+            work = real(self, epoch, index)
+            if work is not None and len(work.seeds):
+                seen[work.on_host, self._job.group.rank, epoch, index] = minibatch_digest(work)
+            return work
 
-    monkeypatch.setattr(LocalFeed, "get", watched)
+        return ask
+
+    for name in ("get", "peek"):
+        monkeypatch.setattr(LocalFeed, name, watched(getattr(LocalFeed, name)))
     return seen
 
 
-def agree(case: Case, sampler: Sampler, options: dict[str, Any], device: dict[str, Any], seen: dict[Any, str]) -> None:
+def agree(
+    case: Case, sampler: Sampler, options: dict[str, Any], device: dict[str, Any], seen: dict[Any, str], every: int = 1
+) -> None:
     rows = case.graph.edge_features
     model = initial(0 if rows is None else rows.num_features)
-    system, train = grappa(sampler, repartition_every=1, **options), Train(lr=0.05, batch_size=3)
-    here = train_threads(case, system, model, 3, train)
+    system, train = grappa(sampler, repartition_every=every, **options), Train(lr=0.05, batch_size=3)
+    here = train_threads(case, system, model, 3 * every, train)
     on_host = {key[1:]: seen.pop(key) for key in [*seen]}
-    there = train_threads(case, system, model, 3, train, device=device)
+    there = train_threads(case, system, model, 3 * every, train, device=device)
     draws = device.get("kernel") != "cpu"
     assert {key[1:]: digest for key, digest in seen.items()} == on_host
     assert {key[0] for key in seen} == {not draws}
@@ -104,6 +115,59 @@ def agree(case: Case, sampler: Sampler, options: dict[str, Any], device: dict[st
 def test_the_same_minibatches_and_parameters(case, sampler, options, device, drawn):
     """Over switches of super-epochs; a rank without seeds, without nodes, and one whose epoch is shorter."""
     agree(case, sampler, options, device, drawn)
+
+
+def several_steps(parts: int, seeds: int) -> Case:
+    """Parts with so many seeds each."""
+    rng, n = np.random.default_rng(4), 2 * seeds * parts
+    graph = from_edges(rng.integers(0, n, 6 * n), rng.integers(0, n, 6 * n), n)
+    nodes, none = rng.permutation(n), np.empty(0, np.int64)
+    part_of = np.empty(n, np.int64)
+    part_of[nodes] = np.arange(n) % parts
+    split = Split(np.sort(nodes[: n // 2]), none, none)
+    return Case(graph, part_of, parts, split, rng.normal(size=(n, F)), torch.from_numpy(rng.integers(0, C, n)))
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Number of replayed steps, [n] for each rank and super-epoch. What is recorded in one is freed before anything of
+    the next is laid out."""
+    play, fetcher = StepGraph._play, gather_cuda.DeviceCoverageFetch.fetcher
+    mine, counts = threading.local(), []
+
+    def began(self: Any, *args: Any) -> Any:
+        assert all(ref() is None for ref in getattr(mine, "refs", ()))
+        mine.refs, mine.count = [], [0]
+        counts.append(mine.count)
+        return fetcher(self, *args)
+
+    def played(self: Any) -> None:
+        play(self)
+        mine.count[0] += 1
+        mine.refs += [weakref.ref(x) for x in (self, self._graph, self._frame.words, self._loss, *self._grads)]
+
+    monkeypatch.setattr(gather_cuda.DeviceCoverageFetch, "fetcher", began)
+    monkeypatch.setattr(StepGraph, "_play", played)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("parts", "seeds", "options", "fewest", "replays"),
+    [
+        (1, 9, {}, 9, 7),
+        (2, 8, {"halo": 0.5}, 9, 4),
+        (2, 8, {"halo": 0, "correction": "node"}, 9, 4),
+        (2, 8, {"halo": 0, "shrink": "empirical", "rotation": "none"}, 9, 4),
+        (2, 8, {"halo": 0, "correction": "none"}, 9, 4),
+        (2, 8, {}, 10, 0),
+    ],
+)
+def test_recorded_steps(parts, seeds, options, fewest, replays, drawn, replayed, monkeypatch):
+    """Over three super-epochs of nine steps. The first two of each come before the recording; with eight seeds, three
+    are too small for it."""
+    monkeypatch.setattr(step, "FEWEST_STEPS", fewest)
+    agree(several_steps(parts, seeds), NeighborSampler((2, 2)), options, {}, drawn, every=3)
+    assert replayed == [[replays]] * 3 * parts
 
 
 def test_what_a_super_epoch_had_on_the_device_goes_first(monkeypatch):

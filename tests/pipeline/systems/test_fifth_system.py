@@ -39,7 +39,7 @@ class LocalSgdOptions(Section):
 class AveragedParameters(SeedWeightedMean):
     """Each minibatch is a local step. What a rank has moved is then averaged, weighted by its seeds."""
 
-    counts_seeds_alike: ClassVar[bool] = False
+    allows_recording: ClassVar[bool] = False
     shares_batch_norm: ClassVar[bool] = False
     has_local_optimizers: ClassVar[bool] = True
 
