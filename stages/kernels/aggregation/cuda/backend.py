@@ -8,7 +8,7 @@ Reading rows of x bounds all of these kernels: e rows of D numbers, against one 
 
 * a program has a tile of rows x columns: neighbouring threads read neighbouring columns of one source row, in whole
   sectors;
-* edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
+* edges are walked a few at a time: their reads do not wait for each other, and hide each other's latency;
 * sums live in registers; a row of the result is written once;
 * a list of thousands of edges is divided (`lists`), so that no program works long after the others are done;
 * gradients gather through the transposed lists, so no two programs ever add to the same number; attention's backward

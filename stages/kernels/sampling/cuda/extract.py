@@ -18,7 +18,7 @@ from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
 from ..device_samples import Counts, DeviceList
 from .neighbor import check_int32
 from .renumber import Group
-from .tables import Tables
+from .tables import Tables, Workspace
 from .terms import Terms
 
 CHUNK = 1 << 11 if INTERPRETED else 1 << 8
@@ -30,7 +30,8 @@ LONG = 1 << 15
 """In-degree from which a row gets a program of several warps."""
 LONG_WARPS = 8
 ROOM = 8
-"""Edges for each row that there is room for at first, 16 bytes each. If more are kept, the rows are walked again."""
+"""Edges for each row that there is room for at least, 16 bytes each. If more are kept, the rows are walked again, and
+later bulks have more room."""
 ROWS = 128
 """Rows of a program that adds up: one thread each."""
 BLOCK = TILE
@@ -173,21 +174,24 @@ class Walk:
     before more nodes get marks.
     """
 
-    def __init__(self, terms: Terms, group: Group, row_ends: Tensor, tables: Tables) -> None:
+    def __init__(self, terms: Terms, group: Group, row_ends: Tensor, tables: Tables, workspace: Workspace) -> None:
         """
         Args:
             terms: of the graph.
             group: the rows.
             row_ends: int64 [k + 1], where each minibatch's end.
             tables: of the bulk, where the known nodes have numbers and marks.
+            workspace: knows how many edges of a row earlier bulks kept.
         """
         self._terms, self.group, self._row_ends, self._tables = terms, group, row_ends, tables
-        self._edges = np.zeros(len(group.counts), np.int64)
-        self._list(ROOM * len(group.rows.nodes))
+        self._workspace, self._edges = workspace, np.zeros(len(group.counts), np.int64)
+        self._list(max(ROOM, workspace.edges_per_row) * len(group.rows.nodes))
         self._ends = self._counts.cumsum_(0)
 
     def _list(self, room: int) -> None:
         rows, graph = self.group.rows, self._terms.graph
+        # Both halves of what is allocated below begin at multiples of 16 bytes, so the kernels are compiled once.
+        room = -(-room // 4) * 4
         n, to, self._room = len(rows.nodes), graph.device, room
         self._counts = torch.empty(n + 1, dtype=torch.int64, device=to)
         self._row, self._rank = torch.empty(2, room, dtype=torch.int32, device=to)
@@ -216,7 +220,10 @@ class Walk:
         self._edges = np.diff(sizes)
         check_int32(int(self._edges.max()))
         if sizes[-1] > self._room:
-            self._list(int(sizes[-1]))
+            most = int(sizes[-1])
+            # A quarter more, since bulks differ.
+            self._workspace.edges_per_row = -(-5 * most // (4 * len(self.group.rows.nodes)))
+            self._list(most)
 
     async def counted(self) -> None:
         """`arrived`, of a message of their own."""

@@ -231,7 +231,7 @@ def layers(
         if known is not None:
             finish(*known)
         sample, nodes, all_ends = completed(drawing)
-        known, hop = hop, (Walk(terms, group, ends, tables), nodes, all_ends, sample)
+        known, hop = hop, (Walk(terms, group, ends, tables, workspace), nodes, all_ends, sample)
         group, ends = nodes, all_ends
         node_ends.append(nodes.counts)
     if hop is not None:

@@ -68,6 +68,8 @@ class Workspace:
 
     def __init__(self) -> None:
         self._tables: Tables | None = None
+        self.edges_per_row = 0
+        """Edges that a row of the layer-wise samplers keeps on average, where there was not enough room for them."""
 
     def take(self, k: int, graph: Nodes) -> Tables:
         """Clear tables for k minibatches. They belong to the caller until they are put back, so a failure spoils

@@ -193,6 +193,19 @@ def test_layer_wise_edges_find_room(sampler, room, long, monkeypatch):
         assert same(from_edges(src, dst, 50, edge_weight=w), sampler, 1, 2)
 
 
+def test_later_bulks_have_room_for_as_many_edges(monkeypatch):
+    monkeypatch.setattr(extract_cuda, "ROOM", 1)
+    walked, walk = [], extract_cuda.Walk._list
+    monkeypatch.setattr(extract_cuda.Walk, "_list", lambda self, room: walked.append(room) or walk(self, room))
+    space, found = cuda.Workspace(), []
+    for _ in range(2):
+        before = len(walked)
+        assert same(nasty(), LadiesSampler((9, 30)), 1, 2, space)
+        found.append(len(walked) - before)
+    # Two bulks of two hops.
+    assert found[0] > found[1] == 4
+
+
 def test_minibatches_without_seeds():
     graph = nasty()
     none = np.empty(0, np.int64)
