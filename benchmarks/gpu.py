@@ -16,6 +16,7 @@ one after the other, print as they go, and a part that fails is reported and lea
     sampling   edges a second of each sampler, in bulks of 16, 64 and 192 minibatches, and the time of each kernel
     gather     features of a bulk's nodes, from the device's memory and from pinned memory of the host
     layers     aggregation and attention of a block, forward and backward, beside PyG's
+    products   products of layers in float32, beside cuBLAS, and their errors
     training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG on the same minibatches
     full-batch epochs of sar and of retexo's layers, beside PyG on the whole graph, and their losses beside the CPU's
     runs       whole runs of every system, by one rank and by two that share the GPU, end with the CPU's parameters
@@ -45,7 +46,7 @@ import torch
 if TYPE_CHECKING:
     from gpu_lab import Lab
 
-PARTS = ("machine", "bits", "sampling", "gather", "layers", "training", "full-batch", "runs")
+PARTS = ("machine", "bits", "sampling", "gather", "layers", "products", "training", "full-batch", "runs")
 ALL = (*PARTS, "ranks", "rapids")
 LIMIT_MINUTES, LIMIT_ALL_MINUTES = 9.0, 30.0
 
@@ -122,6 +123,7 @@ def main() -> int:
     from gpu_full_batch import full_batches
     from gpu_lab import Lab
     from gpu_layers import gather, layers, machine
+    from gpu_products import products as of_layers
     from gpu_ranks import ranks, rapids
     from gpu_runs import runs
     from gpu_sampling import same_bits, sample_all
@@ -133,7 +135,19 @@ def main() -> int:
     begun = time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
     lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes, args.ranks)
-    functions = (machine, same_bits, sample_all, gather, layers, train_all, full_batches, runs, ranks, rapids)
+    functions = (
+        machine,
+        same_bits,
+        sample_all,
+        gather,
+        layers,
+        of_layers,
+        train_all,
+        full_batches,
+        runs,
+        ranks,
+        rapids,
+    )
     parts: dict[str, Callable[[Lab], None]] = dict(zip(ALL, functions, strict=True))
     for name in (p for p in ALL if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")

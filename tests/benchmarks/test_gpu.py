@@ -53,6 +53,8 @@ def test_every_part_runs(tmp_path):
         assert row["share"] == pytest.approx(row["floor"] / row["measured"])
         assert row["ratio"] == pytest.approx(row["peer"] / row["measured"])
         assert f"| {name} " in out
+    for way in ("", ", gradient of rows", ", gradient of weights"):
+        assert rows[f"product of layer 1 of GAT{way}"]["ratio"] > 0
     for name in ("sar, sage", "sar, gat", "retexo, sage", "retexo, gat"):
         assert rows[f"epoch of {name}"]["ratio"] > 0
     assert rows["step of sage float32, grappa, the device draws"]["ratio"] > 0
