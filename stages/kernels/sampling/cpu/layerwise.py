@@ -166,7 +166,7 @@ class _Layers:
             rows, count = nodes, n
         total = int(prefix[count])
         if not total:
-            return Drawn(np.empty(0, np.int64), None, np.inf), total
+            return with_replacement(np.empty(0, np.int64)), total
         repeats = self.debias == "with_replacement"
         want, limit = (s, s) if repeats else (s + (self.debias == "bottom_k"), budget(s))
         out = scratch.take("out", want, np.int64)
@@ -216,8 +216,8 @@ class _Layers:
             mass = self.rates.everywhere[0][nodes[:m]]
         else:
             add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
-        # `normalise` of the reference multiplies by the inverse, so this does too.
-        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
+        # `normalise` of the reference multiplies by the inverse, so this does too. Without seeds there is no mass.
+        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / max(total, 1)), nodes[:m], n, drawn)
         out = np.empty(e, np.float32)
         weigh(
             indptr,

@@ -56,7 +56,7 @@ def sample(key: int, s: int, values: npt.NDArray[np.int64], columns: npt.NDArray
     prefix = np.cumsum(values)
     total = int(prefix[-1]) if len(prefix) else 0
     if not total:
-        return Drawn(np.empty(0, np.int64), None, np.inf)
+        return with_replacement(np.empty(0, np.int64))
     word, limit = dart_word(key), s if debias == "with_replacement" else budget(s)
     hits: list[int] = []
     for j in range(limit):

@@ -210,7 +210,8 @@ def test_minibatches_without_seeds():
     graph = nasty()
     none = np.empty(0, np.int64)
     request = BulkRequest(3, 0, 0, 0, (none, np.array([0, 45, 1]), none, np.array([7, 2]), none))
-    for sampler in (NeighborSampler((3, 2)), LaborSampler((3,))):
+    layer_wise = [kind((4, 3), debias) for kind in (LadiesSampler, FastGCNSampler) for debias in layerwise.DEBIAS]
+    for sampler in (NeighborSampler((3, 2)), LaborSampler((3,)), *layer_wise):
         one, other = (
             [minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu)
         )
