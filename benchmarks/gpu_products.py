@@ -1,5 +1,5 @@
 """Products of the layers of a minibatch of 1024 seeds by `kernels.products_cuda`, with bias and activation, beside
-cuBLAS in float32 without them.
+cuBLAS's product in float32 alone.
 
 Of each the error is measured beside float64, relative to the norm. The floor has every byte once at a copy's rate.
 """
@@ -33,7 +33,7 @@ SHAPES = (
     Shape("layer 2 of GAT", 10_950, 4, 256, 64, "elu"),
     Shape("logits of GAT", 322_166, 1, 100, 4),
 )
-"""Rows and widths of what `roofline.py` counts."""
+"""Of the epoch's first minibatch."""
 WORST, NOISE = 2, 3e-7
 """Largest error, in cuBLAS's; errors below the second are float32's own."""
 

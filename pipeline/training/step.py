@@ -32,8 +32,8 @@ from .progress import Progress
 MEMORY_NOTE_BYTES = 256 << 20
 """Memory use is reported to the user from this size on."""
 FEWEST_STEPS = 32
-"""Minimum number of steps of a phase that are recorded, if there are several phases, each of which records anew. On an
-H200 a recording takes about as long as 20 replays save."""
+"""Minimum number of steps of a phase that are recorded, if there are several phases, each of which records anew: a
+recording takes several steps' time. A guess, not measured."""
 
 
 class StepRunner:

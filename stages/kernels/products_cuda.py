@@ -2,10 +2,10 @@
 
 Tensor cores multiply numbers of 8 bits (bfloat16). A float32 number is the sum of three of those, so the six largest
 products of such parts, summed in float32, are as exact as a product in float32 (Ootomo and Yokota, IJHPCA 2022, for two
-parts): on an H200 at most half as far from float64 as cuBLAS. Tensor cores do not round a sum but cut it off, so
-small products come first, and only a few products are summed there: the rest is added as usual. An infinite number
-gives NaN, and so does one that rounds to infinity, from 3.39e38 on. Of numbers below 2^-110 that are not whole
-multiples of 2^-133, the smallest bfloat16 number, the rest is lost.
+parts): on an H200, for layers of GraphSAGE and GAT, at most half as far from float64 as cuBLAS. Tensor cores do not
+round a sum but cut it off, so small products come first, and only a few products are summed there: the rest is added as
+usual. An infinite number gives NaN, and so does one that rounds to infinity, from 3.39e38 on. Of numbers below 2^-110
+that are not whole multiples of 2^-133, the smallest bfloat16 number, the rest is lost.
 
 Bias and activation are applied to a product, and the activation's gradient to its operand, on the way: rows are read
 and written once.

@@ -129,23 +129,26 @@ def _shared(x: Tensor, heads: int) -> Tensor:
     return x[:, None].expand(-1, heads, -1)
 
 
+def _first(x: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+    """`device_base_and_ids` of the first n rows."""
+    base, ids = device_base_and_ids(x)
+    return (base[:n], None) if ids is None else (base, ids[:n])
+
+
 def _logits(x: Tensor, a: Tensor, n: int) -> Tensor:
     """[>= n, F], [H, F] -> [n, H], in the dtype of x: autocast leaves products with a given output alone."""
-    base, ids = device_base_and_ids(x)
+    base, ids = _first(x, n)
     if products_cuda.takes(base, a):
-        rows = base[:n] if ids is None else base
-        return products_cuda.rows_by_weight(rows[None], a[None], ids=None if ids is None else ids[:n])
+        return products_cuda.rows_by_weight(base[None], a[None], ids=ids)
     return torch.mm(head(x, n), a.T, out=base.new_empty(n, len(a)))
 
 
 def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
     """[n, H], [>= n, F] -> [H, F], the sum over n rows of their outer products."""
-    n, (base, ids) = len(d_logit), device_base_and_ids(x)
+    base, ids = _first(x, len(d_logit))
     if products_cuda.takes(base, d_logit):
-        rows = base[:n] if ids is None else base
-        ids = None if ids is None else ids[:n]
-        return products_cuda.sums_over_rows(rows[None], d_logit[None], ids=ids)[0][0].T
-    return d_logit.T @ head(x, n)
+        return products_cuda.sums_over_rows(base[None], d_logit[None], ids=ids)[0][0].T
+    return d_logit.T @ head(x, len(d_logit))
 
 
 def attend_shared(

@@ -24,8 +24,8 @@ from .terms import Terms
 CHUNK = 1 << 11 if INTERPRETED else 1 << 8
 """Edges that a warp reads at once."""
 WARPS = 1
-"""Of a program that walks. Most rows are short: more warps would spend most of their instructions on lanes without an
-edge, and fewer rows would be under way at a time."""
+"""Warps of a program that walks. Most rows are short: more warps would spend most of their instructions on lanes
+without an edge, and fewer rows would be under way at a time."""
 LONG = 1 << 15
 """In-degree from which a row gets a program of several warps."""
 LONG_WARPS = 8
@@ -42,9 +42,9 @@ def _find_known(
     indptr, sources, nodes, owner, found, listed, counts, kept_row, kept_rank, kept_at, num_rows, room, stride,
     least, most, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of each row of `least` edges and more, fewer than `most`, count the in-edges whose source has a mark, in
-    counts[1:], and list them in any order: row, rank in the row, and position. Those for which there is no room are
-    only counted."""
+    """Count in-edges whose source has a mark, in counts[1:], of each row of `least` edges and more, fewer than `most`;
+    and list them in any order: row, rank in the row, and position. Those for which there is no room are only
+    counted."""
     f = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
     if f == 0:
