@@ -286,12 +286,12 @@ def check_learned(job: Job, system: System) -> None:
             )
         return
     seen = f"learned.width is {learned.width}, but"
-    if isinstance(system.fetch, ExchangeFetch):
+    if job.features == "owned" and not learned.beside:
         raise InputError(
-            f'{seen} the dataset\'s own features are shared out over ranks too, by features = "owned" or '
-            f'{system.name}.topology = "partitioned"; leave these out'
+            f"{seen} learned.beside is false, so that no features of the dataset are read, and features is 'owned'; "
+            "leave features out"
         )
-    if not isinstance(system.fetch, GatherFetch) or system.reduce.has_local_optimizers:
+    if not isinstance(system.fetch, GatherFetch | ExchangeFetch) or system.reduce.has_local_optimizers:
         raise InputError(
             f"{seen} system '{system.name}' does not train all ranks' minibatches in one step on rows that are "
             f'gathered for each; use system = "{next(iter(SYSTEMS))}"'

@@ -189,10 +189,7 @@ def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
-    if job.learned.width:
-        given = features if job.learned.beside else None
-        typed = dataset.graph.types is not None
-        features = WithLearned(given, dataset.num_nodes, job.learned.width, job.dtype, None, typed=typed)
+    features = with_learned_width(job, features, typed=dataset.graph.types is not None)
     labels = torch.from_numpy(dataset.labels)
     if dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)
@@ -203,6 +200,14 @@ def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
     return Placement(
         dataset.graph, features, labels, degree, dataset.split, edge_features=of_edges, pair_time=dataset.pair_time
     )
+
+
+def with_learned_width(job: Job, features: FeatureStore, *, typed: bool) -> FeatureStore:
+    """Features with the columns of the job's learnt rows, which are not known yet; `features` if it learns none."""
+    if not job.learned.width:
+        return features
+    given = features if job.learned.beside else None
+    return WithLearned(given, features.num_rows, job.learned.width, job.dtype, None, typed=typed)
 
 
 def with_data_read(prepared: Prepared) -> Prepared:
@@ -269,7 +274,9 @@ def prepare_part(
         types=types,
         empty=arrays_of(job, folder).graph,
     )
-    part = replace(parts.part(system.parts_before(rank)), pairs=pairs)
+    part = parts.part(system.parts_before(rank))
+    features = with_learned_width(job, part.features, typed=types is not None)
+    part = replace(part, features=features, pairs=pairs)
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)
     return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss, edges)

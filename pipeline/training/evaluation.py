@@ -189,6 +189,11 @@ def _together(
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
             return None
+        features = prepared.data.features
+        if isinstance(features, WithLearned):
+            assert features.rows is not None
+            held = visits()[0]
+            held.renew(features.learned_columns, features.rows.gather(np.arange(features.num_rows)))
         if prepared.outline.task == "link":
             order = split, job.num_layers, job.group, job.measures.all_names
             return evaluate_links_together(module, *visits(), *pairs(split), *order)

@@ -54,15 +54,20 @@ class WithLearned:
         """See `FeatureStore.num_features`."""
         return self.width + (0 if self.given is None else self.given.num_features)
 
+    @property
+    def learned_columns(self) -> slice:
+        """The columns of `gather` that are learnt."""
+        first = 0 if self.typed else self.num_features - self.width
+        return slice(first, first + self.width)
+
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`."""
         assert self.rows is not None, "there are no learnt rows yet"
         both: Any = np.empty((len(ids), self.num_features), self._dtype) if out is None else out
-        first = 0 if self.typed else self.num_features - self.width
         if self.given is not None:
-            own = both[:, self.width :] if self.typed else both[:, :first]
+            own = both[:, self.width :] if self.typed else both[:, : -self.width]
             own[:] = self.given.gather(ids)
-        both[:, first : first + self.width] = self.rows.gather(ids)
+        both[:, self.learned_columns] = self.rows.gather(ids)
         return both
 
     def beside(self, given: Tensor, learned: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import nn
 from ...storage.features import ArrayFeatures
 from ...storage.minibatch import MiniBatch
 from ..memory.lazy_rows import LazyRows
-from ..messages import Fetched, Placement, RankJob
-from ..policies import Fetcher, FetchPolicy
+from ..messages import Fetched, Phase, Placement, RankJob
+from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy
 from ..sample.resident import ResidentMiniBatch
 from .beside import WithLearned
 from .table import LearnedTable
@@ -31,7 +31,8 @@ class LearnedFetch:
         if given is None:
             given = ArrayFeatures(np.empty((features.num_rows, 0), features.dtype))
         inner: Any = self.inner.fetcher(replace(placement, features=given), job, module)
-        return LearnedRows(inner, job.learned, features)
+        kind = LearnedRowsAhead if isinstance(inner, FetchesAhead) else LearnedRows
+        return kind(inner, job.learned, features)
 
 
 class LearnedRows:
@@ -70,3 +71,21 @@ class LearnedRows:
         """See `Fetcher.idle`: this rank's rows may be wanted by others."""
         self._inner.idle()
         self._table.take(np.empty(0, np.int64))
+
+
+class LearnedRowsAhead(LearnedRows):
+    """The same where the dataset's features, which ranks own between them, are fetched ahead. See `FetchesAhead`.
+
+    Learnt rows are not: the step before changes them.
+    """
+
+    _inner: Any
+
+    def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> Feed:
+        """See `FetchesAhead.ahead`."""
+        return self._inner.ahead(feed, sample, phase, first)
+
+    @property
+    def hit_counts(self) -> dict[str, int]:
+        """See `FetchesAhead.hit_counts`."""
+        return self._inner.hit_counts

@@ -1,7 +1,7 @@
 """A table of learnt features, shared out over ranks: rows travel to the ranks that read them, gradients back."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class LearnedTable:
         group: Group,
         optimizer: str = "adagrad",
         lr: float = 0.01,
+        bounds: Sequence[int] | None = None,
+        names: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """
         Args:
@@ -51,13 +53,17 @@ class LearnedTable:
             group: the ranks.
             optimizer: a key of `OPTIMIZERS`.
             lr: learning rate.
+            bounds: P+1 ascending cuts of the nodes, one rank's after the other's; by default of equal size.
+            names: int64 [N], the dataset's own numbers of this rank's nodes, on all ranks if nodes are renumbered:
+                files and checkpoints are in their order.
         """
         self.num_nodes, self.width, self.group = num_nodes, width, group
-        self.bounds = [r * num_nodes // group.size for r in range(group.size + 1)]
+        self.bounds = list(bounds or [r * num_nodes // group.size for r in range(group.size + 1)])
         """P+1 cuts of the nodes: rank r owns [bounds[r], bounds[r + 1])."""
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
         self.rows = nn.Parameter(initial_rows(self.first, self.last, width, dtype, seed))
         """[last - first, D], the rows of this rank."""
+        self._names = None if names is None else torch.from_numpy(names)
         self._ends = torch.tensor(self.bounds[1:])
         # pyrefly: ignore[missing-argument, unexpected-keyword]
         self._optimizer: Any = OPTIMIZERS[optimizer]([self.rows], lr=lr)
@@ -69,7 +75,7 @@ class LearnedTable:
         """[n, D], the rows of `nodes`, whose gradient `step` uses. All ranks call this at once; `nodes` may be
         empty."""
         ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
-        rows = self._read(ids).requires_grad_()
+        rows = self.read(ids).requires_grad_()
         if len(ids):
             self._taken.append((ids, rows))
         return rows
@@ -135,7 +141,9 @@ class LearnedTable:
         def own(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            return (value[self.first : self.last] if value.ndim == 2 else value).clone()
+            if value.ndim < 2:
+                return value.clone()
+            return value[self.first : self.last].clone() if self._names is None else value[self._names]
 
         self.rows.copy_(own(state["rows"]))
         self._best = own(state["best"])
@@ -151,16 +159,16 @@ class LearnedTable:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shape = self.num_nodes, self.width
                 file = new_npy(aside, own.numpy().dtype, shape)
-            for at, rows in self._gather(own):
+            for nodes, rows in self._gather(own):
                 assert file is not None
-                file[at : at + len(rows)] = rows.numpy()
+                file[nodes] = rows.numpy()
             if file is not None:
                 file.flush()
                 os.replace(aside, path)
             self.group.any(False)
 
-    def _read(self, ids: Tensor) -> Tensor:
-        """[n, D], the rows of `ids`."""
+    def read(self, ids: Tensor) -> Tensor:
+        """[n, D], the rows of `ids`, int64 [n]. All ranks call this at once; there may be no ids."""
         own = self.rows.detach()
         if self.group.size == 1:
             return own[ids]
@@ -181,22 +189,29 @@ class LearnedTable:
         if self.group.size == 1:
             return own
         whole = own.new_empty(self.num_nodes if self.group.rank == 0 else 0, self.width)
-        for at, rows in self._gather(own):
-            whole[at : at + len(rows)] = rows
+        for nodes, rows in self._gather(own):
+            whole[nodes] = rows
         return whole
 
-    def _gather(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(node of the first row, rows) in pieces, on rank 0 alone. All ranks go through it."""
+    def _gather(self, own: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """(nodes as the dataset numbers them, their rows) in pieces, on rank 0 alone. All ranks go through it."""
         size = max(1, PIECE_BYTES // (self.width * own.itemsize))
         for source in range(self.group.size):
             first, last = self.bounds[source], self.bounds[source + 1]
             for at in range(first, last, size):
-                piece = own[at - first : min(at + size, last) - first] if self.group.rank == source else own[:0]
-                if source:
-                    parts = [piece if to == 0 else own[:0] for to in range(self.group.size)]
-                    piece = self.group.all_to_all(parts, "features")[source]
+                of = slice(at - first, min(at + size, last) - first) if self.group.rank == source else slice(0)
+                rows = self._at_first(own[of], source, "features")
+                nodes = slice(at, at + len(rows))
+                if self._names is not None:
+                    nodes = self._at_first(self._names[of], source, "control")
                 if self.group.rank == 0:
-                    yield at, piece
+                    yield nodes, rows
+
+    def _at_first(self, rows: Tensor, source: int, kind: str) -> Tensor:
+        """Rows of a rank on the first. All ranks call this at once."""
+        if not source:
+            return rows
+        return self.group.all_to_all([rows, *[rows[:0]] * (self.group.size - 1)], kind)[source]
 
 
 def initial_rows(first: int, last: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:

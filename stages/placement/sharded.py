@@ -61,6 +61,12 @@ class Share:
         of_types = 0 if self.types is None else TYPE_BYTES * len(self.types.of_edges)
         return self.graph.nbytes + of_types + (0 if device in self._there else self.x.nbytes + edges)
 
+    def renew(self, columns: slice, rows: npt.NDArray[np.floating]) -> None:
+        """Change some columns of the features, [N, D] in the order of the part, here and on devices."""
+        ordered = torch.from_numpy(rows[self.graph.order])
+        for x in (self.x, *(there[0] for there in self._there.values())):
+            x[:, columns] = ordered.to(x.device)
+
     @property
     def x(self) -> Tensor:
         """Features as a tensor, which shares their memory."""

@@ -250,8 +250,7 @@ def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):
     ("options", "sentence"),
     [
         ({"learned": {"lr": 0.1}}, "learned.width is 0"),
-        ({"learned": 4, "features": "owned"}, 'features = "owned"'),
-        ({"learned": 4, "bulk": {"topology": "partitioned"}}, 'bulk.topology = "partitioned"'),
+        ({"learned": {"width": 4, "beside": False}, "features": "owned"}, "no features of the dataset are read"),
         ({"learned": 4, "train": {"clip_norm": 1.0}}, "train.clip_norm measures"),
         ({"learned": 4, "train": {"ema": 0.9}}, "train.ema averages"),
         ({"learned": 4, "start_from": "runs/other"}, "start_from gives the parameters"),

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup import device_policies
+from millrace.pipeline.setup.model import Outline
 from millrace.tests.contracts import bulk_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.pipeline.setup.test_device_policies import DATASET, agree, train
 from millrace.tests.pipeline.test_run_on_device import rank_there
+from millrace.tests.whole_runs import test_partitioned_on_device as blocks
 from millrace.tests.whole_runs.test_learned import SAMPLED, sampled_data
+from millrace.tests.whole_runs.test_partitioned import Rehearsal
 from millrace.tests.whole_runs.test_temporal_on_device import with_edge_rows
 
 pytest.importorskip("triton")
@@ -93,3 +99,28 @@ def test_two_ranks_learn_what_one_does_on_the_host(sbm: mr.Dataset, tmp_path: Pa
     seen = bulk_ranks.last_parameters(tmp_path / "there")
     for name, value in bulk_ranks.last_parameters(tmp_path / "host").items():
         torch.testing.assert_close(seen[name], value, rtol=1e-7, atol=1e-12)
+
+
+def test_two_ranks_learn_beside_rows_that_they_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows whose owners draw there, also after a stop, and owned features; over a stand-in for NCCL."""
+    monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
+    dataset = blocks.dataset_with_edge_rows()
+    job = {**blocks.JOB, "learned": LEARNED}
+    owned = {**job, "features": "owned", "bulk": {}}
+    rehearsal = Rehearsal(dataset, tmp_path, 2)
+    rehearsal.add("host", job)
+    rehearsal.add("there", {**job, **blocks.THERE})
+    rehearsal.add("again", {**job, **blocks.THERE}, stop_after=4)
+    rehearsal.add("again", {**job, **blocks.THERE})
+    rehearsal.add("owned", {**owned, **blocks.THERE})
+    outline = Outline.of(dataset, resolve(job))
+    for rank in run_ranks(blocks.train_there, 2, rehearsal.runs, outline, tmp_path, timeout_s=240):
+        host, there, stopped, again, own = (report for report, _ in rank)
+        assert stopped is None and again["parameters_sha256"] == there["parameters_sha256"]
+        for found in (there, own):
+            assert found["test_accuracy"] == host["test_accuracy"]
+            assert [h["train_loss"] for h in found["history"]] == pytest.approx(
+                [h["train_loss"] for h in host["history"]], rel=1e-9
+            )
+    for name in ("there", "again", "owned"):
+        rows_agree(tmp_path / name, tmp_path / "host")

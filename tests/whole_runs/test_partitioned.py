@@ -85,8 +85,8 @@ class Rehearsal:
         self.runs.append((name, table, prepared.fingerprint, cut is not None, stop_after))
 
     def train(self) -> dict[str, list[dict[str, Any] | None]]:
-        """The reports of each rank by run, None where it was stopped."""
-        outline = Outline.of(self.dataset)
+        """The reports of each rank by run, None where it was stopped. All runs read features of one width."""
+        outline = Outline.of(self.dataset, resolve(self.runs[0][1]))
         ranks = run_ranks(train_all, self.ranks, self.runs, outline, self.folder, timeout_s=240)
         return {f"{name} {i}": [r[i] for r in ranks] for i, (name, *_) in enumerate(self.runs)}
 
