@@ -53,7 +53,7 @@ def steps(group: Any, num_nodes: int, width: int, optimizer: str, folder: str) -
 
 def rows(num_nodes: int, width: int) -> None:
     """See the top."""
-    before = initial_rows(0, num_nodes, width, torch.float32, 0).numpy()
+    before = initial_rows(np.arange(num_nodes), width, torch.float32, 0).numpy()
     for optimizer in ("adagrad", "adam", "sgd"):
         alone = None
         for size in (1, 2, 4):

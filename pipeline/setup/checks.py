@@ -291,10 +291,10 @@ def check_learned(job: Job, system: System) -> None:
             f"{seen} learned.beside is false, so that no features of the dataset are read, and features is 'owned'; "
             "leave features out"
         )
-    if not isinstance(system.fetch, GatherFetch | ExchangeFetch) or system.reduce.has_local_optimizers:
+    if not isinstance(system.fetch, GatherFetch | ExchangeFetch | VisitFetch) or system.reduce.has_local_optimizers:
         raise InputError(
-            f"{seen} system '{system.name}' does not train all ranks' minibatches in one step on rows that are "
-            f'gathered for each; use system = "{next(iter(SYSTEMS))}"'
+            f"{seen} system '{system.name}' does not train one set of rows in steps of all ranks together; use "
+            f'system = "{next(iter(SYSTEMS))}" or "sar"'
         )
     for key, why in (
         ("clip_norm", "measures the gradient of all parameters, and no rank has that of all learnt rows"),

@@ -93,7 +93,7 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     inner, gpu = system.fetch, job.gpu
     if isinstance(inner, LearnedFetch):
         system, rank_job = on_device(replace(system, fetch=inner.inner), rank_job, job)
-        return replace(system, fetch=LearnedFetch(system.fetch)), rank_job
+        return replace(system, fetch=replace(inner, inner=system.fetch)), rank_job
     gathers: dict[type, type[DeviceGatherFetch]] = {
         GatherFetch: DeviceGatherFetch,
         LinkFetch: DeviceGatherFetch,

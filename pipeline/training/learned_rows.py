@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate.measures import Scored
+from ...stages.fetch.visit import VisitFetch
 from ...stages.learned.beside import WithLearned
 from ...stages.learned.fetch import LearnedFetch
 from ...stages.learned.table import LearnedTable
-from ...stages.messages import Part, RankJob
-from ...stages.placement.row_blocks import BlockRows
+from ...stages.messages import Part, Placement, RankJob
 from ...storage.features import ArrayFeatures, MappedFeatures
 from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
@@ -23,36 +23,37 @@ from ..setup.run_folder import LEARNED
 from .evaluation import Score
 
 
-def with_learned(
-    prepared: Prepared, system: System, rank_job: RankJob, model: nn.Module
-) -> tuple[Prepared, System, RankJob]:
+def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple[Prepared, System, RankJob]:
     """The run of a rank with a table of learnt features, if the job has any, and a fetch policy that reads it.
 
     Args:
         prepared: the run; its features know their width alone.
         system: as this rank trains it.
         rank_job: the rank's job.
-        model: that it trains.
     """
     job, features = prepared.job, prepared.data.features
     if not isinstance(features, WithLearned):
         return prepared, system, rank_job
-    nodes = _nodes_of(prepared, system, rank_job, model)
+    group, nodes = rank_job.group, _nodes_of(prepared.data, prepared.system.replication, rank_job)
     table = LearnedTable(
         nodes.total,
         features.width,
         TORCH_DTYPES[job.dtype],
         job.seed_of("initial"),
-        rank_job.group,
+        group,
         job.learned.optimizer,
         job.learned.lr or job.train.lr,
         nodes.bounds,
         nodes.names,
+        own_only=isinstance(system.fetch, VisitFetch),
     )
-    rows = ArrayFeatures(table.rows.detach().numpy()) if rank_job.group.size == 1 else None
-    data = replace(prepared.data, features=features.with_rows(rows))
+    # A rank that owns all rows it evaluates reads them in place.
+    in_place = group.size == 1 or (isinstance(prepared.data, Part) and prepared.system.replication == 1)
+    rows = ArrayFeatures(table.rows.detach().numpy()) if in_place else None
+    features = features.with_rows(rows)
+    data = replace(prepared.data, features=features)
     prepared = replace(prepared, place_data=lambda: data)
-    return prepared, replace(system, fetch=LearnedFetch(system.fetch)), replace(rank_job, learned=table)
+    return prepared, replace(system, fetch=LearnedFetch(system.fetch, features)), replace(rank_job, learned=table)
 
 
 @dataclass(frozen=True)
@@ -66,35 +67,37 @@ class _Nodes:
     """See `LearnedTable`."""
 
 
-def _nodes_of(prepared: Prepared, system: System, rank_job: RankJob, model: nn.Module) -> _Nodes:
-    """All nodes, in equal shares; or, where ranks have opened blocks of rows, those of a block on the ranks that hold
-    it, with the numbers that minibatches have. All ranks call this at the same time."""
-    data, group = prepared.data, rank_job.group
+def _nodes_of(data: Placement | Part, replication: int, rank_job: RankJob) -> _Nodes:
+    """All nodes, in equal shares; or, where ranks have opened parts, those of a part on the ranks that hold it, by
+    numbers that go through the parts one after the other. All ranks call this at the same time."""
     if not isinstance(data, Part):
         return _Nodes(data.features.num_rows)
-    placed = system.partition.place(data, system.schedule.phases(prepared.job.epochs, model)[0], rank_job)
-    assert isinstance(placed, BlockRows)
-    offsets, c = placed.book.offsets.tolist(), prepared.system.replication
+    group, c = rank_job.group, replication
+    sizes = torch.zeros(group.size, dtype=torch.int64)
+    sizes[group.rank] = len(data.owned)
+    group.all_reduce(sizes, "control")
+    offsets = [0, *sizes[::c].cumsum(0).tolist()]
     bounds = [a + j * (b - a) // c for a, b in pairwise(offsets) for j in range(c)] + offsets[-1:]
-    own = data.owned[bounds[group.rank] - placed.first : bounds[group.rank + 1] - placed.first]
+    first, last = (bounds[r] - offsets[group.rank // c] for r in (group.rank, group.rank + 1))
+    own = data.owned[first:last]
     renumbered = group.any(not np.array_equal(own, np.arange(*bounds[group.rank : group.rank + 2])))
-    return _Nodes(placed.num_nodes, bounds, own if renumbered else None)
+    return _Nodes(offsets[-1], bounds, own if renumbered else None)
 
 
 def with_all_rows(score: Score, prepared: Prepared, rank_job: RankJob, out: Path) -> Score:
     """`score`, on the present rows of all ranks. Those that evaluate the whole data read them from a file in the run's
-    folder; those that evaluate a block of rows get its rows from the ranks that own them."""
+    folder; those that evaluate a part get its rows from the ranks that own them."""
     table, features = rank_job.learned, prepared.data.features
-    if table is None or rank_job.group.size == 1:
+    if not isinstance(features, WithLearned) or features.rows is not None:
         return score
+    group, data = rank_job.group, prepared.data
 
     def scored(module: nn.Module, split: str) -> Scored | None:
-        assert isinstance(features, WithLearned)
-        if isinstance(prepared.data, Part):
-            first = table.bounds[rank_job.group.rank - rank_job.group.rank % prepared.system.replication]
-            ids = torch.arange(first, first + len(prepared.data.owned))
-            with rank_job.group.counting("evaluation"):
-                features.rows = ArrayFeatures(table.read(ids).numpy())
+        if isinstance(data, Part):
+            first = table.bounds[group.rank - group.rank % prepared.system.replication]
+            with group.counting("evaluation"):
+                rows = table.read(torch.arange(first, first + len(data.owned)))
+            features.rows = ArrayFeatures(rows.numpy())
         else:
             table.write(out / LEARNED)
             features.rows = MappedFeatures(out / LEARNED)

@@ -155,7 +155,7 @@ def train_and_evaluate(
     )
     # pyrefly: ignore[bad-argument-type]
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
-    prepared, system, rank_job = with_learned(prepared, system, rank_job, model)
+    prepared, system, rank_job = with_learned(prepared, system, rank_job)
     if device is not None:
         system, rank_job = on_device(system, rank_job, prepared.job)
     score = with_all_rows(scores(prepared, system, model, rank_job, out, emit), prepared, rank_job, out)

@@ -40,7 +40,13 @@ Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 
 
 def step_bytes(
-    module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
+    module: nn.Module,
+    batch: FullBatch,
+    size: int,
+    num_features: int,
+    dtype: torch.dtype,
+    neighbourhoods: Hoods,
+    learns_features: bool = False,
 ) -> int:
     """Peak bytes of tensors in one forward and backward pass, beside the features, the graph and the model itself.
 
@@ -51,11 +57,15 @@ def step_bytes(
         num_features: F.
         dtype: of the features.
         neighbourhoods: see `Hoods`.
+        learns_features: features get gradients too.
     """
     rows = max(view.num_src for view in batch.layers)
     state = torch.default_generator.get_state()
     try:
-        few, many = (_trial(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS)
+        few, many = (
+            _trial(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods, learns_features)
+            for r in ROWS
+        )
     finally:
         torch.default_generator.set_state(state)
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
@@ -134,11 +144,12 @@ def _trial(
     num_features: int,
     dtype: torch.dtype,
     neighbourhoods: Hoods,
+    learns_features: bool,
 ) -> list[Change]:
     small = _smaller(batch, scale)
     group, log = _Absent(batch.rank, size), _Log()
     module = copy.deepcopy(module).cpu().train()
-    h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
+    h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype, requires_grad=learns_features)
     with reusing(log), _Elsewhere(log):
         for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
             h = layered(module).layer(i, neighbourhood, h)

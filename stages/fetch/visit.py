@@ -69,7 +69,7 @@ class VisitFetch:
             # With one rank all modes are the same. Relations are read from one block, and a step on a graph with types
             # is not tried at a small scale, whose edges would join nodes of other types than their relations do.
             return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group, job.device)
-        chosen, step = plan(placement, modes, self, job.group, module, job.device)
+        chosen, step = plan(placement, modes, self, job.group, module, job.device, job.learned is not None)
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:
@@ -94,6 +94,7 @@ def plan(
     group: Group,
     module: nn.Module,
     device: torch.device | None = None,
+    learns_features: bool = False,
 ) -> tuple[tuple[Mode, ...], int]:
     """Modes to use, the same on all ranks, and the bytes of a step with them on this rank.
 
@@ -118,7 +119,8 @@ def plan(
     def measured(candidate: tuple[Mode, ...]) -> int:
         visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
-            found = step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
+            rows = share.x.shape[1], share.x.dtype
+            found = step_bytes(module, share.graph, group.size, *rows, visits, learns_features)
         except Exception:  # a user's module may not be copyable; all ranks must reach the table above
             return UNKNOWN
         return found if device is None else found + _edge_numbers(module, share, candidate)

@@ -1,15 +1,18 @@
-"""Fetches learnt feature rows of minibatches from the ranks that own them, beside the dataset's features."""
+"""Fetches learnt feature rows from the ranks that own them, beside the dataset's features."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from ...storage.features import ArrayFeatures
 from ...storage.minibatch import MiniBatch
 from ..memory.lazy_rows import LazyRows
-from ..messages import Fetched, Phase, Placement, RankJob
+from ..messages import Fetched, Phase, RankJob
+from ..neighbourhood.full_batch import FullBatch
+from ..placement.sharded import Share
 from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy
 from ..sample.resident import ResidentMiniBatch
 from .beside import WithLearned
@@ -18,18 +21,21 @@ from .table import LearnedTable
 
 @dataclass(frozen=True)
 class LearnedFetch:
-    """Takes the rows of `RankJob.learned` of the nodes of minibatches that another policy fetches, on the host or on a
-    device."""
+    """Takes the rows of `RankJob.learned` of the nodes that another policy fetches, on the host or on a device."""
 
     inner: FetchPolicy
+    features: WithLearned
+    """Say how learnt rows and the dataset's are put together."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "LearnedRows":
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "LearnedRows | LearnedShare":
         """See `FetchPolicy.fetcher`."""
-        features = placement.features
-        assert isinstance(features, WithLearned) and isinstance(job.learned, LearnedTable)
+        features = self.features
+        assert isinstance(job.learned, LearnedTable)
+        if isinstance(placement, Share):
+            return LearnedShare(self.inner.fetcher(placement, job, module), job.learned, features)
         given = features.given
         if given is None:
-            given = ArrayFeatures(np.empty((features.num_rows, 0), features.dtype))
+            given = ArrayFeatures(np.empty((placement.features.num_rows, 0), features.dtype))
         inner: Any = self.inner.fetcher(replace(placement, features=given), job, module)
         kind = LearnedRowsAhead if isinstance(inner, FetchesAhead) else LearnedRows
         return kind(inner, job.learned, features)
@@ -71,6 +77,31 @@ class LearnedRows:
         """See `Fetcher.idle`: this rank's rows may be wanted by others."""
         self._inner.idle()
         self._table.take(np.empty(0, np.int64))
+
+
+class LearnedShare:
+    """The learnt rows of a rank's own nodes in full-batch training, beside their features. Layers send rows to other
+    ranks, and their gradients back, as they do in between."""
+
+    def __init__(self, inner: Fetcher, table: LearnedTable, features: WithLearned) -> None:
+        """See `LearnedRows`; the rows of `inner` have columns for the learnt ones."""
+        self._inner, self._table, self._features = inner, table, features
+
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`."""
+        return self._inner.exchange_s
+
+    def fetch(self, work: FullBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        got = self._inner.fetch(work)
+        ids = self._table.first + work.order[: len(got.h)]
+        learned, columns = self._table.take(ids).to(got.h.device), self._features.learned_columns
+        parts = got.h[:, : columns.start], learned, got.h[:, columns.stop :]
+        return replace(got, h=torch.cat(parts, 1))
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`: never called, every rank has work."""
 
 
 class LearnedRowsAhead(LearnedRows):

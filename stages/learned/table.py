@@ -43,6 +43,7 @@ class LearnedTable:
         lr: float = 0.01,
         bounds: Sequence[int] | None = None,
         names: npt.NDArray[np.int64] | None = None,
+        own_only: bool = False,
     ) -> None:
         """
         Args:
@@ -56,13 +57,16 @@ class LearnedTable:
             bounds: P+1 ascending cuts of the nodes, one rank's after the other's; by default of equal size.
             names: int64 [N], the dataset's own numbers of this rank's nodes, on all ranks if nodes are renumbered:
                 files and checkpoints are in their order.
+            own_only: ranks take rows of their own nodes and no others, so that steps need no messages.
         """
         self.num_nodes, self.width, self.group = num_nodes, width, group
         self.bounds = list(bounds or [r * num_nodes // group.size for r in range(group.size + 1)])
         """P+1 cuts of the nodes: rank r owns [bounds[r], bounds[r + 1])."""
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
-        self.rows = nn.Parameter(initial_rows(self.first, self.last, width, dtype, seed))
+        nodes = np.arange(self.first, self.last) if names is None else names
+        self.rows = nn.Parameter(initial_rows(nodes, width, dtype, seed))
         """[last - first, D], the rows of this rank."""
+        self._shared = group.size > 1 and not own_only
         self._names = None if names is None else torch.from_numpy(names)
         self._ends = torch.tensor(self.bounds[1:])
         # pyrefly: ignore[missing-argument, unexpected-keyword]
@@ -93,7 +97,7 @@ class LearnedTable:
         known = [(ids, grad) for ids, grad in taken if grad is not None]
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *(i for i, _ in known)])
         grads = torch.cat([self.rows.new_empty(0, self.width), *(g for _, g in known)])
-        if self.group.size > 1:
+        if self._shared:
             if len(known) > 1:
                 ids, grads = summed(ids, grads)
             order, parts = self._by_owner(ids)
@@ -170,8 +174,8 @@ class LearnedTable:
     def read(self, ids: Tensor) -> Tensor:
         """[n, D], the rows of `ids`, int64 [n]. All ranks call this at once; there may be no ids."""
         own = self.rows.detach()
-        if self.group.size == 1:
-            return own[ids]
+        if not self._shared:
+            return own[ids - self.first]
         order, parts = self._by_owner(ids)
         asked = self.group.all_to_all(parts, "control")
         rows = own.new_empty(len(ids), self.width)
@@ -214,11 +218,11 @@ class LearnedTable:
         return self.group.all_to_all([rows, *[rows[:0]] * (self.group.size - 1)], kind)[source]
 
 
-def initial_rows(first: int, last: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Rows of the nodes in [first, last), uniform in ±sqrt(3 / D): their mean square norm is 1. A function of the seed
-    and the node, whoever owns it."""
-    words = node_words(stream(seed, Purpose.INIT, 1), np.arange(first, last))
-    rows, bound = torch.empty(last - first, width, dtype=dtype), (3 / width) ** 0.5
+def initial_rows(nodes: npt.NDArray[np.int64], width: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Rows of some nodes, uniform in ±sqrt(3 / D): their mean square norm is 1. A function of the seed and the node as
+    the dataset numbers it, whoever owns it."""
+    words = node_words(stream(seed, Purpose.INIT, 1), nodes)
+    rows, bound = torch.empty(len(nodes), width, dtype=dtype), (3 / width) ** 0.5
     for column in range(width):
         uniform = (draw_word(words, column) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         rows[:, column] = torch.from_numpy((2 * uniform - 1) * bound)

@@ -25,8 +25,9 @@ JOB: dict[str, Any] = {
     "partition": {"method": "hash"}, "checkpoint": {"every_epochs": 1},
 }  # fmt: skip
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "sar": {"sar": {"mode": ["halo", "keep", "rematerialize"]}, "model": {**MODEL, "name": "gine"}},
+    "sar": {"model": {**MODEL, "name": "gine"}},
     "retexo": {"model": {**MODEL, "layers": 2}},
+    "learnt features": {"system": "sar", "model": MODEL, "learned": {"width": 3, "lr": 0.2}},
 }
 """`sar` reads rows of other ranks in one way in each layer, and features of edges."""
 
@@ -63,6 +64,8 @@ def test_two_ranks_learn_what_one_does_on_the_host(gpus: str, tmp_path: Path, sy
     rows = np.random.default_rng(0).standard_normal((data.graph.num_edges, 2))
     mr.write_dataset(tmp_path / "store", replace(data, graph=replace(data.graph, edge_features=ArrayFeatures(rows))))
     job, said = {**JOB, "system": system, **SYSTEMS[system]}, []
+    if job["system"] == "sar":
+        job["sar"] = {"mode": ["halo", "keep", "rematerialize"]}
     want = mr.run(tmp_path / "store", out=tmp_path / "host", **job)
     got = mr.run(
         tmp_path / "store", out=tmp_path / "there", ranks=2, device="cuda", scheduler=gpus, emit=said.append,
@@ -74,3 +77,6 @@ def test_two_ranks_learn_what_one_does_on_the_host(gpus: str, tmp_path: Path, sy
     a, b = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in ("there", "host"))
     for key, value in b.items():
         torch.testing.assert_close(a[key], value, rtol=1e-9, atol=1e-12)
+    if "learned" in job:
+        there, host = (np.load(tmp_path / x / "learned.npy") for x in ("there", "host"))
+        np.testing.assert_allclose(there, host, rtol=1e-9, atol=1e-12)

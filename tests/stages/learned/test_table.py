@@ -42,7 +42,7 @@ def train(group, optimizer, steps=range(STEPS), state=None, dtype=torch.float64)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_steps_are_those_of_an_embedding_of_torch(optimizer):
     tables = run_threads(lambda group: train(group, optimizer), 1)
-    oracle = nn.Embedding.from_pretrained(initial_rows(0, V, D, torch.float64, SEED), freeze=False, sparse=True)
+    oracle = nn.Embedding.from_pretrained(initial_rows(np.arange(V), D, torch.float64, SEED), freeze=False, sparse=True)
     steps = OPTIMIZERS[optimizer](oracle.parameters(), lr=0.1)
     for step in range(STEPS):
         steps.zero_grad()
@@ -60,7 +60,7 @@ def test_any_number_of_ranks_gives_the_same_rows(optimizer, size):
     alone = run_threads(lambda group: train(group, optimizer), 1)[0]
     shared = torch.cat([t.rows.detach() for t in run_threads(lambda group: train(group, optimizer), size)])
     torch.testing.assert_close(shared, alone.rows.detach(), rtol=0, atol=1e-13)
-    before = initial_rows(0, V, D, torch.float64, SEED)
+    before = initial_rows(np.arange(V), D, torch.float64, SEED)
     assert torch.equal(shared[-UNTOUCHED:], before[-UNTOUCHED:])
     assert not torch.equal(shared[:-UNTOUCHED], before[:-UNTOUCHED])
 
@@ -136,7 +136,7 @@ def test_more_ranks_than_nodes():
 
     rows = torch.cat(run_threads(work, 4))
     # The first step of Adam is as long as its rate.
-    torch.testing.assert_close(rows, initial_rows(0, 2, D, torch.float64, SEED) - 0.5, rtol=0, atol=1e-6)
+    torch.testing.assert_close(rows, initial_rows(np.arange(2), D, torch.float64, SEED) - 0.5, rtol=0, atol=1e-6)
 
 
 def test_no_seeds_take_no_step_and_leave_nothing_behind():
@@ -147,13 +147,13 @@ def test_no_seeds_take_no_step_and_leave_nothing_behind():
         table.step(1.0)
         return table.rows.detach()
 
-    assert torch.equal(run_threads(work, 1)[0], initial_rows(0, V, D, torch.float64, SEED))
+    assert torch.equal(run_threads(work, 1)[0], initial_rows(np.arange(V), D, torch.float64, SEED))
 
 
 def test_initial_rows_are_of_node_and_seed_and_spread_as_they_say():
-    whole = initial_rows(0, 4000, 5, torch.float64, SEED)
-    assert torch.equal(whole[100:200], initial_rows(100, 200, 5, torch.float64, SEED))
-    assert not torch.equal(whole[:9], initial_rows(0, 9, 5, torch.float64, SEED + 1))
+    whole = initial_rows(np.arange(4000), 5, torch.float64, SEED)
+    assert torch.equal(whole[100:200], initial_rows(np.arange(100, 200), 5, torch.float64, SEED))
+    assert not torch.equal(whole[:9], initial_rows(np.arange(9), 5, torch.float64, SEED + 1))
     assert whole.abs().max() <= (3 / 5) ** 0.5
     assert abs(float((whole**2).sum(1).mean()) - 1) < 0.05
     assert float(whole.mean(0).abs().max()) < 0.05
