@@ -43,7 +43,8 @@ def steps(group: Any, num_nodes: int, width: int, optimizer: str, folder: str) -
             nodes = nodes_of(step, first + group.rank, num_nodes)
             foreign += int(((nodes < table.first) | (nodes >= table.last)).sum())
             (table.take(nodes) ** 2).sum().backward()
-        table.step(100.0)
+        table.sum_gradients(100.0)
+        table.step()
     seconds = (time.process_time() - start) / STEPS
     ledger = getattr(group, "_ledger", None) or group.ledger
     sent = dict(ledger.as_record()["network"])

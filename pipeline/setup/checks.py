@@ -296,12 +296,8 @@ def check_learned(job: Job, system: System) -> None:
             f"{seen} system '{system.name}' does not train one set of rows in steps of all ranks together; use "
             f'system = "{next(iter(SYSTEMS))}" or "sar"'
         )
-    for key, why in (
-        ("clip_norm", "measures the gradient of all parameters, and no rank has that of all learnt rows"),
-        ("ema", "averages the parameters of the model and no learnt rows"),
-    ):
-        if getattr(train, key) is not None:
-            raise InputError(f"{seen} train.{key} {why}; leave it out")
+    if train.ema is not None:
+        raise InputError(f"{seen} train.ema averages the parameters of the model and no learnt rows; leave it out")
     if job.start_from is not None:
         raise InputError(f"{seen} start_from gives the parameters of a model and no learnt rows; leave it out")
 

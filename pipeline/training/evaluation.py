@@ -27,7 +27,7 @@ from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
-from ...storage.features import CountedFeatures
+from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
@@ -74,6 +74,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             placed,
             job,
             model,
+            data.features,
         )
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
@@ -164,10 +165,15 @@ def _by_leaders(
 
 
 def _together(
-    prepared: Prepared, shared: Callable[[], Share], placed: Callable[[], object], job: RankJob, model: nn.Module
+    prepared: Prepared,
+    shared: Callable[[], Share],
+    placed: Callable[[], object],
+    job: RankJob,
+    model: nn.Module,
+    features: FeatureStore | None = None,
 ) -> Score:
     """Each rank evaluates its own rows, on its device if the model is there and all ranks have room; of pairs, the
-    first one scores all."""
+    first one scores all. `features` are those of its part, of which learnt ones change."""
 
     @cache
     def visits() -> tuple[Share, Visits]:
@@ -189,7 +195,6 @@ def _together(
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
             return None
-        features = prepared.data.features
         if isinstance(features, WithLearned):
             assert features.rows is not None
             held = visits()[0]

@@ -169,12 +169,13 @@ class StepRunner:
                 self.parameters, weight, group, flag, lambda: self._begin_next(epoch, step)
             )
             self.statistics.finish(count)
+        learned = context.job.learned
+        if learned is not None:
+            with clock.measure("reduce"):
+                learned.sum_gradients(total)
         if total:
             with clock.measure("forward_backward"):
-                self.phase_optimizer.step(epoch, step, progress.history)
-        if context.job.learned is not None:
-            with clock.measure("reduce"):
-                context.job.learned.step(total, self.phase_optimizer.last_factor)
+                self.phase_optimizer.step(epoch, step, progress.history, learned)
         self.feed.release(epoch, span.stop - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds

@@ -76,7 +76,7 @@ class LearnedTable:
         self._best: Tensor | None = None
 
     def take(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """[n, D], the rows of `nodes`, whose gradient `step` uses. All ranks call this at once; `nodes` may be
+        """[n, D], the rows of `nodes`, whose gradient `sum_gradients` uses. All ranks call this at once; `nodes` may be
         empty."""
         ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
         rows = self.read(ids).requires_grad_()
@@ -84,13 +84,9 @@ class LearnedTable:
             self._taken.append((ids, rows))
         return rows
 
-    def step(self, count: float, factor: float = 1.0) -> None:
-        """Step along the gradients of all rows taken since the last step. All ranks call this at once.
-
-        Args:
-            count: seeds of the step, over all ranks; 0 takes no step.
-            factor: of the learning rate.
-        """
+    def sum_gradients(self, count: float) -> None:
+        """Send the gradients of all rows taken since the last step to their owners, and divide their sums by `count`,
+        the seeds of the step over all ranks; 0 leaves no gradients. All ranks call this at once."""
         taken, self._taken = [(ids, rows.grad) for ids, rows in self._taken], []
         if not count:
             return
@@ -108,6 +104,25 @@ class LearnedTable:
         self.rows.grad = torch.sparse_coo_tensor(
             (ids - self.first)[None], grads / count, self.rows.shape, is_coalesced=True, check_invariants=False
         )
+
+    def gradient_norm(self) -> float:
+        """Norm of the gradient of all ranks' rows, of any rank. All ranks call this at once."""
+        square = torch.zeros(1, dtype=torch.float64)
+        if self.rows.grad is not None:
+            square += self.rows.grad.values().double().square().sum()
+        if self.group.size > 1:
+            self.group.all_reduce(square, "control")
+        return float(square.sqrt())
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients of this rank's rows."""
+        if self.rows.grad is not None:
+            self.rows.grad.values().mul_(factor)
+
+    def step(self, factor: float = 1.0) -> None:
+        """Step along the gradients of this rank's rows, if there are any, with `factor` times the learning rate."""
+        if self.rows.grad is None:
+            return
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr * factor
         # Said, so that torch does not warn that it does not check what its own optimisers make.

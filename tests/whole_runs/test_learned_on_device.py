@@ -105,7 +105,7 @@ def test_two_ranks_learn_beside_rows_that_they_own(tmp_path: Path, monkeypatch: 
     """Blocks of rows whose owners draw there, also after a stop, and owned features; over a stand-in for NCCL."""
     monkeypatch.setattr(device_policies, "check_gpus", lambda job: None)
     dataset = blocks.dataset_with_edge_rows()
-    job = {**blocks.JOB, "learned": LEARNED}
+    job = {**blocks.JOB, "learned": LEARNED, "train": {"clip_norm": 0.5}}
     owned = {**job, "features": "owned", "bulk": {}}
     rehearsal = Rehearsal(dataset, tmp_path, 2)
     rehearsal.add("host", job)

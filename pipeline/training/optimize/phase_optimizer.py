@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ....stages.learned.table import LearnedTable
 from ....stages.messages import Phase, StepRules, Validation
 from ....stages.policies import ReducePolicy
 from ...config.schema import Train
@@ -13,6 +15,9 @@ from ...custom.made import follows_metric, made_scheduler, plain
 from ...custom.own_code import OwnCode
 from .averaging import ParameterAverage
 from .schedules import lr_factor
+
+CLIP_EPSILON = 1e-6
+"""Added to a norm before the division by it, as torch does."""
 
 
 class PhaseOptimizer:
@@ -58,26 +63,40 @@ class PhaseOptimizer:
         self._first = phase.first_epoch if phase.fresh_optimizer else 0
         self._epochs = phase.epochs if phase.fresh_optimizer else total_epochs
 
-    def step(self, epoch: int, step: int, history: list[dict[str, float]]) -> None:
-        """Take an optimiser step along the gradients that the parameters hold.
+    def step(self, epoch: int, step: int, history: list[dict[str, float]], learned: LearnedTable | None = None) -> None:
+        """Take an optimiser step along the gradients that the parameters hold, and those of learnt features.
 
         Args:
             epoch: of the run.
             step: of the epoch.
             history: of the run's epochs so far.
+            learned: features with gradients of their own; all ranks call this at once if there are any.
         """
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            self._clip(self._clip_norm, learned)
         if not self.is_constant:
             self.last_factor = self.factor(epoch, step, history)
             for group, lr in zip(self.optimizer.param_groups, self._lrs):
                 group["lr"] = lr * self.last_factor
         self.last_lr = self._reported_lr()
         self.optimizer.step()
+        if learned is not None:
+            learned.step(self.last_factor)
         if self._scheduler is not None and self._scheduler[1] == "step":
             self._scheduler[0].step()
         if self.average is not None:
             self.average.update()
+
+    def _clip(self, most: float, learned: LearnedTable | None) -> None:
+        """Scale all gradients so that their norm, over learnt rows too, is at most that."""
+        if learned is None:
+            nn.utils.clip_grad_norm_(self.parameters, most)
+            return
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads).cpu()
+        norm = torch.hypot(norm, norm.new_tensor(learned.gradient_norm()))
+        nn.utils.clip_grads_with_norm_(self.parameters, most, norm)
+        learned.scale_gradients(min(1.0, most / (float(norm) + CLIP_EPSILON)))
 
     def end_epoch(self, found: Validation | None) -> None:
         """Step a scheduler of the user's own that goes by epochs, after the validation if there was one."""

@@ -35,7 +35,8 @@ def train(group, optimizer, steps=range(STEPS), state=None, dtype=torch.float64)
             rows = table.take(nodes)
             if len(nodes):
                 loss_of(rows, nodes).backward()
-        table.step(count=2.0, factor=1 / (1 + step))
+        table.sum_gradients(2.0)
+        table.step(1 / (1 + step))
     return table
 
 
@@ -72,7 +73,8 @@ def test_rows_that_are_read_travel_and_no_others():
         table = LearnedTable(V, D, torch.float32, SEED, group)
         nodes = nodes_of(0, group.rank)
         table.take(nodes).sum().backward()
-        table.step(1.0)
+        table.sum_gradients(1.0)
+        table.step()
         return dict(group.ledger.as_record()["network"]), nodes, table.bounds
 
     found = run_threads(work, size)
@@ -131,7 +133,8 @@ def test_more_ranks_than_nodes():
     def work(group):
         table = LearnedTable(2, D, torch.float64, SEED, group, "adam", lr=0.5)
         table.take(np.arange(2) if group.rank == 0 else np.empty(0, np.int64)).sum().backward()
-        table.step(1.0)
+        table.sum_gradients(1.0)
+        table.step()
         return table.rows.detach()
 
     rows = torch.cat(run_threads(work, 4))
@@ -143,8 +146,10 @@ def test_no_seeds_take_no_step_and_leave_nothing_behind():
     def work(group):
         table = LearnedTable(V, D, torch.float64, SEED, group, "sgd")
         table.take(np.arange(4)).sum().backward()
-        table.step(0.0)
-        table.step(1.0)
+        table.sum_gradients(0.0)
+        table.step()
+        table.sum_gradients(1.0)
+        table.step()
         return table.rows.detach()
 
     assert torch.equal(run_threads(work, 1)[0], initial_rows(np.arange(V), D, torch.float64, SEED))
@@ -162,3 +167,27 @@ def test_initial_rows_are_of_node_and_seed_and_spread_as_they_say():
 def test_rows_of_an_id_are_summed():
     ids, rows = summed(torch.tensor([4, 1, 4]), torch.tensor([[1.0], [2.0], [3.0]]))
     assert ids.tolist() == [1, 4] and rows.tolist() == [[2.0], [4.0]]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_norm_of_all_rows_and_their_scaling(size):
+    """As of a dense gradient, whoever owns the rows; a row that two minibatches read has one gradient."""
+
+    def work(group):
+        table = LearnedTable(V, D, torch.float64, SEED, group, "sgd", lr=1.0)
+        for first in range(0, MINIBATCHES, size):
+            nodes = nodes_of(1, first + group.rank) if first + group.rank < MINIBATCHES else np.empty(0, np.int64)
+            loss_of(table.take(nodes), nodes).backward()
+        table.sum_gradients(3.0)
+        norm = table.gradient_norm()
+        table.scale_gradients(0.25)
+        table.step()
+        return norm, table.rows.detach(), table.gradient_norm()
+
+    found = run_threads(work, size)
+    rows = initial_rows(np.arange(V), D, torch.float64, SEED).requires_grad_()
+    sum(loss_of(rows[torch.from_numpy(n.astype(np.int64))], n) for n in (nodes_of(1, m) for m in range(4))).backward()
+    gradient = rows.grad / 3
+    assert [norm for norm, _, _ in found] == pytest.approx([float(gradient.norm())] * size)
+    assert [after for _, _, after in found] == [0.0] * size
+    torch.testing.assert_close(torch.cat([r for _, r, _ in found]), rows.detach() - gradient / 4, rtol=0, atol=1e-12)
