@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from ...stages.models.base import reads_edges
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunks import Chunks
+from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ..config.load import Job
 from ..config.systems import System
@@ -53,7 +56,7 @@ class Setting:
 
     @property
     def train(self) -> int:
-        """Train nodes of the run."""
+        """Train nodes, or pairs, of the run."""
         return max(1, round(self.numbers.train * self.numbers.nodes))
 
 
@@ -109,6 +112,16 @@ class Candidate:
         return self.job.train.evaluate_every > 0 and self.at.dataset.split_sizes["val"] > 0
 
     @property
+    def reads_times(self) -> bool:
+        """True if minibatches are drawn at the times of seeds."""
+        return reads_times(self.system.sample.sampler)
+
+    @property
+    def evaluates_seeds(self) -> bool:
+        """True if what evaluating a split costs goes by its seeds, or its pairs."""
+        return self.reads_times or self.at.numbers.task == "link"
+
+    @property
     def exchanges(self) -> bool:
         """True if ranks send each other the feature rows of minibatches."""
         return self.job.features == "owned" and self.ranks > 1
@@ -138,9 +151,20 @@ class Candidate:
         share, policy = 1 / self.ranks, self.system.partition
         if self.cut is not None and isinstance(policy, Chunks):
             schedule = policy.schedule(self.job.seed_of("minibatches"), self.ranks)
-            train = [self.cut.train[[*schedule.base(rank, 0)]].sum() for rank in range(self.ranks)]
-            share = max(train) / max(1, self.cut.train.sum())
+            train = self._train_by_parts(self.cut)
+            share = max(
+                train[np.ix_((*schedule.base(rank, 0), *schedule.variable(rank, 0)), schedule.base(rank, 0))].sum()
+                for rank in range(self.ranks)
+            ) / max(1, self.cut.train.sum())
         return max(1.0, float(share) * self.minibatches)
+
+    def _train_by_parts(self, cut: CutCounts) -> npt.NDArray[np.integer]:
+        """[P, P], train pairs by the parts of their sources and destinations; train nodes on the diagonal."""
+        data = self.at.dataset
+        if data.task != "link":
+            return np.diag(cut.train)
+        source, destination = cut.book.part(data.labels[data.split.train, :2].T)
+        return np.bincount(source * cut.size + destination, minlength=cut.size**2).reshape(cut.size, cut.size)
 
     @property
     def steps(self) -> int:

@@ -81,7 +81,7 @@ def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecas
         bytes_per_epoch=moved.bytes(0, 1),
         seconds_per_epoch=s.fractional_steps * seen.step_s * work * crowd + network,
         network_seconds=network,
-        evaluate_seconds=seen.evaluate_s * share_of_work(s) * crowd,
+        evaluate_seconds=seen.evaluate_s * share_of_evaluation(s) * crowd,
         estimate=s.at.stands_in or seen.ranks < s.ranks,
     )
 
@@ -114,7 +114,8 @@ def least_bytes(s: Candidate) -> Parts:
         rows = s.at.dataset.features
         used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))
         features -= nodes * s.row_bytes[0] * (1 - used / (rows.num_rows * rows.num_features))
-    return {"graph": round(graph * share), "features": round(features)}
+    pairs = {"pairs": 24 * s.at.numbers.pairs} if s.at.numbers.pairs else {}
+    return {"graph": round(graph * share), "features": round(features), **pairs}
 
 
 def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
@@ -238,7 +239,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
     """
     trial_s = train_s = max(1e-9, seen.step_s / s.in_turn(seen.ranks))
     if s.validates:
-        train_s += seen.evaluate_s * share_of_work(s) / s.job.train.evaluate_every * s.ranks / s.minibatches
+        train_s += seen.evaluate_s * share_of_evaluation(s) / s.job.train.evaluate_every * s.ranks / s.minibatches
     trial, run = (seen.minibatches, seen.ranks, EPOCHS, trial_s), (s.minibatches, s.ranks, s.epochs, train_s)
 
     def ready(prepare_s: float, minibatches: float, ranks: int, epochs: int, train_s: float) -> float:
@@ -262,3 +263,9 @@ def share_of_work(s: Candidate) -> float:
     """Work of a rank in full batches and evaluation, relative to a rank of the trial. Nodes and edges count alike."""
     growth = (s.at.growth + s.at.numbers.edges / max(1, s.at.dataset.graph.num_edges)) / 2
     return growth * (s.cut.work / s.trial_cut.work if s.cut is not None and s.trial_cut is not None else 1.0)
+
+
+def share_of_evaluation(s: Candidate) -> float:
+    """Work of a rank in evaluation, relative to a rank of the trial. Each held-out pair is ranked among all nodes."""
+    ranks_pairs = s.at.numbers.task == "link" and not s.reads_times
+    return share_of_work(s) * (s.at.growth if ranks_pairs else 1.0)

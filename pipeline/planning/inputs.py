@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from ...stages.sample import SAMPLERS
-from ...stages.sample.base import reads_times
-from ...storage.dataset import Dataset, Task, require_nodes
+from ...storage.dataset import Dataset, Task
 from ...storage.errors import InputError, whole_number
 from ...storage.plural import counted
-from ..config.load import Job, build, resolve
+from ..config.load import Job, resolve
 from ..config.systems import SYSTEMS
 from .network import Link
 
@@ -32,26 +30,27 @@ class Numbers:
     classes: int = 16
     """C."""
     train: float = 0.1
-    """Share of train nodes."""
+    """Share of train nodes; of links, train pairs for each node, of which there may be several."""
     task: Task = "multiclass"
     """Task of the labels; `classes` are the targets of a regression."""
     edge_features: int = 0
     """D, columns of the edges' features; 0: they have none."""
     node_types: int = 1
     relations: int = 1
+    pairs: int = 0
+    """N, pairs of all sets, given negatives too; 0: the task is not link."""
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
             value: float = getattr(self, name)
             if not isinstance(value, Real) or not value >= least:
                 raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
-        if not isinstance(self.train, Real) or not 0 < self.train <= 1:
+        if not isinstance(self.train, Real) or not self.train > 0 or (self.train > 1 and self.task != "link"):
             raise InputError(f"the share of train nodes is {self.train!r}; expected a number above 0, at most 1")
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
-        """The size of a dataset. Raises InputError if it has links to predict."""
-        require_nodes(dataset, "plan predicts")
+        """The size of a dataset."""
         n, types = dataset.num_nodes, dataset.graph.types
         return cls(
             n,
@@ -61,7 +60,8 @@ class Numbers:
             dataset.split_sizes["train"] / max(1, n),
             dataset.task,
             dataset.num_edge_features,
-            *(() if types is None else (len(types.node_types), types.num_relations)),
+            *((1, 1) if types is None else (len(types.node_types), types.num_relations)),
+            len(dataset.labels) if dataset.task == "link" else 0,
         )
 
     @property
@@ -137,8 +137,6 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve(common)
-    if reads_times(build("sampler", SAMPLERS, sampled.sampler)):
-        raise unpredicted(f"sampler is '{sampled.sampler['name']}', which draws by times", "use the sampler neighbor")
     if sampled.learned.width:
         raise unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
     if sampled.model.get("norm") == "batch" and sampled.ranks > 1:

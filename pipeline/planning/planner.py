@@ -105,7 +105,7 @@ def plan(
             try:
                 fitted[label] = trials.fitted(job)
             except InputError as e:
-                if job.system == first.system:
+                if job is first:
                     raise
                 left_out.append(f"{label} is left out: {e}.")
         tell(StageStarted("plan", f"trying {at.dataset.name}", len(fitted)))

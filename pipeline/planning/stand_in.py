@@ -1,12 +1,13 @@
-"""A generated graph with the types and the features of edges of a larger one."""
+"""A generated graph with the types, the features of edges and the pairs of a larger one."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from ...stages.models.relational import TypedInput
-from ...storage.dataset import Dataset, Split
+from ...storage.dataset import SPLITS, Dataset, Split
 from ...storage.features import ArrayFeatures
+from ...storage.links.pairs import KIND_OF, POSITIVE, edge_keys, of_pairs
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ..datasets.cleaning.relations import graph_of_relations
@@ -46,5 +47,27 @@ def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
     sets = np.split(rng.permutation(counts[0]), [train, (train + counts[0]) // 2])
     labels = np.where(np.arange(offsets[-1]) < counts[0], np.resize(base.labels, offsets[-1]), -1)
     made = graph_of_relations(edges, smaller, features=of_edges)
+    assert made.types is not None
+    made = replace(made, types=replace(made.types, pair_relations=types.pair_relations))
     split = Split(*(np.sort(ids) for ids in sets))
     return replace(base, graph=made, features=features, labels=labels, split=split).check()
+
+
+def with_pairs(made: Dataset, like: Dataset) -> Dataset:
+    """The graph `made` with as many pairs for each node as `like` has, whose task is link. Train pairs are edges, and
+    some of them several times if there are fewer; the others join the source of one edge to the destination of
+    another."""
+    rng, graph, scale = np.random.default_rng(0), made.graph, made.num_nodes / like.num_nodes
+    every = np.stack(np.divmod(edge_keys(graph)[of_pairs(graph)], graph.num_nodes), axis=1)
+    pairs, numbers, kinds = [], [], like.labels[:, 2]
+    for name in SPLITS:
+        ends = rng.integers(0, len(every), (max(1, round(scale * like.split_sizes[name])), 2))
+        rows = every[ends[:, 0]] if name == "train" else np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1)
+        numbers.append(sum(map(len, pairs)) + np.arange(len(rows)))
+        pairs.append(np.insert(rows, 2, POSITIVE, axis=1))
+    for kind in KIND_OF.values():
+        ends = rng.integers(0, len(every), (round(scale * np.count_nonzero(kinds == kind)), 2))
+        pairs.append(np.insert(np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1), 2, kind, axis=1))
+    return replace(
+        made, labels=np.concatenate(pairs), split=Split(*numbers), num_classes=1, task="link", class_names=None
+    ).check()

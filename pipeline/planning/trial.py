@@ -11,7 +11,10 @@ from ...stages.assignment import SeedPlan
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
+from ...stages.links.plan import LinkPlan
+from ...stages.links.train_pairs import TrainPairs
 from ..config.load import Job
+from ..config.records import negatives_of
 from .candidate import Candidate
 
 EPOCHS = 5
@@ -67,7 +70,7 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     job, sizes = s.job, [list[int]() for _ in range(ranks)]
     sampler: Any = s.system.sample.sampler
     batch, per_step, (row, edge_row) = job.train.batch_size, job.train.per_step(ranks), s.row_bytes
-    plan = SeedPlan(seeds, batch, -(-len(seeds) // batch), job.seed_of("minibatches"))
+    plan = plan_of(s, seeds)
     nodes, edges, most = [np.empty(0, np.int64)] * ranks, [0] * ranks, MOST_STEPS * max(1, per_step // ranks)
     set_num_threads(s.at.threads)
     kernel = sampling_backend("cpu" if job.kernel == "cuda" else job.kernel)  # which draw the same
@@ -75,9 +78,10 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
         start = time.perf_counter()
         drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), kernel).minibatches
         seconds = time.perf_counter() - start
-        for r, m in ((i % per_step % ranks, m) for i, m in enumerate(drawn) if len(m.seeds) == batch):
+        for r, m in ((i % per_step % ranks, m) for i, m in enumerate(drawn[: len(seeds) // batch])):
             if len(sizes[r]) < most:
-                nodes[r] = np.union1d(nodes[r], m.nodes)
+                # A node at several moments has a row for each.
+                nodes[r] = np.concatenate([nodes[r], m.nodes]) if s.reads_times else np.union1d(nodes[r], m.nodes)
                 edges[r] += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
                 sizes[r].append(row * len(nodes[r]) + edge_row * edges[r])
         if epoch and min(map(len, sizes)) == most:  # the first time includes loading kernels
@@ -85,6 +89,15 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     set_num_threads(None)
     edge_bytes = sum(m.nbytes for m in drawn) / max(1, sum(m.num_edges for m in drawn))
     return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
+
+
+def plan_of(s: Candidate, seeds: Any) -> SeedPlan:
+    """Seeds of a trial's minibatches, all in one bulk: nodes, or ends of pairs and of their negatives."""
+    job, data = s.job, s.at.dataset
+    shape = seeds, job.train.batch_size, -(-len(seeds) // job.train.batch_size), job.seed_of("minibatches")
+    if data.task != "link":
+        return SeedPlan(*shape)
+    return LinkPlan(*shape, links=TrainPairs.of(data.graph, data.labels, negatives_of(job), data.pair_time))
 
 
 def measured(
@@ -110,6 +123,12 @@ def measured(
     minibatches, per_step = len(seeds) / job.train.batch_size, job.train.per_step(job.ranks)
     whole = steps if not s.is_sampled or s.system.sample.is_isolated else minibatches / per_step
     ends = [e for e in events if e["event"] == "EpochDone"]
+    validations = sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)
+    evaluate_s, splits = seconds["evaluate"] / (1 + validations), s.at.dataset.split_sizes
+    if s.evaluates_seeds and validations and splits["test"]:
+        # The first one loads kernels.
+        tests = [e["seconds"] for e in events if e["event"] == "StageEnded" and e["stage"] == "evaluate"]
+        evaluate_s = tests[-1] * splits["val"] / splits["test"]
     return TrialResult(
         ranks=job.ranks,
         steps=steps * len(epochs),
@@ -120,7 +139,7 @@ def measured(
         # Threads that sample share cores with those that train. On a GPU they share that, as in the trial.
         sample_s=seconds["sample"] / total * job.ranks if on_gpu else sample_s * s.at.load(2 * job.ranks),
         fetch_s=seconds["exchange"] / total * job.ranks,
-        evaluate_s=seconds["evaluate"] / (1 + sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)),
+        evaluate_s=evaluate_s,
         base_bytes=base[0],
         peak_rss_bytes=peaks,
         base_device_bytes=base[1],

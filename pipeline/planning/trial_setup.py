@@ -16,22 +16,26 @@ from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
+from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesFormat, write_dataset
 from ...storage.errors import InputError, MissingExtraError
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
-from ..config.records import make_system, without_partitioner
+from ..config.records import for_task, make_system, with_links, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import System
 from ..datasets import ReadOptions
+from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
-from ..setup.checks import check_edges, check_types
+from ..setup.checks import check_edges, check_links, check_times, check_types
 from ..setup.model import Outline, with_edges
 from ..setup.open_data import open_data
+from ..setup.prepare import keeping_edges
 from ..setup.result import read_result
 from ..setup.run_folder import METRICS
 from ..setup.shared_dataset import share
@@ -39,8 +43,8 @@ from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee, placed
-from .inputs import Cluster, Numbers
-from .stand_in import detailed
+from .inputs import MOST_EDGES, Cluster, Numbers
+from .stand_in import detailed, with_pairs
 from .trial import EPOCHS, TrialResult, measured
 from .trial_server import TrialServer, shortened, spread
 
@@ -57,6 +61,20 @@ def _free_on_gpu() -> int:
         raise
     except InputError as e:
         raise InputError(f"a plan tries steps on this machine, which has no GPU to try them on: {e}") from None
+
+
+def _standing_in(job: Job, numbers: Numbers, like: Dataset | None, made: Dataset) -> tuple[Numbers, Dataset]:
+    """The numbers, and the graph `made` in place of the dataset `like`, with pairs if the task is link; if there is no
+    such dataset, by the split of the job."""
+    if numbers.task == "link" and like is not None:
+        return numbers, with_pairs(made, like)
+    if like is not None or job.read.task != "link":
+        return numbers, made
+    # The edges that are held out are among the given ones.
+    links, growth = link_dataset(made, split=job.split), numbers.nodes / made.num_nodes
+    edges = numbers.edges * links.graph.num_edges / max(1, made.graph.num_edges)
+    train, pairs = links.split_sizes["train"] / made.num_nodes, round(len(links.labels) * growth)
+    return replace(numbers, edges=round(edges), train=train, classes=1, task="link", pairs=pairs), links
 
 
 class Trials:
@@ -86,10 +104,16 @@ class Trials:
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         stands_in = data is None or numbers.is_large
+        self._by_time = reads_times(build("sampler", SAMPLERS, job.sampler))
         if data is None or stands_in:
+            if self._by_time or (data is not None and data.has_pair_times):
+                raise InputError(
+                    f"samples by time are planned on the graph itself, of at most {MOST_EDGES:,} edges: no generated "
+                    "graph has its times; plan on a part of it, or with the sampler neighbor and pairs without times"
+                )
             generated = {**CLEAN, "dataset": numbers.stand_in(), "features": "memory", "graph": "memory"}
             base = open_data(job.model_copy(update=generated), None, silent)
-            spec, data = None, detailed(base, numbers, data)
+            spec, numbers, data = None, *_standing_in(job, numbers, data, detailed(base, numbers, data))
         if not data.split_sizes["train"]:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
@@ -99,7 +123,9 @@ class Trials:
         room = gpus and (cluster.device_bytes or free // -(-per_host // gpus))
         most = MOST_RANKS if backend(job) == "gloo" else min(MOST_RANKS, max(2, gpus))
         self._ranks = min(job.ranks, most, max(2, per_host))
-        outline = replace(Outline.of(data), task=numbers.task, num_classes=numbers.classes)
+        outline = Outline.of(data, job)
+        if stands_in and numbers.task != "link":
+            outline = replace(outline, task=numbers.task, num_classes=numbers.classes)
         self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, gpus, room, cluster.link)
         self._spec, self._scratch, self._emit = spec, scratch, emit
         self._seed = job.seed_of("minibatches")
@@ -122,12 +148,20 @@ class Trials:
 
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
-        data, system = self.at.dataset, make_system(without_partitioner(job) if job.ranks == 1 else job)
+        data, job = self.at.dataset, for_task(job, self.at.numbers.task)
+        system = make_system(without_partitioner(job) if job.ranks == 1 else job)
+        if self._by_time and system.sample.sampler is None:
+            raise InputError(
+                f"samples go by time, but system '{system.name}' passes messages over all edges, whatever their times"
+            )
         job, system, _ = with_edges(job, system, None, data)
+        check_links(job, data.task)
         record = build("model", MODELS, job.model)
         check_types(job, system, data.graph.types, record, data.task)
         if reads_edges(record):
             check_edges(job, system)
+        system = with_links(job, keeping_edges(system, data.graph.types), data)
+        check_times(job, system, data)
         return job, system
 
     def forecast(self, label: str, job: Job, system: System) -> tuple[Forecast, TrialResult | None]:
@@ -190,8 +224,10 @@ class Trials:
             return None
         if (key := (repr(partitioner), parts)) not in self._cuts:
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
-            book = make_book(partitioner, data.graph, parts, self._seed, data.split.train)
-            self._cuts[key] = count_cut(data.graph, book, data.split.train, int(job.model["layers"]))
+            links, train = data.task == "link", data.split.train
+            book = make_book(partitioner, data.graph, parts, self._seed, None if links else train)
+            nodes = data.labels[train, 1] if links else train
+            self._cuts[key] = count_cut(data.graph, book, nodes, int(job.model["layers"]))
         return self._cuts[key]
 
     def _write_short(self, seeds: int, features: FeaturesFormat, graph: FeaturesFormat) -> Path:
@@ -206,12 +242,12 @@ class Trials:
         job, stands_in = s.job, self.at.stands_in
         # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
         train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
-        if stands_in:
+        if stands_in and s.at.numbers.task != "link":
             train |= {"loss": LossOptions(), "metrics": []}
         if s.is_sampled:
             # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches
-            # cold for the next epoch, as in a run.
-            train["evaluate_every"] = 0
+            # cold for the next epoch, as in a run. One validation counts where it is no other split's work.
+            train["evaluate_every"] = EPOCHS if s.validates and s.evaluates_seeds else 0
         changes: dict[str, Any] = {
             "epochs": EPOCHS,
             "ranks": self._ranks,
