@@ -113,6 +113,14 @@ def of_other_tasks(options: dict[str, Any]) -> list[Case]:
         *(Case("time", tsbm, ranks, options, config=by_time) for ranks in (1, 2)),
         Case("links, time", "ratings:users=4000,items=4000", 2, {**options, "split": "time:0.8,0.1"}, config=rated),
     ]
+    learned = {"learned": {"width": 64}}
+    rows = "rmat:scale=17,edge_factor=4,features=32,train=0.3"
+    in_place = {"learned": {"width": 64, "beside": False, "optimizer": "adam"}}
+    found += [
+        *(Case("learned", rows, ranks, options, config=learned) for ranks in (1, 2)),
+        Case("learned alone", rows, 2, options, ("bulk",), in_place),
+        Case("learned, a stand-in", rows, 2, options, ("bulk",), learned, most_edges=300_000),
+    ]
     return found
 
 

@@ -80,8 +80,9 @@ class Candidate:
 
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes of the features of a node, and of an edge if the model reads them."""
-        widths = self.at.numbers.features, self.at.numbers.edge_features * reads_edges(self.model)
+        """Bytes of the dataset's features of a node, and of an edge if the model reads them."""
+        learned, n = self.job.learned, self.at.numbers
+        widths = n.features * (learned.beside or not learned.width), n.edge_features * reads_edges(self.model)
         node, edge = (width * TORCH_DTYPES[self.job.dtype].itemsize for width in widths)
         return node, edge
 

@@ -12,6 +12,7 @@ from ...stages.kernels.runtime.device_memory import SHARE
 from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
 from .inputs import unpredicted
+from .learned_rows import row_bytes_of, table_memory
 from .traffic import Moved, moves, rows_asked
 from .trial import EPOCHS, TrialResult
 
@@ -115,7 +116,12 @@ def least_bytes(s: Candidate) -> Parts:
         used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))
         features -= nodes * s.row_bytes[0] * (1 - used / (rows.num_rows * rows.num_features))
     pairs = {"pairs": 24 * s.at.numbers.pairs} if s.at.numbers.pairs else {}
-    return {"graph": round(graph * share), "features": round(features), **pairs}
+    return {
+        "graph": round(graph * share),
+        "features": round(features),
+        **pairs,
+        **table_memory(s, nodes, s.ranks, True),
+    }
 
 
 def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
@@ -130,11 +136,13 @@ def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     grows, step = growth_of_data(s, seen, worst, most_seen), 0 if s.at.gpus else seen.memory_bytes[worst]["step"]
     used = seen.peak_rss_bytes[worst] - step
     # The data are what they are, whatever a process takes without them.
-    base = max(0, min(seen.base_bytes, used - round(sum(least_bytes(s).values()) / grows)))
-    data = round((used - base) * grows)
+    least, learned = sum(least_bytes(s).values()), table_memory(s, s.at.numbers.nodes, s.ranks, worst == 0)
+    base = max(0, min(seen.base_bytes, used - round(least / grows)))
+    tried = sum(table_memory(s, s.at.dataset.num_nodes, seen.ranks, worst == 0).values())
+    data = max(0, round((used - base - tried) * grows))
     if s.exchanges and not (s.at.gpus and s.job.gpu.features == "device"):
         data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
-    parts = {"process": base, "data": data, "step": round(step * (1 if s.is_sampled else grows))}
+    parts = {"process": base, "data": data, **learned, "step": round(step * (1 if s.is_sampled else grows))}
     return parts | waiting_bytes(s, seen) if s.is_sampled and not s.is_resident else parts
 
 
@@ -186,8 +194,10 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
         return {}
     worst, gpu, growth = int(np.argmax(seen.peak_device_bytes)), s.job.gpu, s.at.growth
     held, grows = seen.memory_bytes[worst], growth_of_data(s, seen, worst, most_seen)
-    base, rows = min(seen.base_device_bytes, held["step"]), held["features"]
-    nodes, later = rows / s.row_bytes[0], rows * grows
+    base, row = min(seen.base_device_bytes, held["step"]), s.row_bytes[0]
+    # Learnt rows, which count as features, lie on the host.
+    nodes = held["features"] / (row + row_bytes_of(s))
+    rows, later = row * nodes, row * nodes * grows
     if s.exchanges:
         rows, later = (s.replication * s.feature_bytes / of for of in (growth * seen.ranks, s.ranks))
     lists = held["graph"] * (gpu.topology == "device" and (s.is_resident or not s.is_sampled))

@@ -137,8 +137,6 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve(common)
-    if sampled.learned.width:
-        raise unpredicted(f"learned.width is {sampled.learned.width}", "leave it out")
     if sampled.model.get("norm") == "batch" and sampled.ranks > 1:
         raise unpredicted('model.norm is "batch"', "use another norm, or one rank")
     found = {}

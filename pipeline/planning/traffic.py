@@ -29,6 +29,7 @@ from ...storage.ledger import KINDS
 from ..machine.gpus import backend
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
+from .learned_rows import Travelled, distinct_share, travelled
 from .network import Link
 from .trial import EPOCHS, TrialResult
 
@@ -166,6 +167,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         moved.per_epoch["store", kind] += each * by_rows(s.minibatches, seen)
     if uploads:  # or copies to locked memory, before the first epoch
         moved.once["store", "features"] += seen.bytes["store"]["features"] * s.at.growth * s.ranks / seen.ranks
+    learned = _learned_rows(moved, s, seen)
     if not s.exchanges:
         return
     c = s.replication
@@ -174,11 +176,30 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
     begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
-    words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
-    for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
+    words = seen.bytes["network"]["control"] - learned.ids - seen.steps * seen.ranks * (seen.ranks - 1)
+    for kind, count in (("features", seen.bytes["network"]["features"] - learned.rows), ("control", words)):
         each = count / (begun + (EPOCHS - 1) * again) * share
-        moved.add(kind, np.full(s.ranks, later * each / s.ranks), seen.waits[kind] / seen.steps * s.steps)
+        waits = 0 if learned.rows else seen.waits[kind] / seen.steps * s.steps
+        moved.add(kind, np.full(s.ranks, later * each / s.ranks), waits)
         moved.once["network", kind] += (first - later) * each
+
+
+def _learned_rows(moved: Moved, s: Candidate, seen: TrialResult) -> Travelled:
+    """Learnt rows of minibatches, and their gradients, with the ids of both. Returns those of the trial."""
+    tried = travelled(s, seen)
+    if not tried.rows:
+        return tried
+    # All but a rank's own share of the nodes belong to others.
+    share = (1 - 1 / s.ranks) / (1 - 1 / seen.ranks)
+    times = by_rows(s.minibatches, seen) / (EPOCHS * by_rows(seen.minibatches, seen)) * share
+    # Fewer ranks have more minibatches of a step each, whose gradients are added up.
+    alike = distinct_share(seen, s.in_turn(s.ranks)) / distinct_share(seen, s.in_turn(seen.ranks))
+    ids = tried.ids * (tried.rows + alike * tried.gradients) / (tried.rows + tried.gradients)
+    for kind, count in (("features", tried.rows), ("gradients", alike * tried.gradients), ("control", ids)):
+        # The model's gradients wait for as many messages as `_steps` says.
+        waits = s.steps if kind == "gradients" else seen.waits[kind] / seen.steps * s.steps
+        moved.add(kind, np.full(s.ranks, times * count / s.ranks), waits)
+    return tried
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
@@ -211,7 +232,8 @@ def by_rows(minibatches: float, seen: TrialResult) -> float:
     """Minibatches in multiples of a whole one's rows. An incomplete last one has more than its share: of n independent
     draws of rows, whose next one finds a share r of new ones, the rows are in proportion to 1 - r^n."""
     whole, part = divmod(minibatches, 1)
-    r = seen.distinct[1] / seen.distinct[0] - 1 if len(seen.distinct) > 1 else 1.0
+    rows = seen.distinct if any(seen.distinct) else seen.nodes
+    r = rows[1] / rows[0] - 1 if len(rows) > 1 else 1.0
     return whole + ((1 - r**part) / (1 - r) if 0 < r < 1 else part)
 
 

@@ -37,6 +37,8 @@ class TrialResult:
     distinct: Sequence[float]
     """Bytes of the distinct rows of one whole minibatch of a rank, of two, and so on, means over ranks: of nodes, and
     of edges if the model reads them. Empty if there was no whole one."""
+    nodes: Sequence[float]
+    """The number of these nodes."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
     fetch_s: float
@@ -59,15 +61,15 @@ class TrialResult:
     """Network messages that the first rank waited for, by kind."""
 
 
-def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float]]:
+def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float], list[float]]:
     """Draw minibatches of so many ranks over `seeds`, as a trial trains on them: of two epochs, or of up to `EPOCHS` if
     these have few.
 
     Returns:
-        Bytes of their structure for each sampled edge, seconds for each, on threads that nothing else uses, and
-        `TrialResult.distinct`.
+        Bytes of their structure for each sampled edge, seconds for each, on threads that nothing else uses,
+        `TrialResult.distinct` and `TrialResult.nodes`.
     """
-    job, sizes = s.job, [list[int]() for _ in range(ranks)]
+    job, sizes, counts = s.job, [list[int]() for _ in range(ranks)], [list[int]() for _ in range(ranks)]
     sampler: Any = s.system.sample.sampler
     batch, per_step, (row, edge_row) = job.train.batch_size, job.train.per_step(ranks), s.row_bytes
     plan = plan_of(s, seeds)
@@ -84,11 +86,13 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
                 nodes[r] = np.concatenate([nodes[r], m.nodes]) if s.reads_times else np.union1d(nodes[r], m.nodes)
                 edges[r] += sum(b.num_edges for b in m.blocks[: 1 if m.nested else None])
                 sizes[r].append(row * len(nodes[r]) + edge_row * edges[r])
+                counts[r].append(len(nodes[r]))
         if epoch and min(map(len, sizes)) == most:  # the first time includes loading kernels
             break
     set_num_threads(None)
     edge_bytes = sum(m.nbytes for m in drawn) / max(1, sum(m.num_edges for m in drawn))
-    return edge_bytes, seconds / len(drawn), [float(np.mean(of_ranks)) for of_ranks in zip(*sizes)]
+    distinct, number = ([float(np.mean(of_ranks)) for of_ranks in zip(*of)] for of in (sizes, counts))
+    return edge_bytes, seconds / len(drawn), distinct, number
 
 
 def plan_of(s: Candidate, seeds: Any) -> SeedPlan:
@@ -115,7 +119,7 @@ def measured(
     """
     seconds, events, on_gpu = result["seconds"], result["events"], s.is_resident
     epochs, total = seconds["per_epoch"], max(1, result["minibatches"])
-    edge_bytes, sample_s, distinct = draw(s, seeds, job.ranks) if s.is_sampled else (0.0, 0.0, [])
+    edge_bytes, sample_s, distinct, nodes = draw(s, seeds, job.ranks) if s.is_sampled else (0.0, 0.0, [], [])
     # The first epoch of each phase has one-time work. When the last one begins, sampling may be over.
     phases = [epochs[i : i + job.epochs] for i in range(0, len(epochs), job.epochs)]
     epoch_s = float(np.mean([np.median(phase[1 : job.epochs - s.is_sampled] or phase) for phase in phases]))
@@ -136,6 +140,7 @@ def measured(
         minibatches=minibatches,
         minibatch_bytes=edge_bytes * result["sampled_edges"] / total,
         distinct=distinct,
+        nodes=nodes,
         # Threads that sample share cores with those that train. On a GPU they share that, as in the trial.
         sample_s=seconds["sample"] / total * job.ranks if on_gpu else sample_s * s.at.load(2 * job.ranks),
         fetch_s=seconds["exchange"] / total * job.ranks,

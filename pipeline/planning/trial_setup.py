@@ -32,7 +32,7 @@ from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
-from ..setup.checks import check_edges, check_links, check_times, check_types
+from ..setup.checks import check_edges, check_learned, check_links, check_times, check_types
 from ..setup.model import Outline, with_edges
 from ..setup.open_data import open_data
 from ..setup.prepare import keeping_edges
@@ -162,6 +162,7 @@ class Trials:
             check_edges(job, system)
         system = with_links(job, keeping_edges(system, data.graph.types), data)
         check_times(job, system, data)
+        check_learned(job, system)
         return job, system
 
     def forecast(self, label: str, job: Job, system: System) -> tuple[Forecast, TrialResult | None]:
@@ -247,7 +248,8 @@ class Trials:
         if s.is_sampled:
             # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches
             # cold for the next epoch, as in a run. One validation counts where it is no other split's work.
-            train["evaluate_every"] = EPOCHS if s.validates and s.evaluates_seeds else 0
+            once = s.evaluates_seeds or job.learned.width  # which keeps the rows of the best epoch
+            train["evaluate_every"] = EPOCHS if s.validates and once else 0
         changes: dict[str, Any] = {
             "epochs": EPOCHS,
             "ranks": self._ranks,

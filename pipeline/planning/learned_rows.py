@@ -1,0 +1,68 @@
+"""Bytes and memory of a table of learnt features: rows of its owners, those that travel, and all of them at a
+checkpoint."""
+
+from dataclasses import dataclass
+
+from ...stages.comm.gloo import ring_bytes
+from ...stages.comm.nccl import even_ring_bytes
+from ...stages.partition.cut_counts import ID_BYTES
+from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
+from ..machine.gpus import backend
+from ..setup.model import TORCH_DTYPES
+from .candidate import Candidate
+from .trial import TrialResult
+
+STATE_ROWS = {"adagrad": 1, "adam": 2, "sgd": 0}
+"""Numbers that each optimiser keeps for one of the table."""
+
+
+def row_bytes_of(s: Candidate) -> int:
+    """Bytes of a learnt row; 0: there are none."""
+    return s.job.learned.width * TORCH_DTYPES[s.job.dtype].itemsize
+
+
+def table_memory(s: Candidate, nodes: float, ranks: int, gathers: bool) -> dict[str, int]:
+    """Memory of a rank's rows, with the state of their optimiser and the copy of the best epoch, and of all rows where
+    the first of several ranks makes a checkpoint, by use. None without learnt features.
+
+    Args:
+        s: the run.
+        nodes: V.
+        ranks: P.
+        gathers: True for the first rank.
+    """
+    if not (row := row_bytes_of(s)):
+        return {}
+    whole = (1 + STATE_ROWS[s.job.learned.optimizer] + s.validates) * row * nodes
+    gathered = {"checkpoint": round(whole)} if gathers and ranks > 1 else {}
+    return {"learned": round(whole / ranks), **gathered}
+
+
+@dataclass(frozen=True)
+class Travelled:
+    """Bytes of learnt rows that ranks sent each other in a trial."""
+
+    rows: float = 0.0
+    gradients: float = 0.0
+    ids: float = 0.0
+    """Of rows that were asked for, and of gradients."""
+
+
+def travelled(s: Candidate, seen: TrialResult) -> Travelled:
+    """Bytes of learnt rows in a trial, from its gradients beyond the sums of the model's. A rank asks for the rows of
+    each minibatch, and sends one gradient for each distinct row of a step."""
+    if not (row := row_bytes_of(s)) or seen.ranks == 1:
+        return Travelled()
+    parameters = [p for p in s.model.parameters() if p.requires_grad]
+    numel, itemsize = sum(p.numel() for p in parameters) + EXTRA_NUMBERS, parameters[0].element_size()
+    ring = even_ring_bytes if backend(s.job) == "nccl" else ring_bytes
+    of_model = seen.steps * sum(ring(numel, itemsize, r, seen.ranks) for r in range(seen.ranks))
+    gradients = max(0.0, float(seen.bytes["network"]["gradients"] - of_model))
+    rows = gradients / distinct_share(seen, s.in_turn(seen.ranks))
+    return Travelled(rows, gradients, (rows + gradients) / row * ID_BYTES)
+
+
+def distinct_share(seen: TrialResult, minibatches: int) -> float:
+    """Distinct nodes of so many minibatches of a rank, relative to the sum of their nodes."""
+    nodes = seen.nodes[:minibatches]
+    return nodes[-1] / (len(nodes) * nodes[0]) if nodes else 1.0
