@@ -49,8 +49,8 @@ class Travelled:
 
 
 def travelled(s: Candidate, seen: TrialResult) -> Travelled:
-    """Bytes of learnt rows in a trial, from its gradients beyond the sums of the model's. A rank asks for the rows of
-    each minibatch, and sends one gradient for each distinct row of a step."""
+    """Bytes of learnt rows in a trial: its gradients beyond the sums of the model's, and its rows. Where the dataset's
+    rows travel too, those of a minibatch are in proportion to the gradients, one for each distinct row of a step."""
     if not (row := row_bytes_of(s)) or seen.ranks == 1:
         return Travelled()
     parameters = [p for p in s.model.parameters() if p.requires_grad]
@@ -58,7 +58,8 @@ def travelled(s: Candidate, seen: TrialResult) -> Travelled:
     ring = even_ring_bytes if backend(s.job) == "nccl" else ring_bytes
     of_model = seen.steps * sum(ring(numel, itemsize, r, seen.ranks) for r in range(seen.ranks))
     gradients = max(0.0, float(seen.bytes["network"]["gradients"] - of_model))
-    rows = gradients / distinct_share(seen, s.in_turn(seen.ranks))
+    share = distinct_share(seen, s.in_turn(seen.ranks))
+    rows = gradients / share if s.exchanges else float(seen.bytes["network"]["features"])
     return Travelled(rows, gradients, (rows + gradients) / row * ID_BYTES)
 
 

@@ -71,10 +71,12 @@ def _standing_in(job: Job, numbers: Numbers, like: Dataset | None, made: Dataset
     if like is not None or job.read.task != "link":
         return numbers, made
     # The edges that are held out are among the given ones.
-    links, growth = link_dataset(made, split=job.split), numbers.nodes / made.num_nodes
-    edges = numbers.edges * links.graph.num_edges / max(1, made.graph.num_edges)
-    train, pairs = links.split_sizes["train"] / made.num_nodes, round(len(links.labels) * growth)
-    return replace(numbers, edges=round(edges), train=train, classes=1, task="link", pairs=pairs), links
+    links, growth = link_dataset(made, split=job.split), numbers.edges / max(1, made.graph.num_edges)
+    edges, train, pairs = (
+        growth * count for count in (links.graph.num_edges, links.split_sizes["train"], len(links.labels))
+    )
+    known = {"edges": round(edges), "train": train / numbers.nodes, "pairs": round(pairs)}
+    return replace(numbers, classes=1, task="link", **known), links
 
 
 class Trials:

@@ -283,9 +283,3 @@ def test_another_width_does_not_resume(sbm, tmp_path):
     mr.run(sbm, learned=4, **options)
     with pytest.raises(StoreError, match=r"learned\.width \(was 4, now 5\)"):
         mr.run(sbm, learned=5, resume=True, **options)
-
-
-def test_a_plan_refuses_what_it_cannot_predict(sbm):
-    for learned in (4, {"width": 4}):
-        with pytest.raises(InputError, match=r"learned\.width is 4"):
-            mr.plan(sbm, learned=learned)

@@ -340,5 +340,3 @@ def test_nodes_refuse_options_of_links_and_links_metrics_of_ones_own(links, tmp_
         mr.run("sbm:nodes=60", link={"width": 3}, out=tmp_path / "run", verbose=False)
     with pytest.raises(InputError, match="the metric 'mine' is your own"):
         mr.run(links, metrics={"mine": lambda out, y: 0.0}, out=tmp_path / "run", verbose=False)
-    with pytest.raises(InputError, match="plan predicts nodes with their labels"):
-        mr.plan(links)

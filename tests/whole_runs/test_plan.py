@@ -17,6 +17,7 @@ from millrace.pipeline.planning import inputs, traffic, trial, trial_server, tri
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
+from millrace.pipeline.planning.learned_rows import table_memory
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.planning.planner import Plan, plan
 from millrace.pipeline.planning.table import as_text
@@ -93,6 +94,76 @@ def with_edges() -> dict[str, Played]:
                 without_base(patch)
                 found[model] = Played(patch, data, model=model, batch_size=batch)
     return found
+
+
+@pytest.fixture(scope="module")
+def of_tasks() -> dict[str, Played]:
+    """Plans of links, of samples by time, and of learnt features."""
+    every, found = ("bulk", "bulk, owned features", "grappa", "sar"), {}
+    links = mr.link_dataset(mr.open_dataset(SBM))
+    options = {
+        "links": {"data": links, "batch_size": 64, "config": {"link": {"decoder": "mlp", "num_negatives": 2}}},
+        "time": {"data": "tsbm:nodes=300,degree=6", "config": {"sampler": {"name": "temporal"}}},
+        "learned": {"learned": {"width": 5, "optimizer": "adam"}, "minibatches_per_step": 4},
+        "learned links": {"data": links, "batch_size": 64, "learned": {"width": 3, "beside": False}},
+    }
+    with forked_cluster():
+        for task, given in options.items():
+            with pytest.MonkeyPatch.context() as patch:
+                only(patch, *(every if task in ("links", "learned") else ("bulk", "sar")))
+                without_base(patch)
+                found[task] = Played(patch, **given)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task", "label"),
+    [
+        ("links", "bulk"),
+        ("links", "bulk, owned features"),
+        ("links", "grappa"),
+        ("time", "bulk"),
+        ("learned", "bulk"),
+        ("learned", "bulk, owned features"),
+        ("learned links", "bulk"),
+    ],
+)
+def test_pairs_times_and_learnt_rows_are_counted(of_tasks: dict[str, Played], task: str, label: str) -> None:
+    test_bytes_are_those_that_ranks_count(of_tasks[task], label)
+    found = next(f for f in of_tasks[task].plan.systems if f.label == label)
+    assert ("learned" in found.memory) == task.startswith("learned") and found.fits
+
+
+def test_what_does_not_train_such_a_task_is_left_out(of_tasks: dict[str, Played]) -> None:
+    text = {task: as_text(of_tasks[task].plan) for task in of_tasks}
+    assert "12 features, links, 744 pairs to train on" in text["links"]
+    assert "sar is left out: the task is link, but system 'sar' trains all pairs at once" in text["links"]
+    assert "sar is left out: samples go by time, but system 'sar' passes messages over all edges" in text["time"]
+    assert "sar is left out: learned.width is 5, but system 'sar' does not train" in text["learned"]
+    assert "grappa is left out: learned.width is 5, but" in text["learned"]
+    assert "bulk.algorithm" in text["learned"] and not of_tasks["links"].plan.grids, "ends are no seeds of one size"
+
+
+def test_a_table_takes_what_its_ranks_hold(of_tasks: dict[str, Played]) -> None:
+    # Rows, two numbers of SparseAdam for each of a row, and the rows of the best epoch.
+    whole = 300 * 5 * 4 * (1 + 2 + 1)
+    s = of_tasks["learned"].candidates["bulk"]
+    assert s.validates and table_memory(s, 300, 2, gathers=True) == {"learned": whole // 2, "checkpoint": whole}
+    assert table_memory(s, 300, 2, gathers=False) == {"learned": whole // 2}
+    assert table_memory(s, 300, 1, gathers=True) == {"learned": whole}
+    links = of_tasks["learned links"].candidates["bulk"]
+    assert table_memory(links, 300, 1, gathers=True) == {"learned": 300 * 3 * 4 * 3} and links.row_bytes == (0, 0)
+    assert table_memory(of_tasks["links"].candidates["bulk"], 300, 2, gathers=True) == {}
+
+
+def test_a_run_of_links_with_learnt_rows_moves_what_the_plan_says(of_tasks, tmp_path, scheduler) -> None:
+    forecast, links = of_tasks["learned links"].plan.systems[0], mr.link_dataset(mr.open_dataset(SBM))
+    options = {**SMALL, "batch_size": 64, "learned": {"width": 3, "beside": False}}
+    result = mr.run(links, out=tmp_path / "run", cluster={"scheduler": scheduler}, verbose=False, **options)
+    for kind in ("features", "gradients", "control"):
+        # Epochs draw different rows.
+        assert forecast.bytes["network"][kind] == pytest.approx(result.bytes["network"][kind], rel=0.02)
+    assert forecast.bytes["store"]["features"] == result.bytes["store"]["features"] == 0
 
 
 @pytest.mark.parametrize(("model", "label"), [("rgat", "bulk, owned features"), ("rgat", "sar"), ("gine", "grappa")])
@@ -307,6 +378,36 @@ def test_what_cannot_be_is_refused_with_the_arithmetic(monkeypatch: pytest.Monke
     seen = millrace("plan", "--dataset", SBM, "--memory", "1e-6", "--epochs", "1")
     assert seen.code == 2 and "bulk does not fit: at least graph " in seen.out
     assert seen.err.count("nothing fits") == 1
+
+
+def test_no_generated_graph_has_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "samples by time are planned on the graph itself, of at most 6,000,000 edges: no generated graph has its"
+    by_time = {"sampler": {"name": "temporal"}}
+    with pytest.raises(InputError, match=said):
+        mr.plan(numbers=Numbers(1000, 9000), verbose=False, config=by_time)
+    monkeypatch.setattr(inputs, "MOST_EDGES", 200)
+    for data in ("tsbm:nodes=300,degree=6", mr.link_dataset(mr.open_dataset("ratings:users=50"), split="time:0.8,0.1")):
+        with pytest.raises(InputError, match=said):
+            mr.plan(data, verbose=False, config=by_time)
+
+
+def test_a_stand_in_has_pairs_to_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "bulk")
+    without_base(monkeypatch)
+    job = {"fanout": [4, 3], "batch_size": 64, "hidden": 8, "epochs": 2, "verbose": False}
+    made = mr.plan(numbers=Numbers(1000, 9000, 12), **job, config={"read": {"task": "link"}})
+    # 85 % of the pairs train, and are edges in both directions.
+    n = made.numbers
+    assert n.task == "link" and n.edges == pytest.approx(0.85 * 9000, rel=0.01)
+    assert n.train * n.nodes == pytest.approx(n.edges / 2, rel=0.02) and n.pairs == pytest.approx(9000 / 2, rel=0.05)
+    (bulk,) = made.systems
+    assert bulk.estimate and bulk.steps_per_epoch == pytest.approx(n.train * n.nodes / 64, abs=1)
+    monkeypatch.setattr(inputs, "MOST_EDGES", 1000)
+    links = mr.link_dataset(mr.open_dataset(SBM))
+    made = mr.plan(links, **job)
+    assert made.numbers == Numbers.of(links) and made.numbers.pairs == len(links.labels)
+    assert made.systems[0].steps_per_epoch == -(-len(links.split.train) // 64)
+    assert made.trials["bulk"]["minibatches"] < 8 and "stands in for the graph" in " ".join(made.notes)
 
 
 def test_links_and_clusters_are_checked() -> None:

@@ -92,7 +92,6 @@ def test_predictions_are_those_of_the_evaluation(result, data, tmp_path):
     for refused in (
         lambda: mr.predict(run, workers=2),
         lambda: mr.predict(run, mr.open_dataset("sbm:nodes=50,features=6")),
-        lambda: mr.plan(data, config={"sampler": JOB["sampler"]}),
     ):
         with pytest.raises(InputError, match="temporal"):
             refused()

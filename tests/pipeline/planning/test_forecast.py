@@ -108,6 +108,45 @@ def test_bytes_and_memory_are_those_of_the_run(planned: Planned, system: str) ->
     assert found.device_bytes == pytest.approx(peak, rel=0.08 * drawn)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"read": {"task": "link"}, "train": {"batch_size": 32}},
+        {"learned": {"width": 100}},
+        {"dataset": "tsbm:nodes=100,degree=4,features=300", "sampler": {"name": "temporal", "fanout": [2, 2]}},
+    ],
+    ids=["links", "learned", "time"],
+)
+def test_samples_of_the_host_are_planned_too(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_device: Any
+) -> None:
+    shorten(monkeypatch)
+    known, found = inputs.variants(), {}
+
+    def heard(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
+        found["candidate"] = s
+        return foresee(s, room, seen)
+
+    monkeypatch.setattr(inputs, "variants", lambda: {"bulk": known["bulk"]})
+    monkeypatch.setattr(trial_setup, "foresee", heard)
+    monkeypatch.setattr(trial_server, "subprocess", SimpleNamespace(Popen=TrialsOnDevice, PIPE=None, DEVNULL=None))
+    without_base(monkeypatch)
+    job = {k: v for k, v in JOB.items() if k != "fanout" or "sampler" not in config}
+    job |= {"epochs": EPOCHS, "config": {**JOB["config"], **config}}
+    (forecast,) = plan(emit=lambda e: None, **job).systems
+    s = found["candidate"]
+    with ExitStack() as exits:
+        TrialServer(exits).run(as_asked(s.job), tmp_path / "run", None)
+    result = read_result(tmp_path / "run") or {}
+    drawn_there = "learned" in config
+    assert s.job.kernel == ("cuda" if drawn_there else "cpu")
+    stored = {kind: count for kind, count in forecast.bytes["store"].items() if count}
+    assert stored == {kind: count for kind, count in result["bytes"]["store"].items() if count} == {"features": ROWS}
+    assert ROWS < forecast.device_memory["data"] - TABLES * drawn_there < 1.1 * ROWS
+    # Minibatches of fewer seeds than are there for a trial differ.
+    assert forecast.device_bytes == pytest.approx(result["peak_device_bytes"][0], rel=0.15)
+
+
 def larger(s: Candidate, times: int) -> Candidate:
     """The candidate on a graph that is larger than the trial's."""
     n = s.at.numbers

@@ -7,7 +7,8 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.planning.inputs import Numbers
-from millrace.pipeline.planning.stand_in import detailed
+from millrace.pipeline.planning.stand_in import detailed, with_pairs
+from millrace.storage.links.pairs import edge_keys, of_pairs
 from millrace.storage.typed.graph_types import edges_of_types
 from millrace.tests.contracts.typed import typed_dataset
 
@@ -30,6 +31,27 @@ def test_types_are_in_proportion() -> None:
     # As skewed: a few nodes of the source type have many of a relation's edges.
     authors = np.bincount(found.graph.indices[found.graph.edge_type == 0])
     assert authors.max() > 3 * authors[authors > 0].mean()
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_pairs_are_in_proportion(typed: bool) -> None:
+    given = typed_dataset(degree=60) if typed else mr.open_dataset("sbm:nodes=200,classes=2,degree=9,features=5")
+    relation = ",".join(given.graph.types.relations[1]) if given.graph.types is not None else None
+    like = mr.link_dataset(given, relation=relation)
+    negatives = np.insert(like.labels[:30, :2], 2, 2, axis=1)
+    like = replace(like, labels=np.concatenate([like.labels, negatives]))
+    made = detailed(mr.open_dataset(BASE), Numbers.of(like), like)
+    found = with_pairs(made, like)
+    assert found.task == "link" and Numbers.of(found).pairs == len(found.labels)
+    scale = found.num_nodes / like.num_nodes
+    for name, size in like.split_sizes.items():
+        assert found.split_sizes[name] == pytest.approx(scale * size, abs=1)
+    assert np.count_nonzero(found.labels[:, 2] == 2) == pytest.approx(scale * 30, abs=1)
+    train = found.labels[found.split.train, :2]
+    keys = edge_keys(found.graph)[of_pairs(found.graph)]
+    assert np.isin(train @ (found.num_nodes, 1), keys).all()
+    # The graph's own types are what `check` has held ends to: of one relation.
+    assert (found.graph.types is not None) == typed
 
 
 def test_edges_have_as_many_features() -> None:

@@ -17,9 +17,15 @@ FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
 def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None, resident: bool = False) -> Any:
     return SimpleNamespace(
         job=resolve(table),
+        reads_times=False,
+        evaluates_seeds=False,
         is_sampled="system" not in table,
         system=SimpleNamespace(sample=SimpleNamespace(is_isolated=isolated, sampler=sampler)),
-        at=SimpleNamespace(load=lambda threads: threads / 2, threads=1, dataset=SimpleNamespace(graph="graph")),
+        at=SimpleNamespace(
+            load=lambda threads: threads / 2,
+            threads=1,
+            dataset=SimpleNamespace(graph="graph", task="multiclass", split_sizes={"val": 10, "test": 30}),
+        ),
         row_bytes=(100, 1),
         is_resident=resident,
     )
@@ -42,7 +48,7 @@ def report(
 
 
 def seen_of(patch: pytest.MonkeyPatch, s: Any, of: dict[str, Any], seeds: int = 90) -> TrialResult:
-    patch.setattr(trial, "draw", lambda *of: (15.0, 0.15, [11.0, 19.0]))
+    patch.setattr(trial, "draw", lambda *of: (15.0, 0.15, [11.0, 19.0], [3.0, 5.0]))
     return measured(s, s.job, of, [100, 100], (7, 3), np.arange(seeds))
 
 
@@ -65,6 +71,15 @@ def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
 
 def test_isolated_ranks_have_whole_steps(monkeypatch):
     assert seen_of(monkeypatch, candidate(SAMPLED, isolated=True), report([9, 8, 8, 8, 9], 8, 80), 240).step_s == 1
+
+
+def test_a_validation_of_seeds_takes_its_share_of_the_test(monkeypatch):
+    """10 of 40 held-out seeds are validated once, which loads kernels."""
+    s = candidate(SAMPLED)
+    s.evaluates_seeds = True
+    of = report([1] * 5, 3, 30, validates=True, evaluate=9.0)
+    of["events"].append({"event": "StageEnded", "stage": "evaluate", "seconds": 6.0})
+    assert seen_of(monkeypatch, s, of).evaluate_s == pytest.approx(6 * 10 / 30)
 
 
 def test_layers_count_alike_and_evaluations_are_told_apart(monkeypatch):
@@ -99,5 +114,6 @@ def test_full_minibatches_of_a_rank_are_counted_together():
     found = draw(candidate(table, sampler=SimpleNamespace(sample=sample)), np.arange(9), 2)
     assert asked == [(epoch, 5) for epoch in range(4)], "two for each rank in each"
     assert found[0] == 10 / 7 and found[1] >= 0
+    assert found[3][:2] == [2, 4], "nodes 0 to 3 and 9, after 0 to 2; 5 to 7, after 5"
     # Each node's row once; those of the edges of all lists, of nested blocks the first.
     assert found[2][:2] == [(307 + 107) / 2, (512 + 314) / 2] and len(found[2]) == 8
