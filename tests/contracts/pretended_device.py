@@ -198,6 +198,8 @@ def _aliases(func: Any) -> bool:
 def _check(func: Any, args: Any, kwargs: dict[str, Any], of_host: list[Tensor]) -> None:
     """Refuse what a GPU would: tensors of the host that are not numbers or are written to, a generator of the host, and
     products of integers."""
+    if any(t.is_meta for t in of_host):
+        raise RuntimeError(f"{func}: found a tensor without numbers, where a GPU would have been its device")
     if of_host and func not in BETWEEN:
         takes = torch.Tag.pointwise in func.tags or func in NUMBERS or func._schema.name.startswith("aten::_foreach")
         given = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs

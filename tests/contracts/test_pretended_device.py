@@ -85,6 +85,7 @@ LACKING: dict[str, Callable[[Tensor], object]] = {
     "draws by a generator of the host": lambda x: torch.multinomial(x, 1, generator=OF_HOST),
     "in place by a generator of the host": lambda x: x.uniform_(generator=OF_HOST),
     "products of integers": lambda x: x.long() @ x.long().t(),
+    "a tensor without numbers": lambda x: torch._foreach_mul_([x], torch.tensor(0.5, device="meta")),
     "page-locked": lambda x: x.pin_memory(),
     "made page-locked": lambda x: torch.empty(3, device=TO, pin_memory=True),
 }
@@ -92,7 +93,9 @@ LACKING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("what", LACKING)
 def test_what_a_gpu_lacks_is_refused(what: str) -> None:
-    with pytest.raises((TypeError, RuntimeError), match=r"convert cuda:0|generator|not implemented on|pin"):
+    with pytest.raises(
+        (TypeError, RuntimeError), match=r"convert cuda:0|generator|not implemented on|pin|without numbers"
+    ):
         LACKING[what](ROWS.to(TO))
 
 

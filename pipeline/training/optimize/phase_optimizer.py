@@ -93,7 +93,7 @@ class PhaseOptimizer:
             nn.utils.clip_grad_norm_(self.parameters, most)
             return
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads).cpu()
+        norm = nn.utils.get_total_norm(grads)
         norm = torch.hypot(norm, norm.new_tensor(learned.gradient_norm()))
         nn.utils.clip_grads_with_norm_(self.parameters, most, norm)
         learned.scale_gradients(min(1.0, most / (float(norm) + CLIP_EPSILON)))
