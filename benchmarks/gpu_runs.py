@@ -41,6 +41,10 @@ ALONE: dict[str, dict[str, Any]] = {
     "bulk, features of edges": bulk(GINE),
     "bulk, learnt features": bulk(SAGE, learned={"width": 8}),
     "bulk, links": bulk(SAGE, task="link", link={"decoder": "mlp"}),
+    "bulk, links, labor": bulk(SAGE, task="link", sampler={"name": "labor", "fanout": [5, 4]}),
+    "bulk, links, GINE, all nodes again": bulk(
+        GINE, task="link", sampler={"name": "neighbor", "fanout": [5, 4], "expand": "all"}
+    ),
     "bulk, by time": bulk(SAGE, dataset=TIMED, sampler={"name": "temporal", "fanout": [5, 4]}),
     "bulk, types": bulk(RGAT, dataset=TYPED),
     "grappa": {"system": "grappa", "model": GAT, **SAMPLED, **CUT},
@@ -53,9 +57,12 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "bulk, partitioned": bulk(GINE, bulk={"topology": "partitioned"}),
     "bulk, types, owned features": bulk(RGAT, dataset=TYPED, features="owned"),
     "bulk, types, partitioned": bulk(RGAT, dataset=TYPED, bulk={"topology": "partitioned"}),
+    "bulk, links": bulk(SAGE, task="link"),
     "bulk, links, owned features": bulk(SAGE, task="link", features="owned"),
+    "bulk, links, partitioned": bulk(SAGE, task="link", bulk={"topology": "partitioned"}),
     "bulk, learnt features": bulk(SAGE, learned={"width": 8}),
     "grappa": {"system": "grappa", "model": SAGE, **SAMPLED, **CUT},
+    "grappa, links": {"system": "grappa", "model": SAGE, "task": "link", **SAMPLED, **CUT},
     "sar, halo": {"system": "sar", "model": GAT, "sar": {"mode": "halo"}, **CUT},
     "sar, keep": {"system": "sar", "model": GINE, "sar": {"mode": "keep"}, **CUT},
     "sar, rematerialize": {"system": "sar", "model": GAT, "sar": {"mode": "rematerialize"}, **CUT},

@@ -60,9 +60,9 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_with_cluster(job, None, emit, lazy=True)
-    job = for_task(job, dataset.task)
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
+    job = for_task(job, dataset, system.sample.sampler)
     check_links(job, dataset.task)
     check_types(job, system, dataset.graph.types, RGCN(), dataset.task)
     system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)

@@ -87,6 +87,7 @@ def test_the_table_of_links_and_samples_by_time() -> None:
     }  # fmt: skip
     assert links_by_time == nodes_by_time == everywhere
     assert of_relation == everywhere | {
+        '`bulk`, `device = "cuda"`, `kernel = "cuda"`',
         '`bulk`, `features = "owned"`', '`bulk`, `device = "cuda"`, `features = "owned"`',
         "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
     }  # fmt: skip

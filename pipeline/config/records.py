@@ -14,7 +14,7 @@ from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import Sampler
-from ...storage.dataset import Dataset, Task
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry, found_by_name
@@ -134,9 +134,13 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     return found
 
 
-def for_task(job: Job, task: Task) -> Job:
-    """Complete a job by the task of its dataset: processors draw links, unless the job names a kernel."""
-    if task != "link" or job.kernel != "cuda" or "kernel" in job.model_fields_set:
+def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
+    """Complete a job by its dataset and the system's sampler: processors draw links where GPUs cannot, unless the job
+    names a kernel."""
+    if dataset.task != "link" or job.kernel != "cuda" or "kernel" in job.model_fields_set:
+        return job
+    by_relation = getattr(sampler, "draws_relations_on_device", False)
+    if not getattr(sampler, "host_only", False) and (dataset.graph.types is None or by_relation):
         return job
     given = "bulk_size" in job.queue.model_fields_set
     queue = job.queue if given else job.queue.with_defaults(bulk_size=Queue().bulk_size)

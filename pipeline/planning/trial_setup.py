@@ -150,8 +150,8 @@ class Trials:
 
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
-        data, job = self.at.dataset, for_task(job, self.at.numbers.task)
-        system = make_system(without_partitioner(job) if job.ranks == 1 else job)
+        data, system = self.at.dataset, make_system(without_partitioner(job) if job.ranks == 1 else job)
+        job = for_task(job, data, system.sample.sampler)
         if self._by_time and system.sample.sampler is None:
             raise InputError(
                 f"samples go by time, but system '{system.name}' passes messages over all edges, whatever their times"

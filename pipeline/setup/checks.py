@@ -313,11 +313,8 @@ def check_links(job: Job, task: Task) -> None:
             given = ", ".join(f"link.{key}" for key in job.link.model_dump(exclude_defaults=True))
             raise InputError(f'{given} is set, but the task is {task}; leave it out, or set task = "link"')
         return
-    if job.kernel not in ("cpu", "reference"):
-        raise InputError(
-            f"kernel is '{job.kernel}', but the edges of pairs are taken out of samples on the host in this version; "
-            "leave kernel out"
-        )
+    if job.kernel == "cugraph":
+        raise InputError("kernel is 'cugraph', which draws no samples of links in this version; leave kernel out")
 
 
 def check_times(job: Job, system: System, dataset: Dataset) -> None:

@@ -120,8 +120,8 @@ def prepare(
         InputError: the parts of the job do not fit together, or this version cannot run it.
     """
     check_available(job)
-    job, code = for_task(job, dataset.task), code or OwnCode()
-    system = system or make_system(job)
+    system, code = system or make_system(job), code or OwnCode()
+    job = for_task(job, dataset, system.sample.sampler)
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
     job, system, model = with_edges(job, system, model, dataset)

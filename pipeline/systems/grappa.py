@@ -131,6 +131,8 @@ class _Grappa(Registered):
         assert isinstance(system.fetch, CoverageFetch)
         sampler = system.sample.sampler
         drawn = sampler if reads_times(sampler) else WithoutOwnEdges(sampler)
+        # Its name is that of the sampler inside.
+        # pyrefly: ignore[bad-argument-type]
         sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
         fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
         return replace(system, partition=replace(system.partition, links=True), sample=sample, fetch=fetch)

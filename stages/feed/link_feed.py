@@ -33,6 +33,8 @@ class SampledLinks(Sampled):
             sampler: draws the neighbourhoods of the ends.
             negatives: their law.
         """
+        # Its name is that of the sampler inside.
+        # pyrefly: ignore[bad-argument-type]
         return cls(sampler if reads_times(sampler) else WithoutOwnEdges(sampler), negatives)
 
     def record(self) -> dict[str, Any]:

@@ -284,7 +284,7 @@ class UnitsOnDevice(Units[_Unit]):
 
 @dataclass(frozen=True)
 class DeviceLinkFetch:
-    """A device's fetch policy, of minibatches of pairs that were drawn on the host."""
+    """A device's fetch policy, of minibatches of pairs."""
 
     inner: DeviceGatherFetch | DeviceExchangeFetch
     sample: SampledLinks | LinksByOwners | LocalLinks

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
@@ -16,6 +15,11 @@ from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
 from .plan import LinkRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..placement.row_owners_cuda import OwnersOnDevice
 
 OfPairs = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.bool_]]
 
@@ -33,7 +37,10 @@ class WithoutOwnEdges:
 
     inner: Sampler
 
-    name: ClassVar[str] = "without own edges"
+    @property
+    def name(self) -> str:
+        """See `Sampler.name`."""
+        return self.inner.name
 
     @property
     def host_only(self) -> bool:
@@ -44,6 +51,16 @@ class WithoutOwnEdges:
     def rows_travel(self) -> bool:
         """See `sample.base.check_kernel`."""
         return getattr(self.inner, "rows_travel", False)
+
+    @property
+    def iterations(self) -> int:
+        """See `sample.base.check_kernel`."""
+        return getattr(self.inner, "iterations", 0)
+
+    @property
+    def draws_by_owners_on_device(self) -> bool:
+        """See `Sampler`."""
+        return getattr(self.inner, "draws_by_owners_on_device", False)
 
     @property
     def num_layers(self) -> int:
@@ -75,8 +92,36 @@ class WithoutOwnEdges:
         return _left(drawn, request, types, lambda ids, own: ids % own.num_relations)
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises InputError: edges are taken out on the host."""
-        raise InputError("the edges of pairs are taken out of samples on the host; sample there")
+        """See `Sampler.sample_on_device`."""
+        from ..kernels.runtime.device_memory import completed
+        from ..kernels.sampling.device_graph import number_on_device
+        from .exclude_cuda import OwnRelations, without_own_edges
+
+        drawn, types = self.inner.sample_on_device(graph, request, workspace), graph.types
+        kinds: OwnRelations | None = None
+        if types is not None:
+            kinds = OwnRelations(types, lambda ids: number_on_device(graph, "edge_type")[ids])
+        assert isinstance(request, LinkRequest)
+        nested = all(m.nested for m in drawn.minibatches)
+        return completed(without_own_edges(drawn, request.positives, kinds, nested=nested))
+
+    async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
+        """Like `sample_by_owners`, with the inner sampler's coroutine of this name. Awaits as often on every rank."""
+        from .exclude_cuda import OwnRelations, without_own_edges
+
+        inner: Any = self.inner
+        drawn, types = await inner.sample_by_owners_on_device(owners, request), owners.rows.graph.types
+        kinds: OwnRelations | None = None
+        if types is not None:
+
+            def relations(ids: "Tensor", count: int = types.num_relations) -> "Tensor":
+                return ids % count
+
+            kinds = OwnRelations(types, relations)
+        assert isinstance(request, LinkRequest)
+        return await without_own_edges(
+            drawn, request.positives, kinds, nested=inner.expand == "new", device=owners.device
+        )
 
 
 def _relations(graph: Graph) -> npt.NDArray[Any]:

@@ -88,8 +88,8 @@ class PlannedPairs:
             return torch.from_numpy(until).to(data.degree.dtype).to(self.device or "cpu")
         found = degree().clone()
         numbers = self.plan.numbers(work.index // self.ranks, work.epoch)
-        lost = torch.from_numpy(self.plan.links.lost_degree(numbers, work.seeds)).to(found.dtype)
-        found[: len(lost)] -= lost.to(found.device)
+        lost = to_device(self.plan.links.lost_degree(numbers, work.seeds), found.device)
+        found[: len(lost)] -= lost.to(found.dtype)
         return found.clamp_(min=0)
 
 

@@ -64,6 +64,10 @@ class ResidentMiniBatch(MiniBatch):
         """See `MiniBatch.renumbered`."""
         return ResidentMiniBatch(self.epoch, index, self.bulk, self.q, self.edge_ids, self.requested)
 
+    def within(self, bulk: ResidentBulk) -> "ResidentMiniBatch":
+        """The minibatch in the same place of another bulk."""
+        return ResidentMiniBatch(self.epoch, self.index, bulk, self.q, self.edge_ids, self.requested)
+
     @cached_property
     # pyrefly: ignore[bad-override]
     def blocks(self) -> tuple[Block, ...]:

@@ -44,6 +44,7 @@ def test_every_part_runs(tmp_path):
     for sampler in ("neighbor", "labor", "ladies", "fastgcn"):
         assert rows[f"sampling {sampler}, bulks of 2"]["measured"] > 0
         assert told["details"]["bits"][sampler]["equal_bulks"] == 1
+    assert all(rows[f"sampling links{way}, bulks of 2"]["ratio"] > 0 for way in ("", ", all nodes again"))
     for name in (
         "mean of layer 1, forward",
         "attention of layer 2, forward and backward",

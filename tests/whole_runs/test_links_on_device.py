@@ -2,30 +2,35 @@
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.load import BULK_ON_GPU, resolve
 from millrace.pipeline.config.schema import Queue
 from millrace.pipeline.setup import device_policies
+from millrace.pipeline.setup.checks import check_links
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import own_queue
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.events import Note, silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.evaluate.cuda import DeviceBudget
+from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
-from millrace.tests.contracts import nccl
+from millrace.tests.contracts import nccl, pretended_device
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.graphs import links_of_multi_edges
 from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.whole_runs.test_parts_on_device import Dies
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
@@ -69,11 +74,58 @@ def on_host(links, tmp_path_factory):
     return trained(links, tmp_path_factory.mktemp("host") / "run", "cpu")
 
 
-@pytest.mark.parametrize("queue", [{}, {"kind": "zarr", "bulk_size": 2}], ids=["memory", "zarr"])
-def test_a_run_is_that_of_processors(links, on_host, tmp_path, queue):
-    """Degrees that layers read are those without own edges; processors draw, in bulks of their size."""
+@pytest.fixture
+def no_draws_on_the_host(monkeypatch):
+    """Whoever draws links on the host fails, from when this is called on."""
+
+    def from_now_on() -> None:
+        for name in ("sample", "sample_by_owners"):
+            monkeypatch.delattr(WithoutOwnEdges, name)
+
+    return from_now_on
+
+
+@pytest.mark.parametrize("queue", [{}, {"bulk_size": 3}], ids=str)
+def test_a_run_is_that_of_processors(links, on_host, tmp_path, queue, no_draws_on_the_host):
+    """Degrees that layers read are those without own edges; the device draws, in bulks of its size."""
+    no_draws_on_the_host()
     job = agree(links, tmp_path, host=on_host, queue=queue)
-    assert job["kernel"] == "cpu" and job["queue"]["bulk_size"] == queue.get("bulk_size", Queue().bulk_size)
+    assert job["kernel"] == "cuda" and job["queue"]["bulk_size"] == queue.get("bulk_size", BULK_ON_GPU)
+
+
+@pytest.mark.parametrize(
+    ("there", "kernel"),
+    [
+        ({"queue": {"kind": "zarr", "bulk_size": 2}}, "cpu"),
+        ({"queue": {"kind": "zarr", "bulk_size": 2}, "kernel": "cuda"}, "cuda"),
+        ({"kernel": "cpu"}, "cpu"),
+    ],
+    ids=str,
+)
+def test_who_draws_does_not_show(links, on_host, tmp_path, there, kernel):
+    """Workers may have no GPU, so a queue on disk is filled by processors unless the job says otherwise."""
+    job = agree(links, tmp_path, there, on_host)
+    assert job["kernel"] == kernel and job["queue"]["bulk_size"] == there.get("queue", {}).get("bulk_size", 2)
+
+
+def test_drawn_by_a_device_for_processors(links, on_host, tmp_path):
+    """Own edges are taken out on the host."""
+    _, seen = trained(links, tmp_path / "run", "cpu", kernel="cuda")
+    assert all(torch.equal(seen[name], value) for name, value in on_host[1].items())
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"name": "neighbor", "fanout": [3, 2], "expand": "all"},
+        {"name": "labor", "fanout": [2, 3]},
+        {"name": "ladies", "sizes": [30, 20]},
+        {"name": "fastgcn", "sizes": [30, 20]},
+    ],
+    ids=str,
+)
+def test_samplers(links, tmp_path, sampler):
+    assert agree(links, tmp_path, sampler=sampler, epochs=1)["kernel"] == "cuda"
 
 
 def test_features_of_edges_and_rows_in_the_hosts_memory(tmp_path):
@@ -102,11 +154,54 @@ def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatc
     agree(links, tmp_path, epochs=1)
 
 
-def test_kernels_of_gpus_are_refused(links):
-    for device in DEVICES:
-        said = "^kernel is 'cuda', but the edges of pairs are taken out of samples on the host in this version"
-        with pytest.raises(InputError, match=said):
-            prepare(resolve({**JOB, "device": device, "kernel": "cuda"}), links)
+def test_what_devices_do_not_draw_is_refused_or_drawn_by_processors(links, typed, timed):
+    """Refused where the job names the kernel."""
+    by_edge = {"sampler": {"name": "labor", "fanout": [3, 2], "poisson": True, "iterations": 1}}
+    by_relation = {**TYPED, "sampler": {"name": "labor", "fanout": [3, 2]}}
+    by_time = {"sampler": {"name": "temporal", "fanout": [3, 2]}}
+    blocks = {"sampler": {"name": "labor", "fanout": [3, 2]}, "bulk": {"topology": "partitioned"}}
+    for data, options, said in (
+        (links, by_edge, "the sampler labor with importance iterations draws from a whole graph in host memory"),
+        (typed[0], by_relation, "by which the sampler labor draws no relations in this version"),
+        (timed, by_time, 'the sampler temporal draws from a whole graph in host memory, but kernel is "cuda"'),
+        (links, blocks, "for neighbor only, but the sampler is labor; leave kernel out"),
+    ):
+        table = {**JOB, **options, "device": "cuda"}
+        prepared = prepare(resolve(table), data)
+        assert (prepared.job.kernel, prepared.job.queue.bulk_size) == ("cpu", 2)
+        del table["queue"]
+        assert prepare(resolve(table), data).job.queue.bulk_size == Queue().bulk_size
+        with pytest.raises(InputError, match=said) as refused:
+            prepare(resolve({**table, "kernel": "cuda"}), data)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=r"^kernel is 'cugraph', which draws no samples of links in this version"):
+        check_links(resolve(JOB).model_copy(update={"kernel": "cugraph"}), "link")
+
+
+@pytest.fixture(scope="module")
+def gpus(start_cluster: Any) -> Any:
+    """The address of a scheduler whose two workers have a GPU each."""
+    if not pretended_device.is_pretended():
+        pytest.skip("there is a GPU")
+    with start_cluster(2, gpus=("0", "1")) as address:
+        yield address
+
+
+@pytest.mark.usefixtures("by_value")
+def test_a_rank_that_is_killed_draws_again(gpus: str, links: mr.Dataset, tmp_path: Path) -> None:
+    """Rows of features are owned by ranks, whose devices exchange them."""
+    mr.write_dataset(tmp_path / "store", links)
+    job, said = {**JOB, "epochs": 3, "checkpoint": {"every_epochs": 1}}, []
+    want = mr.run(tmp_path / "store", config=job, out=tmp_path / "host", verbose=False)
+    there = {**job, "ranks": 2, "device": "cuda", "features": "owned", "cluster": {"scheduler": gpus}}
+    got = mr.run(tmp_path / "store", config=there, out=tmp_path / "there", emit=said.append, callbacks=Dies(tmp_path))
+    assert sum("start again" in e.text for e in said if isinstance(e, Note)) == 1
+    assert [(tmp_path / f"asked-{rank}").read_text() for rank in range(2)] == ["allreduce alltoall_base"] * 2
+    assert tomllib.loads((tmp_path / "there" / "job.toml").read_text())["kernel"] == "cuda"
+    assert got.test_metrics == pytest.approx(want.test_metrics, rel=1e-9) and got.best_epoch == want.best_epoch
+    a, b = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in ("there", "host"))
+    for key, value in b.items():
+        torch.testing.assert_close(a[key], value, rtol=1e-9, atol=1e-11)
 
 
 PLACES = [{}, {"features": "owned"}, {"bulk": {"topology": "partitioned"}}]
@@ -121,29 +216,35 @@ def typed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("options", PLACES, ids=str)
-def test_types(typed, tmp_path, options):
+def test_types(typed, tmp_path, options, no_draws_on_the_host):
     """Only edges of the pairs' relation and its reverses are taken out, and lost by degrees."""
     links, host = typed
-    agree(links, tmp_path, host=host, **TYPED, **options)
+    no_draws_on_the_host()
+    assert agree(links, tmp_path, host=host, **TYPED, **options)["kernel"] == "cuda"
 
 
-def test_times(tmp_path):
-    """Degrees are those before the pairs."""
+@pytest.fixture(scope="module")
+def timed():
     data = mr.open_dataset("ratings:users=20,items=30,genres=4,degree=6,days=9,features=5")
-    links = mr.link_dataset(data, split="time:0.7,0.1")
+    return mr.link_dataset(data, split="time:0.7,0.1")
+
+
+def test_times(timed, tmp_path):
+    """Degrees are those before the pairs."""
     more = {"sampler": {"name": "temporal", "fanout": [3, 2]}, "train": {"batch_size": 64}, "epochs": 1}
-    agree(links, tmp_path, **more)
+    assert agree(timed, tmp_path, **more)["kernel"] == "cpu"
 
 
 def test_isolated_ranks_by_one(links, tmp_path):
     grappa = {"repartition_every": 1, "chunks": 2, "correction": "node"}
     more = {"system": "grappa", "grappa": grappa, "partition": {"method": "hash"}, "train": {"batch_size": 24}}
     job = agree(links, tmp_path, **more)
-    assert job["kernel"] == "cpu"
+    assert job["kernel"] == "cuda"
 
 
 @pytest.mark.parametrize("options", PLACES[1:], ids=str)
-def test_rows_that_ranks_own_by_one(links, on_host, tmp_path, options):
+def test_rows_that_ranks_own_by_one(links, on_host, tmp_path, options, no_draws_on_the_host):
+    no_draws_on_the_host()
     agree(links, tmp_path, host=on_host, **options)
 
 
@@ -164,9 +265,18 @@ def train_there(group, links, runs):
     """Reports of the runs. Ranks of a device exchange its tensors over a stand-in for NCCL."""
     over = nccl.stood_in(group)
     device_policies.check_gpus = lambda job: None  # it asks for dask-cuda
-    found = []
+    from millrace.stages.links import exclude_cuda
+
+    found, drawn_there, plain = [], [], exclude_cuda.without_own_edges
+
+    def counted(*args: Any, **options: Any) -> Any:
+        drawn_there.append(args)
+        return plain(*args, **options)
+
+    exclude_cuda.without_own_edges = counted
     for number, (job, out, fingerprint) in enumerate(runs):
         there = job.device == "cuda"
+        drawn_there.clear()
         own = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
         own._ledger, queue = Ledger(), None
         if (out / "parts").exists():
@@ -178,6 +288,7 @@ def train_there(group, links, runs):
             prepared, out, queue, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True,
             emit=silent, stop=lambda: False, clock=Clock(),
         )  # fmt: skip
+        assert bool(drawn_there) == there
         found.append((report.test_metrics, report.sampled_edges, own._ledger.as_record()))
         own.close()
     over.close()

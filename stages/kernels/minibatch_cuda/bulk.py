@@ -69,7 +69,7 @@ class ResidentBulk:
         """Maximum edges of a row."""
         self._node_at = prefix_sums(node_ends[-1])
         self._row_at = [prefix_sums(x.rows + 1) for x in lists]
-        self._edge_at = [prefix_sums(x.edges) for x in lists]
+        self._edge_at = [x.edge_at for x in lists]
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
@@ -213,7 +213,7 @@ class Transposed:
     def __init__(self, x: _Edges) -> None:
         to, k = x.list.indices.device, len(x.rows)
         self._source_at, self._edge_at, self._num_dst = prefix_sums(x.sources + 1), prefix_sums(x.edges), x.rows
-        row_at, list_at, num_sources = prefix_sums(x.list.rows + 1), prefix_sums(x.list.edges), prefix_sums(x.sources)
+        row_at, list_at, num_sources = prefix_sums(x.list.rows + 1), x.list.edge_at, prefix_sums(x.sources)
         owner, row = leading(x.rows, to)
         at = to_device(row_at[:-1], to)[owner] + row
         begin = x.list.indptr[at].long()
@@ -222,9 +222,7 @@ class Transposed:
         # For every edge: its minibatch, its row, and its position in the minibatch's list.
         which, edge = leading(x.edges, to)
         dst = torch.repeat_interleave(row, kept, output_size=total)
-        source = (
-            x.list.indices[to_device(list_at[:-1], to)[which] + edge].long() + to_device(num_sources[:-1], to)[which]
-        )
+        source = x.list.indices[to_device(list_at, to)[which] + edge].long() + to_device(num_sources[:-1], to)[which]
         source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
         self.dst, self.edge = dst[order].int(), edge[order].int()
         # One entry more than sources for each minibatch: the end of the last one's edges.

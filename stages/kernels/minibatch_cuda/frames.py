@@ -152,7 +152,7 @@ class Layout:
         spread(bulk.nodes, nodes[:-1], np.diff(nodes) - 1, "nodes", 0)
         for h, (rows, sources, edges) in enumerate(zip(bulk.node_ends, bulk.node_ends[1:], bulk.edge_ends)):
             x, weight = bulk.arrays(h)
-            row_at, edge_at = prefix_sums(x.rows + 1)[:-1], prefix_sums(x.edges)[:-1]
+            row_at, edge_at = prefix_sums(x.rows + 1)[:-1], x.edge_at
             spread(x.indptr, row_at, rows, "indptr", h)
             (ends, _), (inverse, width) = self.extents["indptr", h], self.extents["inverse", h]
             launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.row_words, BLOCK=BLOCK)

@@ -32,7 +32,8 @@ def prefix_sums(counts: Counts) -> Counts:
 
 @dataclass(frozen=True, eq=False)
 class DeviceList:
-    """Edges by destination of k minibatches, one after the other, on the device; their counts on the host."""
+    """Edges by destination of k minibatches, one after the other, on the device; their counts on the host. Between two
+    minibatches there may be a gap in the arrays of edges."""
 
     indptr: Tensor
     """int32 [sum of (rows + 1)]: each minibatch's begins with 0."""
@@ -42,6 +43,13 @@ class DeviceList:
     """int64 [sum of edges], if requested."""
     rows: Counts
     edges: Counts
+    begin: Counts | None = None
+    """int64 [k], the first edge of each minibatch; None: there are no gaps."""
+
+    @property
+    def edge_at(self) -> Counts:
+        """int64 [k], the first edge of each minibatch."""
+        return prefix_sums(self.edges)[:-1] if self.begin is None else self.begin
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from millrace.stages.kernels import sampling_backend
 from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan, LinkRequest
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
-from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import of_pairs
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.typed import typed_graphs
@@ -151,5 +150,7 @@ def test_what_it_passes_on():
     without = WithoutOwnEdges(sampler)
     assert (without.num_layers, without.host_only, without.edge_ids) == (2, False, False)
     assert without.record() == {**sampler.record(), "without": "own edges"}
-    with pytest.raises(InputError, match="taken out of samples on the host"):
-        without.sample_on_device(None, None)
+    assert (without.name, without.iterations, without.draws_by_owners_on_device) == ("neighbor", 0, True)
+    without = WithoutOwnEdges(mr.LaborSampler((3, 2), poisson=True, iterations=1))
+    assert (without.name, without.iterations, without.host_only) == ("labor", 1, True)
+    assert not without.draws_by_owners_on_device
