@@ -29,7 +29,7 @@ from ...storage.ledger import KINDS
 from ..machine.gpus import backend
 from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
-from .learned_rows import Travelled, distinct_share, travelled
+from .learned_rows import Travelled, distinct_share, row_bytes_of, travelled
 from .network import Link
 from .trial import EPOCHS, TrialResult
 
@@ -93,7 +93,8 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
     if s.ranks > 1:
         _steps(moved, s)
     if isinstance(policy, Sharded):
-        moved.once["store", "features"] += s.feature_bytes
+        # Columns of learnt rows, which are set anew in each step, are counted with the others.
+        moved.once["store", "features"] += s.feature_bytes + s.at.numbers.nodes * row_bytes_of(s)
     if s.system.sample.uses_queue:
         _minibatch_rows(moved, s, seen)
     return moved
@@ -118,7 +119,8 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     depends on."""
     assert isinstance(s.system.fetch, VisitFetch)
     width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
-    traffic = visited_bytes(s.system.fetch, s.model, s.at.numbers.features, dtype, width, types)
+    learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)
+    traffic = visited_bytes(s.system.fetch, s.model, features, dtype, width, types, learned.width > 0)
     rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
     moved.add("activations", total, int(np.count_nonzero(traffic)))

@@ -219,7 +219,12 @@ FEW, SENT, READ = 8, 2, 3
 
 
 def row_traffic(
-    module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods, own_edges: bool = True
+    module: nn.Module,
+    num_features: int,
+    dtype: torch.dtype,
+    neighbourhoods: Hoods,
+    own_edges: bool = True,
+    learns_features: bool = False,
 ) -> list[tuple[int, int]]:
     """Bytes that travel per row between ranks in a training step, layer by layer.
 
@@ -231,6 +236,7 @@ def row_traffic(
         dtype: of the features.
         neighbourhoods: see `Hoods`.
         own_edges: give rows of the rank edges to themselves too.
+        learns_features: features get gradients too.
 
     Returns: For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and
         bytes that come back.
@@ -244,7 +250,7 @@ def row_traffic(
     module = copy.deepcopy(module).cpu().train()
     layers = layered(module).num_layers
     batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
-    h, found = torch.zeros((FEW, num_features), dtype=dtype), []
+    h, found = torch.zeros((FEW, num_features), dtype=dtype, requires_grad=learns_features), []
     state = torch.default_generator.get_state()
     try:
         for i, neighbourhood in enumerate(neighbourhoods(1, batch, group)):

@@ -154,6 +154,7 @@ def row_bytes(
     dtype: torch.dtype,
     edge_width: int = 0,
     types: GraphTypes | None = None,
+    learns_features: bool = False,
 ) -> list[tuple[int, int]]:
     """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
     ``halo``.
@@ -165,6 +166,7 @@ def row_bytes(
         dtype: of the features.
         edge_width: D, columns of the edges' features; 0: they have none.
         types: of the graph; None: there is one of each. All edges are of the first relation.
+        learns_features: features get gradients too.
     """
     wanted = policy.for_layers(layered(module).num_layers)
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
@@ -178,7 +180,7 @@ def row_bytes(
         share = Share(batch, rows, torch.zeros(len(rows.rows), dtype=torch.int64), {}, edge_rows=edge_rows, types=of)
         return Visits(share, modes, policy.prefetch_bytes, absent).fetch(batch).neighbourhoods
 
-    return row_traffic(module, num_features, dtype, visits, own_edges=types is None)
+    return row_traffic(module, num_features, dtype, visits, types is None, learns_features)
 
 
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
