@@ -298,8 +298,6 @@ def check_learned(job: Job, system: System) -> None:
         )
     if train.ema is not None:
         raise InputError(f"{seen} train.ema averages the parameters of the model and no learnt rows; leave it out")
-    if job.start_from is not None:
-        raise InputError(f"{seen} start_from gives the parameters of a model and no learnt rows; leave it out")
 
 
 def check_links(job: Job, task: Task) -> None:

@@ -37,6 +37,7 @@ def fingerprint_of(
     model: Mapping[str, Any],
     make: Callable[[], nn.Module],
     edges: bool = False,
+    start: npt.NDArray[np.floating] | None = None,
 ) -> dict[str, str]:
     """Digests of everything that affects the parameters of a run, except the number of epochs.
 
@@ -47,6 +48,7 @@ def fingerprint_of(
         model: a description of the model, as plain values.
         make: builds the model with its initial parameters.
         edges: the model reads the features of edges.
+        start: [V, D], learnt rows to begin with, of another run.
     """
     # Left out if unset, so that runs of versions without compilation can be resumed.
     left_out = {"patience", "matmul_precision", "metrics"} | (set() if job.train.compile else {"compile"})
@@ -74,7 +76,8 @@ def fingerprint_of(
     if job.learned.width:
         fingerprint["learned"] = digest_record(job.learned.model_dump())
     if job.start_from is not None:
-        fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
+        arrays = {k: v.numpy() for k, v in make().state_dict().items()}
+        fingerprint["start"] = digest_arrays(**arrays, **({} if start is None else {"learned rows": start}))
     entry = SYSTEMS.find(system.name)
     if entry.options_decide:
         fingerprint["phases"] = _system_digest(job, digests, system)

@@ -46,6 +46,7 @@ from .checks import (
 from .fingerprint import fingerprint_of, sets_digest
 from .model import TORCH_DTYPES, Outline, loss_of, model_of, with_edges
 from .parts import Parts
+from .warm_start import initial_learned
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +149,9 @@ def prepare(
         check_kernel(system.sample.sampler, job.kernel)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
-    fingerprint = fingerprint_of(job, dataset, system, description, make, edges) | dict(code.digests)
+    start = initial_learned(job, dataset.num_nodes)
+    rows = None if start is None else start.rows
+    fingerprint = fingerprint_of(job, dataset, system, description, make, edges, rows) | dict(code.digests)
     return Prepared(
         job,
         outline,

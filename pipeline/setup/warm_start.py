@@ -1,4 +1,4 @@
-"""Initial parameters from a finished run, such as a RETEXO run that SAR is to tune end to end."""
+"""Initial parameters and learnt features from a finished run, such as a RETEXO run that SAR is to tune end to end."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from ...storage.errors import InputError
+from ...storage.features import MappedFeatures
 from ..config.load import Job, read_run_table, resolve
-from .run_folder import JOB, MODEL
+from .run_folder import JOB, LEARNED, MODEL
 
 SHAPELESS = ("name", "activation", "aggregator", "slope")
 """Options of a model that change its computation but not the shapes of its parameters."""
@@ -44,6 +45,27 @@ def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
         )
     model.load_state_dict({k: given[k] for k in own})
     return model
+
+
+def initial_learned(job: Job, num_nodes: int) -> MappedFeatures | None:
+    """[V, D], the learnt features of the run in ``start_from``; None if the job has no such key, or learns none.
+
+    Raises:
+        InputError: that run has none, or those of other nodes, or of another width.
+        StoreError: they are damaged.
+    """
+    if job.start_from is None or not job.learned.width:
+        return None
+    path, wanted = Path(job.start_from) / LEARNED, (num_nodes, job.learned.width)
+    if not path.is_file():
+        raise InputError(f"start_from: there is no {path}; expected the folder of a finished run with learnt features")
+    rows = MappedFeatures(path)
+    if (seen := (rows.num_rows, rows.num_features)) != wanted:
+        raise InputError(
+            f"start_from: {path} has {seen[1]} learnt features of {seen[0]:,} nodes, but this run learns {wanted[1]} "
+            f"of {wanted[0]:,}; give it the same nodes and learned.width"
+        )
+    return rows
 
 
 def _check_same_options(before: Job, now: Job) -> None:

@@ -20,6 +20,7 @@ from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
 from ..setup.prepare import Prepared
 from ..setup.run_folder import LEARNED
+from ..setup.warm_start import initial_learned
 from .evaluation import Score
 
 
@@ -46,6 +47,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         nodes.bounds,
         nodes.names,
         own_only=isinstance(system.fetch, VisitFetch),
+        start=initial_learned(job, nodes.total),
     )
     # A rank that owns all rows it evaluates reads them in place.
     in_place = group.size == 1 or (isinstance(prepared.data, Part) and prepared.system.replication == 1)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.features import FeatureStore
 from ...storage.store.full_disk import new_npy
 from ..comm.base import Group
 from ..random import Purpose, draw_word, node_words, stream
@@ -44,6 +45,7 @@ class LearnedTable:
         bounds: Sequence[int] | None = None,
         names: npt.NDArray[np.int64] | None = None,
         own_only: bool = False,
+        start: FeatureStore | None = None,
     ) -> None:
         """
         Args:
@@ -58,13 +60,15 @@ class LearnedTable:
             names: int64 [N], the dataset's own numbers of this rank's nodes, on all ranks if nodes are renumbered:
                 files and checkpoints are in their order.
             own_only: ranks take rows of their own nodes and no others, so that steps need no messages.
+            start: [V, D], rows to begin with, by the dataset's own numbers; by default `initial_rows`.
         """
         self.num_nodes, self.width, self.group = num_nodes, width, group
         self.bounds = list(bounds or [r * num_nodes // group.size for r in range(group.size + 1)])
         """P+1 cuts of the nodes: rank r owns [bounds[r], bounds[r + 1])."""
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
         nodes = np.arange(self.first, self.last) if names is None else names
-        self.rows = nn.Parameter(initial_rows(nodes, width, dtype, seed))
+        rows = initial_rows(nodes, width, dtype, seed) if start is None else torch.from_numpy(start.gather(nodes))
+        self.rows = nn.Parameter(rows.to(dtype))
         """[last - first, D], the rows of this rank."""
         self._shared = group.size > 1 and not own_only
         self._names = None if names is None else torch.from_numpy(names)

@@ -257,7 +257,6 @@ def test_rows_that_no_minibatch_reads_keep_their_bits(tmp_path):
         ({"learned": {"lr": 0.1}}, "learned.width is 0"),
         ({"learned": {"width": 4, "beside": False}, "features": "owned"}, "no features of the dataset are read"),
         ({"learned": 4, "train": {"ema": 0.9}}, "train.ema averages"),
-        ({"learned": 4, "start_from": "runs/other"}, "start_from gives the parameters"),
         ({"learned": {"width": 4, "optimizer": "adamw"}}, "learned.optimizer"),
         ({"learned": -1}, "learned.width"),
         ({"learned": "many"}, "learned"),
@@ -276,6 +275,25 @@ def test_other_systems_refuse_learnt_features(sbm, tmp_path, system):
     with pytest.raises(InputError, match=f"learned.width is 4, but system '{system}'"):
         mr.run(sbm, system=system, out=tmp_path / "run", learned=4, epochs=1, verbose=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_starts_from_learnt_rows(sbm, tmp_path):
+    options = {**JOB, **OWN, "verbose": False}
+    first = mr.run(sbm, learned=4, out=tmp_path / "first", **options)
+    still = {**options, "lr": 1e-14, "epochs": 1, "start_from": str(tmp_path / "first")}
+    again = mr.run(sbm, learned=4, out=tmp_path / "again", **still)
+    assert again.test_accuracy == first.test_accuracy
+    np.testing.assert_allclose(rows_of(tmp_path / "again"), rows_of(tmp_path / "first"), rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match=r"4 learnt features of 300 nodes, but this run learns 4 of 299"):
+        mr.run("sbm:nodes=299,classes=3,features=5", learned=4, out=tmp_path / "other", **still)
+    given = np.load(tmp_path / "first" / "learned.npy")
+    np.save(tmp_path / "first" / "learned.npy", given + 1)
+    with pytest.raises(StoreError, match="start"):
+        mr.run(sbm, learned=4, out=tmp_path / "again", resume=True, **{**still, "epochs": 2})
+    (tmp_path / "first" / "learned.npy").unlink()
+    with pytest.raises(InputError, match=r"there is no .*learned\.npy"):
+        mr.run(sbm, learned=4, out=tmp_path / "other", **still)
+    assert not (tmp_path / "other").exists()
 
 
 def test_another_width_does_not_resume(sbm, tmp_path):
