@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
@@ -83,6 +83,24 @@ class Memory:
 
 
 _memory = Memory()
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations of torch that a thread asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    @property
+    def waits(self) -> set[Any]:
+        """Those that wait for the device."""
+        return READS & set(self.asked)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.asked.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 class OnDevice(Tensor):

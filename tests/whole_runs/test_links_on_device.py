@@ -12,6 +12,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import BULK_ON_GPU, resolve
 from millrace.pipeline.config.schema import Queue
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup import device_policies
 from millrace.pipeline.setup.checks import check_links
 from millrace.pipeline.setup.model import Outline
@@ -49,9 +50,9 @@ def links():
     return links_of_multi_edges(60)
 
 
-def trained(data, out, device, **more):
+def trained(data, out, device, samples=None, **more):
     """A run's result, and its parameters."""
-    result = mr.run(data, config={**JOB, **more, "device": device}, out=out, verbose=False)
+    result = mr.run(data, config={**JOB, **more, "device": device}, samples=samples, out=out, verbose=False)
     return result, torch.load(out / "model.pt", weights_only=True)
 
 
@@ -106,6 +107,19 @@ def test_who_draws_does_not_show(links, on_host, tmp_path, there, kernel):
     """Workers may have no GPU, so a queue on disk is filled by processors unless the job says otherwise."""
     job = agree(links, tmp_path, there, on_host)
     assert job["kernel"] == kernel and job["queue"]["bulk_size"] == there.get("queue", {}).get("bulk_size", 2)
+
+
+def test_samples_that_a_device_has_drawn_for_a_store(links, tmp_path):
+    """They are those of processors; whoever trains on them copies them."""
+    mr.write_dataset(tmp_path / "store", links)
+    table = {**JOB, "dataset": str(tmp_path / "store"), "epochs": 1}
+    job = resolve({**table, "device": "cuda", "kernel": "cuda"})
+    precompute(job, tmp_path / "samples", emit=silent, stop=lambda: False)
+    want = trained(None, tmp_path / "live", "cpu", **table)
+    for device in DEVICES:
+        _, seen = trained(None, tmp_path / device, device, samples=tmp_path / "samples", **table)
+        for name, value in want[1].items():
+            torch.testing.assert_close(seen[name], value, rtol=1e-9, atol=1e-11)
 
 
 def test_drawn_by_a_device_for_processors(links, on_host, tmp_path):

@@ -19,6 +19,7 @@ from millrace.stages.losses import NamedLoss
 from millrace.stages.messages import Placement, RankJob
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
+from millrace.tests.contracts import pretended_device
 
 V, F, D = 24, 5, 6
 
@@ -92,3 +93,35 @@ def dense(model, graph, h):
     for i in range(model.num_layers):
         h = model.layer(i, BlockNeighbourhood(block, degree, edges=lambda: of_edges), h)
     return h
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_minibatch_on_a_device_is_the_hosts_and_fetching_it_waits_for_nothing(weighted, on_device):
+    pytest.importorskip("triton")
+    from millrace.stages.fetch.exchange_cuda import DeviceLinkFetch
+    from millrace.stages.fetch.gather_cuda import DeviceGatherFetch
+
+    placement, device = placement_of(weighted), pretended_device.DEVICE
+    model = mr.GCN(hidden=7, layers=2).build(F, D).double()
+    model.decoder = make_decoder("dot", D)
+    plan, here, work = work_of(placement, Negatives("uniform", 3), model)
+    sample = SampledLinks.of(mr.NeighborSampler((-1, -1), edge_ids=True), Negatives("uniform", 3))
+    job = RankJob(
+        seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64, kernel=sampling_backend("cuda"),
+        group=Solo(), ledger=Ledger(), device=device, resident=True,
+    )  # fmt: skip
+    there = DeviceLinkFetch(DeviceGatherFetch(), sample).fetcher(placement, job, model.to(device))
+    drawn = [
+        m
+        for number in range(plan.num_bulks)
+        for m in sample.sampler.sample_on_device(placement.graph, plan.request(1, number)).minibatches
+    ]
+    for m, n in zip(work, drawn, strict=True):
+        want = here.fetch(m)
+        with pretended_device.Operations() as seen_by_host:
+            seen = there.fetch(n)
+            degrees = [x.degree for x in seen.neighbourhoods]
+        assert seen_by_host.asked and not seen_by_host.waits
+        assert torch.equal(seen.y.cpu(), want.y) and torch.equal(seen.links.there.cpu(), want.links.pairs)
+        for a, b in zip(degrees, want.neighbourhoods):
+            assert torch.equal(a.cpu(), b.degree)
