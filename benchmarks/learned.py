@@ -1,15 +1,19 @@
 """Learnt features: a large table over 1, 2 and 4 ranks, and accuracy on a graph whose nodes have no features.
 
     python benchmarks/learned.py rows [--nodes 1000000] [--width 64]
+    python benchmarks/learned.py beside-torch [--nodes 1000000] [--width 64]
     python benchmarks/learned.py accuracy
 
 ``rows`` steps a table on random minibatches, in processes that talk through gloo. It prints the largest difference
 between the ranks' rows and those of one rank, processor seconds and bytes of a step, and checks that bytes are those of
-the rows that were read and that no other row has changed. ``accuracy`` trains GraphSAGE on a planted partition without
-features: on the two columns of in-degrees that stand in for them, and with learnt rows beside them.
+the rows that were read and that no other row has changed. ``beside-torch`` times reading 100,000 rows and stepping
+along their gradients, in turn with torch's embedding with sparse gradients and its optimisers. ``accuracy`` trains
+GraphSAGE on a planted partition without features: on the two columns of in-degrees that stand in for them, and with
+learnt rows beside them.
 """
 
 import argparse
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -17,14 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import millrace as mr
+from millrace.stages.comm.solo import Solo
 from millrace.stages.learned.table import LearnedTable, initial_rows
+from millrace.stages.memory.arena import Arena, reusing
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import run_threads
 
 STEPS, MINIBATCHES, NODES_EACH = 5, 4, 25_000
+ROUNDS = 9
 
 
 def nodes_of(step: int, minibatch: int, num_nodes: int) -> np.ndarray:
@@ -48,7 +56,7 @@ def steps(group: Any, num_nodes: int, width: int, optimizer: str, folder: str) -
     seconds = (time.process_time() - start) / STEPS
     ledger = getattr(group, "_ledger", None) or group.ledger
     sent = dict(ledger.as_record()["network"])
-    np.save(Path(folder) / f"rows-{group.rank}.npy", table.rows.detach().numpy())
+    np.save(Path(folder) / f"rows-{group.rank}.npy", table.rows.numpy())
     return {"seconds": seconds, "sent": sent, "foreign": foreign}
 
 
@@ -79,6 +87,35 @@ def rows(num_nodes: int, width: int) -> None:
             )
 
 
+def beside_torch(num_nodes: int, width: int) -> None:
+    """See the top."""
+    torchs = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
+    rng, many = np.random.default_rng(0), 4 * NODES_EACH
+    for name, kind in torchs.items():
+        table, arena = LearnedTable(num_nodes, width, torch.float32, 0, Solo(), name, lr=0.01), Arena()
+        embedding = nn.Embedding.from_pretrained(table.rows.clone(), freeze=False, sparse=True)
+        # pyrefly: ignore[missing-argument, unexpected-keyword]
+        optimizer: Any = kind(embedding.parameters(), lr=0.01)
+        ours, theirs = list[float](), list[float]()
+        for _ in range(ROUNDS + 1):
+            nodes, grads = rng.permutation(num_nodes)[:many], torch.randn(many, width)
+            start = time.perf_counter()
+            with reusing(arena):
+                table.take(nodes).backward(grads)
+                table.sum_gradients(100.0)
+                table.step()
+            arena.step()
+            middle = time.perf_counter()
+            optimizer.zero_grad()
+            embedding(torch.from_numpy(nodes)).backward(grads / 100.0)
+            optimizer.step()
+            ours.append(middle - start)
+            theirs.append(time.perf_counter() - middle)
+        differs = float((embedding.weight.detach() - table.rows).abs().max())
+        mine, other = (1e3 * statistics.median(times[1:]) for times in (ours, theirs))
+        print(f"{name:8} {mine:6.1f} ms, torch {other:6.1f} ms: {other / mine:.1f} times; differs by {differs:.1e}")
+
+
 def accuracy() -> None:
     """See the top."""
     sbm = mr.open_dataset("sbm:nodes=5000,classes=8,degree=30,train=0.3")
@@ -107,11 +144,14 @@ def accuracy() -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=["rows", "accuracy"])
+    parser.add_argument("what", choices=["rows", "beside-torch", "accuracy"])
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=64)
     given = parser.parse_args()
-    rows(given.nodes, given.width) if given.what == "rows" else accuracy()
+    if given.what == "accuracy":
+        accuracy()
+    else:
+        {"rows": rows, "beside-torch": beside_torch}[given.what](given.nodes, given.width)
 
 
 if __name__ == "__main__":

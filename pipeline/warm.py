@@ -45,6 +45,7 @@ class Warmed:
 def trials(dtype: str) -> list[Trial]:
     """Jobs that together need every kernel which jobs of this dtype on one rank need: each model, sampler and
     system."""
+    from ..stages.learned.optimizers import OPTIMIZERS
     from ..stages.models import MODELS
     from ..stages.sample import SAMPLERS
     from ..stages.sample.base import reads_times
@@ -63,6 +64,7 @@ def trials(dtype: str) -> list[Trial]:
     found.append(Trial("weighted sampling", {"sampler": {"name": first, "weighted": True}}, weighted=True))
     found.append(Trial("whole neighbourhoods", {"sampler": {"name": first, "fanout": [-1, -1]}}))
     found += [Trial(name, {"system": name}) for name in SYSTEMS if name != default]
+    found += [Trial(f"learnt features, {name}", {"learned": {"width": 4, "optimizer": name}}) for name in OPTIMIZERS]
     return [replace(t, config={"dtype": dtype, **t.config}) for t in found]
 
 

@@ -51,7 +51,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
     )
     # A rank that owns all rows it evaluates reads them in place.
     in_place = group.size == 1 or (isinstance(prepared.data, Part) and prepared.system.replication == 1)
-    rows = ArrayFeatures(table.rows.detach().numpy()) if in_place else None
+    rows = ArrayFeatures(table.rows.numpy()) if in_place else None
     features = features.with_rows(rows)
     data = replace(prepared.data, features=features)
     prepared = replace(prepared, place_data=lambda: data)

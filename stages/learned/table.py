@@ -2,27 +2,36 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...storage.features import FeatureStore
+from ...storage.features import FeatureStore, FloatArray
 from ...storage.store.full_disk import new_npy
 from ..comm.base import Group
+from ..kernels.row_steps import add_rows, number_rows
+from ..memory.lazy_rows import LazyRows
 from ..random import Purpose, draw_word, node_words, stream
+from .optimizers import OPTIMIZERS
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.SparseAdam,
-    "sgd": torch.optim.SGD,
-}
-"""torch's optimisers that touch the rows with a gradient alone."""
 PIECE_BYTES = 64 << 20
 """Rows that ranks hand over at a time where all of them are gathered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Gradients of some rows of a table: `sums` times `factor`."""
+
+    ids: npt.NDArray[np.int64]
+    """[n], distinct, in [0, N)."""
+    sums: FloatArray
+    """[n, D]."""
+    factor: float
 
 
 class LearnedTable:
@@ -68,14 +77,14 @@ class LearnedTable:
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
         nodes = np.arange(self.first, self.last) if names is None else names
         rows = initial_rows(nodes, width, dtype, seed) if start is None else torch.from_numpy(start.gather(nodes))
-        self.rows = nn.Parameter(rows.to(dtype))
+        self.rows = rows.to(dtype)
         """[last - first, D], the rows of this rank."""
         self._shared = group.size > 1 and not own_only
         self._names = None if names is None else torch.from_numpy(names)
         self._ends = torch.tensor(self.bounds[1:])
-        # pyrefly: ignore[missing-argument, unexpected-keyword]
-        self._optimizer: Any = OPTIMIZERS[optimizer]([self.rows], lr=lr)
-        self._lr = lr
+        self._optimizer = OPTIMIZERS[optimizer](self.rows, lr)
+        self._gradients: Gradients | None = None
+        self._place: npt.NDArray[np.int32] | None = None
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._best: Tensor | None = None
 
@@ -95,8 +104,8 @@ class LearnedTable:
         if not count:
             return
         known = [(ids, grad) for ids, grad in taken if grad is not None]
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(i for i, _ in known)])
-        grads = torch.cat([self.rows.new_empty(0, self.width), *(g for _, g in known)])
+        ids = _joined([i for i, _ in known], torch.empty(0, dtype=torch.int64))
+        grads = _joined([g for _, g in known], self.rows.new_empty(0, self.width))
         if self._shared:
             if len(known) > 1:
                 ids, grads = summed(ids, grads)
@@ -104,41 +113,32 @@ class LearnedTable:
             sent = list(grads[order].split([len(p) for p in parts]))
             ids = torch.cat(self.group.all_to_all(parts, "control"))
             grads = torch.cat(self.group.all_to_all(sent, "gradients"))
-        ids, grads = summed(ids, grads)
-        self.rows.grad = torch.sparse_coo_tensor(
-            (ids - self.first)[None], grads / count, self.rows.shape, is_coalesced=True, check_invariants=False
-        )
+        self._gradients = Gradients(*self._summed((ids - self.first).numpy(), grads.contiguous().numpy()), 1 / count)
 
     def gradient_norm(self) -> float:
         """Norm of the gradient of all ranks' rows, of any rank. All ranks call this at once."""
-        square = torch.zeros(1, dtype=torch.float64)
-        if self.rows.grad is not None:
-            square += self.rows.grad.values().double().square().sum()
+        square, own = torch.zeros(1, dtype=torch.float64), self._gradients
+        if own is not None:
+            square += torch.from_numpy(own.sums).double().square().sum() * own.factor**2
         if self.group.size > 1:
             self.group.all_reduce(square, "control")
         return float(square.sqrt())
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients of this rank's rows."""
-        if self.rows.grad is not None:
-            self.rows.grad.values().mul_(factor)
+        if self._gradients is not None:
+            self._gradients = replace(self._gradients, factor=self._gradients.factor * factor)
 
     def step(self, factor: float = 1.0) -> None:
         """Step along the gradients of this rank's rows, if there are any, with `factor` times the learning rate."""
-        if self.rows.grad is None:
-            return
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr * factor
-        # Said, so that torch does not warn that it does not check what its own optimisers make.
-        with torch.sparse.check_sparse_tensor_invariants(enable=False):
-            self._optimizer.step()
-        self.rows.grad = None
+        if (own := self._gradients) is not None:
+            self._optimizer.step(own.ids, own.sums, own.factor, factor)
+            self._gradients = None
 
     def keep_best(self) -> None:
         """Keep the present rows as those of the best epoch."""
-        self._best = self.rows.detach().clone()
+        self._best = self.rows.clone()
 
-    @torch.no_grad()
     def use_best(self) -> None:
         """Go back to the rows of `keep_best`, if there are any."""
         if self._best is not None:
@@ -149,34 +149,32 @@ class LearnedTable:
         ranks call this at once."""
         with self.group.counting("evaluation"):
             return {
-                "rows": self._whole(self.rows.detach()),
+                "rows": self._whole(self.rows),
                 "best": None if self._best is None else self._whole(self._best),
                 "optimizer": {
-                    k: self._whole(v) if isinstance(v, Tensor) and v.ndim == 2 else v
-                    for k, v in self._optimizer.state[self.rows].items()
+                    "step": self._optimizer.steps,
+                    **{k: self._whole(v) for k, v in self._optimizer.state.items()},
                 },
             }
 
-    @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a `state` that any number of ranks has made."""
 
-        def own(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if value.ndim < 2:
-                return value.clone()
-            return value[self.first : self.last].clone() if self._names is None else value[self._names]
+        def own(whole: Tensor) -> Tensor:
+            return whole[self.first : self.last].clone() if self._names is None else whole[self._names]
 
         self.rows.copy_(own(state["rows"]))
-        self._best = own(state["best"])
-        self._optimizer.state[self.rows] = {k: own(v) for k, v in state["optimizer"].items()}
+        self._best = None if state["best"] is None else own(state["best"])
+        # Earlier versions have torch's own state.
+        self._optimizer.steps = int(state["optimizer"].get("step", 0))
+        for name, value in self._optimizer.state.items():
+            value.copy_(own(state["optimizer"][name]))
 
     def write(self, path: Path) -> None:
         """Write all rows into an ``.npy`` file, as a whole or not at all. All ranks call this at once, the first one
         writes, and the file is there for all of them."""
         with self.group.counting("evaluation"):
-            own, aside = self.rows.detach(), path.with_name(f".writing-{path.name}")
+            own, aside = self.rows, path.with_name(f".writing-{path.name}")
             file = None
             if self.group.rank == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,14 +190,29 @@ class LearnedTable:
 
     def read(self, ids: Tensor) -> Tensor:
         """[n, D], the rows of `ids`, int64 [n]. All ranks call this at once; there may be no ids."""
-        own = self.rows.detach()
         if not self._shared:
-            return own[ids - self.first]
+            return self._own(ids)
         order, parts = self._by_owner(ids)
         asked = self.group.all_to_all(parts, "control")
-        rows = own.new_empty(len(ids), self.width)
-        rows[order] = torch.cat(self.group.all_to_all([own[a - self.first] for a in asked], "features"))
+        rows = self.rows.new_empty(len(ids), self.width)
+        rows[order] = torch.cat(self.group.all_to_all([self._own(a) for a in asked], "features"))
         return rows
+
+    def _own(self, ids: Tensor) -> Tensor:
+        """[n, D], rows of this rank."""
+        return LazyRows(self.rows.numpy(), (ids - self.first).numpy()).gathered()
+
+    def _summed(self, ids: npt.NDArray[np.int64], rows: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
+        """Distinct ones of this rank's `ids`, in [0, N), and the sum of the rows of each, in the order given."""
+        if self._place is None:
+            self._place = np.full(len(self.rows), -1, np.int32)
+        distinct, where = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
+        count = number_rows(ids, self._place, distinct, where)
+        if count == len(ids):
+            return ids, rows
+        sums = np.zeros((count, self.width), rows.dtype)
+        add_rows(where, rows, sums)
+        return distinct[:count], sums
 
     def _by_owner(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The order of `ids` by owner, and those of each owner."""
@@ -252,3 +265,8 @@ def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids, ascending, and the sum of the rows of each, in the order given."""
     distinct, place = torch.unique(ids, return_inverse=True)
     return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
+
+
+def _joined(lists: list[Tensor], none: Tensor) -> Tensor:
+    """All of them, one after the other; `none` if there are none."""
+    return lists[0] if len(lists) == 1 else torch.cat([none, *lists])

@@ -9,6 +9,7 @@ from millrace.pipeline import warm
 from millrace.pipeline.cli import app
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.setup.configure import configure
+from millrace.stages.learned.optimizers import OPTIMIZERS
 from millrace.stages.models import MODELS
 from millrace.stages.sample import SAMPLERS
 from millrace.tests.contracts.fresh_python import run_python
@@ -19,6 +20,7 @@ def test_each_model_sampler_and_system_is_tried():
     assert {job.model["name"] for job in jobs} == set(MODELS)
     assert {job.sampler["name"] for job in jobs if job.system == "bulk"} == set(SAMPLERS)
     assert {job.system for job in jobs} == set(SYSTEMS)
+    assert {job.learned.optimizer for job in jobs if job.learned.width} == set(OPTIMIZERS)
 
 
 def test_a_trial_on_each_kind_of_graph_runs():

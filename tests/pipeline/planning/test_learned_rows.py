@@ -43,7 +43,8 @@ def counted() -> tuple[dict[str, int], int]:
         table = LearnedTable(NODES, WIDTH, torch.float32, 0, group, "sgd")
         for step in STEPS:
             table.take(np.array(step[group.rank])).sum().backward()
-            table.step(1.0)
+            table.sum_gradients(1.0)
+            table.step()
         return group.ledger.as_record()["network"]
 
     found = run_threads(rank, 2)

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from millrace.stages.learned import table as module
-from millrace.stages.learned.table import OPTIMIZERS, LearnedTable, initial_rows, summed
+from millrace.stages.learned.table import LearnedTable, initial_rows, summed
 from millrace.tests.contracts.thread_ranks import run_threads
 
+OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 V, D, STEPS, MINIBATCHES, SEED = 23, 3, 4, 4, 7
 UNTOUCHED = 5
 """The last nodes, which no minibatch reads."""
