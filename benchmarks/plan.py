@@ -148,6 +148,8 @@ def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
     ]
     if "features" in changes:
         words += ["--set", f"features={changes['features']}"]
+    for key, value in changes.get(changes["system"], {}).items():
+        words += ["--set", f"{changes['system']}.{key}={value}"]
     for section, keys in case.config.items():
         words += [word for k, v in keys.items() for word in ("--set", f"{section}.{k}={v}")]
     for name, value in case.options.items():

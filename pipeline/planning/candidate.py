@@ -10,6 +10,7 @@ from torch import nn
 from ...stages.models.base import reads_edges
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunks import Chunks
+from ...stages.placement.row_blocks import Blocks
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ..config.load import Job
@@ -125,7 +126,12 @@ class Candidate:
     @property
     def exchanges(self) -> bool:
         """True if ranks send each other the feature rows of minibatches."""
-        return self.job.features == "owned" and self.ranks > 1
+        return (self.job.features == "owned" or self.has_blocks) and self.ranks > 1
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if each rank has a block of the graph's rows."""
+        return isinstance(self.system.partition, Blocks)
 
     @property
     def model(self) -> nn.Module:

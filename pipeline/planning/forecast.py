@@ -95,7 +95,7 @@ def as_sum(parts: Parts, room: int, whose: str) -> tuple[int, str]:
 
 def least_share(s: Candidate) -> float:
     """Least share of the graph that a rank holds."""
-    chunks = 2 if isinstance(s.system.partition, Chunks) else 1
+    chunks = 2 if isinstance(s.system.partition, Chunks) else s.replication if s.has_blocks else 1
     return 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
 
 
@@ -140,7 +140,7 @@ def memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     base = max(0, min(seen.base_bytes, used - round(least / grows)))
     tried = sum(table_memory(s, s.at.dataset.num_nodes, seen.ranks, worst == 0).values())
     data = max(0, round((used - base - tried) * grows))
-    if s.exchanges and not (s.at.gpus and s.job.gpu.features == "device"):
+    if s.exchanges and not s.has_blocks and not (s.at.gpus and s.job.gpu.features == "device"):
         data += round(s.replication * s.feature_bytes * (1 / s.ranks - 1 / seen.ranks))
     parts = {"process": base, "data": data, **learned, "step": round(step * (1 if s.is_sampled else grows))}
     return parts | waiting_bytes(s, seen) if s.is_sampled and not s.is_resident else parts
@@ -152,6 +152,8 @@ def growth_of_data(s: Candidate, seen: TrialResult, rank: int, most_seen: int) -
     if s.cut is not None and s.trial_cut is not None and s.ranks > 1:
         # Isolated ranks see more than their parts, and hold the features of all they see.
         isolated = most_seen and features
+        if s.has_blocks:
+            return grows * float(s.cut.nodes.max() / s.trial_cut.nodes.max())
         grows *= most_seen * s.row_bytes[0] / features if isolated else s.cut.most_held / s.trial_cut.most_held
     return grows
 

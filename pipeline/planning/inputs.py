@@ -142,10 +142,10 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     found = {}
     for label, changes in variants().items():
         wanted, unused = {"train": {}, **common, **changes}, set[str]()
-        if "features" in changes and sampled.ranks == 1:
-            continue
-        if "features" in changes:
-            wanted[default] = {**own, **SYSTEMS.find(default).unpredicted}
+        if default in changes:  # a way to share out the data
+            if sampled.ranks == 1:
+                continue
+            wanted[default] = {**own, **changes[default]}
         if changes["system"] != default:
             unused |= {"queue", "minibatches_per_step"}
         if not SYSTEMS.find(changes["system"]).samples:

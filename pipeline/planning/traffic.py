@@ -25,6 +25,7 @@ from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
+from ...storage.dataset import Dataset
 from ...storage.ledger import KINDS
 from ..machine.gpus import backend
 from ..setup.model import TORCH_DTYPES
@@ -95,7 +96,7 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
     if isinstance(policy, Sharded):
         # Columns of learnt rows, which are set anew in each step, are counted with the others.
         moved.once["store", "features"] += s.feature_bytes + s.at.numbers.nodes * row_bytes_of(s)
-    if s.system.sample.uses_queue:
+    if s.system.sample.uses_queue or s.has_blocks:
         _minibatch_rows(moved, s, seen)
     return moved
 
@@ -178,12 +179,52 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     first, later = rows_asked(s, seen, s.minibatches, s.ranks)
     begun, again = rows_asked(s, seen, seen.minibatches, seen.ranks)
-    words = seen.bytes["network"]["control"] - learned.ids - seen.steps * seen.ranks * (seen.ranks - 1)
-    for kind, count in (("features", seen.bytes["network"]["features"] - learned.rows), ("control", words)):
+    counted = seen.bytes["network"]
+    words, rows = counted["control"] - learned.ids - seen.steps * seen.ranks * (seen.ranks - 1), counted["features"]
+    sent = {"features": rows - learned.rows, "control": words}
+    if s.has_blocks:
+        sent["graph"] = _degree_bytes(s, seen, sent["features"])
+        _sampled_by_owners(moved, s, seen, sent["graph"], share)
+    for kind, count in sent.items():
         each = count / (begun + (EPOCHS - 1) * again) * share
-        waits = 0 if learned.rows else seen.waits[kind] / seen.steps * s.steps
+        waits = 0 if learned.rows or kind == "graph" else seen.waits[kind] / seen.steps * s.steps
         moved.add(kind, np.full(s.ranks, later * each / s.ranks), waits)
         moved.once["network", kind] += (first - later) * each
+
+
+def _degree_bytes(s: Candidate, seen: TrialResult, rows: float) -> float:
+    """Bytes of the degrees that came with the trial's rows, which no other rank knows. Rows of edges have none."""
+    node = s.row_bytes[0]
+    of_nodes = rows * node * seen.nodes[0] / seen.distinct[0] if seen.distinct and seen.distinct[0] else 0.0
+    return of_nodes / max(1, node) * TORCH_DTYPES[s.job.dtype].itemsize
+
+
+def _sampled_by_owners(moved: Moved, s: Candidate, seen: TrialResult, degrees: float, share: float) -> None:
+    """Ids of rows that are sampled by their owners, and the drawn edges. Before the first step each rank learns the
+    train nodes of the others with their labels, or the edges that pairs of its own are."""
+    tried = seen.bytes["network"]["graph"] - _first_messages(s, seen.ranks, seen.minibatches, s.at.dataset)
+    each = (tried - degrees) / (EPOCHS * by_rows(seen.minibatches, seen)) * share
+    moved.add("graph", np.full(s.ranks, each * by_rows(s.minibatches, seen) / s.ranks), 0)
+    moved.waits["graph"] += seen.waits["graph"] / seen.steps * s.steps
+    moved.once["network", "graph"] += _first_messages(s, s.ranks, s.minibatches, None)
+
+
+def _first_messages(s: Candidate, ranks: int, minibatches: float, tried: Dataset | None) -> float:
+    """Bytes that ranks send when they place their blocks; of the trial on the dataset `tried`, or of the run."""
+    c, data = s.replication, s.at.dataset
+    blocks, growth = ranks // c, 1.0 if tried is not None else s.at.growth
+    if data.task == "link":
+        numel = round(2 * len(data.labels) * growth)
+        renumbered = 0 if _has_ranges(s) else (ranks - 1) * c * ID_BYTES * data.num_nodes * growth
+        return c * sum(ring_bytes(numel, 8, r, blocks) for r in range(blocks)) + renumbered
+    of_labels = 8 if data.labels.ndim == 1 else data.labels.shape[1] * TORCH_DTYPES[s.job.dtype].itemsize
+    return c * (blocks - 1) * minibatches * s.job.train.batch_size * (ID_BYTES + of_labels)
+
+
+def _has_ranges(s: Candidate) -> bool:
+    """True if blocks are ranges of ids."""
+    assert s.cut is not None
+    return bool((np.diff(s.cut.book.part(np.arange(s.cut.book.num_nodes))) >= 0).all())
 
 
 def _learned_rows(moved: Moved, s: Candidate, seen: TrialResult) -> Travelled:

@@ -141,8 +141,11 @@ def measured(
         minibatch_bytes=edge_bytes * result["sampled_edges"] / total,
         distinct=distinct,
         nodes=nodes,
-        # Threads that sample share cores with those that train. On a GPU they share that, as in the trial.
-        sample_s=seconds["sample"] / total * job.ranks if on_gpu else sample_s * s.at.load(2 * job.ranks),
+        # Threads that sample share cores with those that train. On a GPU they share that, as in the trial; ranks that
+        # sample together wait for each other.
+        sample_s=seconds["sample"] / total * job.ranks
+        if on_gpu or s.has_blocks
+        else sample_s * s.at.load(2 * job.ranks),
         fetch_s=seconds["exchange"] / total * job.ranks,
         evaluate_s=evaluate_s,
         base_bytes=base[0],

@@ -16,6 +16,7 @@ from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
+from ...stages.placement.row_blocks import Blocks
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
@@ -26,14 +27,14 @@ from ...storage.plural import counted
 from ..config.load import Job, build, resolve
 from ..config.records import for_task, make_system, with_links, without_partitioner
 from ..config.schema import LossOptions, Schedule
-from ..config.systems import System
+from ..config.systems import SYSTEMS, System
 from ..datasets import ReadOptions
 from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
 from ..setup.checks import check_edges, check_learned, check_links, check_times, check_types
-from ..setup.model import Outline, with_edges
+from ..setup.model import Outline, model_of, with_edges
 from ..setup.open_data import open_data
 from ..setup.prepare import keeping_edges
 from ..setup.result import read_result
@@ -165,6 +166,10 @@ class Trials:
         system = with_links(job, keeping_edges(system, data.graph.types), data)
         check_times(job, system, data)
         check_learned(job, system)
+        if self.at.gpus and isinstance(system.partition, Blocks):
+            raise InputError("plan does not predict a partitioned topology on GPUs in this version")
+        model = model_of(job, self.at.outline, system, None)[0]()
+        SYSTEMS.find(system.name).check(job, system, model)
         return job, system
 
     def forecast(self, label: str, job: Job, system: System) -> tuple[Forecast, TrialResult | None]:

@@ -149,8 +149,12 @@ class _Bulk(Registered):
     name = "bulk"
     about = "minibatches on samples that are drawn many at a time"
     options = BulkOptions
-    planned = {"bulk": {}, "bulk, owned features": {"features": "owned"}}  # noqa: RUF012
-    unpredicted = {"topology": "replicated", "algorithm": "owners"}  # noqa: RUF012
+    planned = {  # noqa: RUF012
+        "bulk": {},
+        "bulk, owned features": {"features": "owned", "bulk": {"topology": "replicated"}},
+        "bulk, partitioned": {"bulk": {"topology": "partitioned"}},
+    }
+    unpredicted = {"algorithm": "owners", "local_seeds": False}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""
