@@ -252,6 +252,26 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
             assert forecast.bytes[channel][kind] == result.bytes[channel][kind]
 
 
+def test_blocks_send_what_the_plan_says(played: Played, tmp_path, scheduler) -> None:
+    forecast = next(f for f in played.plan.systems if f.label == "bulk, partitioned")
+    options = {**SMALL, "bulk": {"topology": "partitioned"}, "cluster": {"scheduler": scheduler}}
+    result = mr.run(SBM, out=tmp_path / "run", verbose=False, **options)
+    # Two epochs fewer than in the trial, with other samples.
+    for kind in ("graph", "features"):
+        assert forecast.bytes["network"][kind] == pytest.approx(result.bytes["network"][kind], rel=0.02)
+    assert forecast.bytes["network"]["gradients"] == result.bytes["network"]["gradients"]
+    assert forecast.bytes["store"]["features"] == result.bytes["store"]["features"] == 300 * 12 * 4
+
+
+def test_messages_before_the_first_step_are_those_of_blocks(played: Played, of_tasks: dict[str, Played]) -> None:
+    s, links = (of.candidates["bulk, partitioned"] for of in (played, of_tasks["links"]))
+    first = traffic._first_messages
+    # Each of the train nodes goes to every other rank, as an id and a label.
+    assert first(s, 2, 150 / 16, s.at.dataset) == 150 * 16 and first(s, 4, 150 / 16, s.at.dataset) == 3 * 150 * 16
+    # Two numbers for each pair are added up over two ranks, each of which sends half of them twice.
+    assert first(links, 2, 1, links.at.dataset) == 2 * 2 * len(links.at.dataset.labels) * 8
+
+
 def test_slower_links_take_longer(played: Played) -> None:
     s, seen = played.candidates["sar"], played.seen["sar"]
     here, slow = (

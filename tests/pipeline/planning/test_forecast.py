@@ -230,6 +230,25 @@ def test_ranks_that_share_a_gpu_take_longer_and_threads_that_share_a_core_do_not
         plan(emit=lambda e: None, ranks=2, **JOB)
 
 
+def test_blocks_of_rows_on_gpus_are_left_out(on_device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not pretended_device.is_pretended():
+        pytest.skip("there is a GPU")
+    dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
+    known, tried = inputs.variants(), list[str]()
+
+    def not_tried(self: Any, label: str, job: Job, system: Any) -> tuple[Forecast, None]:
+        tried.append(label)
+        return Forecast(label, system.name, True, 1, {"process": 1}, "", seconds_per_epoch=1.0), None
+
+    monkeypatch.setattr(inputs, "variants", lambda: {k: known[k] for k in ("bulk", "bulk, partitioned")})
+    monkeypatch.setattr(trial_setup.Trials, "forecast", not_tried)
+    shared = {**JOB["config"], "cluster": {"backend": "gloo", "dashboard_port": 0}}
+    made = plan(emit=lambda e: None, **{**JOB, "ranks": 2, "config": shared})
+    assert tried == ["bulk"]
+    said = "bulk, partitioned is left out: plan does not predict a partitioned topology on GPUs in this version."
+    assert said in made.notes
+
+
 @pytest.mark.parametrize(("numel", "ranks"), [(1, 2), (7, 3), (10**6 + 1, 4)])
 def test_sums_over_nccl_send_as_much_in_all(numel: int, ranks: int) -> None:
     gloo, nccl = Moved(), Moved()
