@@ -18,6 +18,7 @@ def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None
     return SimpleNamespace(
         job=resolve(table),
         reads_times=False,
+        has_blocks=False,
         evaluates_seeds=False,
         is_sampled="system" not in table,
         system=SimpleNamespace(sample=SimpleNamespace(is_isolated=isolated, sampler=sampler)),
@@ -66,6 +67,10 @@ def test_sampled_epochs_count_without_the_first_and_the_last(monkeypatch):
         monkeypatch, candidate(SAMPLED, resident=True), {**ranks, "seconds": {**ranks["seconds"], "sample": 4.5}}
     )
     assert on_gpu.sample_s == 0.3 and on_gpu.step_s == seen.step_s, "15 minibatches of a rank"
+    together = candidate(SAMPLED)
+    together.has_blocks = True
+    of_blocks = seen_of(monkeypatch, together, {**ranks, "seconds": {**ranks["seconds"], "sample": 6.0}})
+    assert of_blocks.sample_s == 0.4, "ranks that sample together were measured"
     assert seen.bytes == {"network": {"features": 14}, "store": {"features": 2}} and seen.waits == {"features": 3}
 
 
