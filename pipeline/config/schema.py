@@ -323,7 +323,8 @@ class Gpu(Section):
     """Place of neighbour lists: ``device`` memory, ``pinned`` memory of the host, which kernels read directly, or
     (``auto``) the device if they fit."""
     features: Literal["auto", "device", "pinned"] = "auto"
-    """Place of feature rows, with the same choices."""
+    """Place of feature rows, with the same choices; learnt ones that are not on the device stay in the host's own
+    memory."""
     graphs: bool = True
     """Record a step of fixed shape once as a CUDA graph, and replay it without the host."""
     cache_bytes: int = Field(default=1 << 30, ge=0)

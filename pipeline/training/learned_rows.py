@@ -9,10 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...stages.comm.base import Group
 from ...stages.evaluate.measures import Scored
 from ...stages.fetch.visit import VisitFetch
+from ...stages.kernels.runtime.device_memory import goes_to_device
 from ...stages.learned.beside import WithLearned
 from ...stages.learned.fetch import LearnedFetch
+from ...stages.learned.optimizers import OPTIMIZERS
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import Part, Placement, RankJob
 from ...storage.features import ArrayFeatures, MappedFeatures
@@ -48,10 +51,10 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         nodes.names,
         own_only=isinstance(system.fetch, VisitFetch),
         start=initial_learned(job, nodes.total),
+        device=_place_of(prepared, nodes, rank_job),
     )
-    # A rank that owns all rows it evaluates reads them in place.
-    in_place = group.size == 1 or (isinstance(prepared.data, Part) and prepared.system.replication == 1)
-    rows = ArrayFeatures(table.rows.numpy()) if in_place else None
+    # On the host the same memory, whose numbers change as rows are trained.
+    rows = ArrayFeatures(table.rows.cpu().numpy()) if _owns_what_it_evaluates(prepared, group) else None
     features = features.with_rows(rows)
     data = replace(prepared.data, features=features)
     prepared = replace(prepared, place_data=lambda: data)
@@ -86,20 +89,42 @@ def _nodes_of(data: Placement | Part, replication: int, rank_job: RankJob) -> _N
     return _Nodes(offsets[-1], bounds, own if renumbered else None)
 
 
+def _place_of(prepared: Prepared, nodes: _Nodes, rank_job: RankJob) -> torch.device | None:
+    """The device of the rank if its rows, their optimiser's state and the best epoch's rows fit there on all ranks, or
+    ``gpu.features`` says so; None: the host. All ranks call this at the same time."""
+    job, device, group = prepared.job, rank_job.device, rank_job.group
+    if device is None:
+        return None
+    bounds = nodes.bounds or [0, -(-nodes.total // group.size)]
+    most = max(b - a for a, b in pairwise(bounds))
+    row = job.learned.width * TORCH_DTYPES[job.dtype].itemsize
+    size = most * row * (2 + len(OPTIMIZERS[job.learned.optimizer].moments))
+    return None if group.any(not goes_to_device(size, device, job.gpu.features)) else device
+
+
+def _owns_what_it_evaluates(prepared: Prepared, group: Group) -> bool:
+    """True if a rank has the learnt rows of all nodes that it evaluates, its own part's or the dataset's."""
+    return group.size == 1 or (isinstance(prepared.data, Part) and prepared.system.replication == 1)
+
+
 def with_all_rows(score: Score, prepared: Prepared, rank_job: RankJob, out: Path) -> Score:
     """`score`, on the present rows of all ranks. Those that evaluate the whole data read them from a file in the run's
     folder; those that evaluate a part get its rows from the ranks that own them."""
     table, features = rank_job.learned, prepared.data.features
-    if not isinstance(features, WithLearned) or features.rows is not None:
+    if not isinstance(features, WithLearned):
         return score
-    group, data = rank_job.group, prepared.data
+    group, data, owns = rank_job.group, prepared.data, _owns_what_it_evaluates(prepared, rank_job.group)
+    if owns and table.rows.device.type == "cpu":
+        return score
 
     def scored(module: nn.Module, split: str) -> Scored | None:
-        if isinstance(data, Part):
+        if owns:
+            features.rows = ArrayFeatures(table.rows.cpu().numpy())
+        elif isinstance(data, Part):
             first = table.bounds[group.rank - group.rank % prepared.system.replication]
             with group.counting("evaluation"):
-                rows = table.read(torch.arange(first, first + len(data.owned)))
-            features.rows = ArrayFeatures(rows.numpy())
+                rows = table.read(torch.arange(first, first + len(data.owned), device=table.rows.device))
+            features.rows = ArrayFeatures(rows.cpu().numpy())
         else:
             table.write(out / LEARNED)
             features.rows = MappedFeatures(out / LEARNED)

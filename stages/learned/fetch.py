@@ -45,8 +45,8 @@ class LearnedRows:
     """Each node's learnt row, beside its features if the dataset's are read too. Collective: every rank takes part in a
     round.
 
-    The table stays on the host. For a device the rows travel there and their gradients back; the host waits for both,
-    and for the ids of minibatches that were drawn on the device.
+    If the table is on the host and the other rows on a device, rows travel there and their gradients back; the host
+    waits for both, and for the ids of minibatches that were drawn there.
     """
 
     def __init__(self, inner: Fetcher, table: LearnedTable, features: WithLearned) -> None:
@@ -66,7 +66,7 @@ class LearnedRows:
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
-        nodes = work.bulk.nodes_of(work.q).cpu().numpy() if isinstance(work, ResidentMiniBatch) else work.nodes
+        nodes = work.bulk.nodes_of(work.q) if isinstance(work, ResidentMiniBatch) else work.nodes
         learned = self._table.take(nodes).to(got.h.device)
         if not got.h.shape[1]:
             return replace(got, h=learned)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.features import FeatureStore, FloatArray
+from ...storage.features import FeatureStore
 from ...storage.store.full_disk import new_npy
 from ..comm.base import Group
 from ..kernels.row_steps import add_rows, number_rows
@@ -27,9 +27,9 @@ PIECE_BYTES = 64 << 20
 class Gradients:
     """Gradients of some rows of a table: `sums` times `factor`."""
 
-    ids: npt.NDArray[np.int64]
-    """[n], distinct, in [0, N)."""
-    sums: FloatArray
+    ids: Tensor
+    """int64 [n], distinct, in [0, N)."""
+    sums: Tensor
     """[n, D]."""
     factor: float
 
@@ -55,6 +55,7 @@ class LearnedTable:
         names: npt.NDArray[np.int64] | None = None,
         own_only: bool = False,
         start: FeatureStore | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +71,7 @@ class LearnedTable:
                 files and checkpoints are in their order.
             own_only: ranks take rows of their own nodes and no others, so that steps need no messages.
             start: [V, D], rows to begin with, by the dataset's own numbers; by default `initial_rows`.
+            device: has the rows and their optimiser's state in its memory; None: the host has.
         """
         self.num_nodes, self.width, self.group = num_nodes, width, group
         self.bounds = list(bounds or [r * num_nodes // group.size for r in range(group.size + 1)])
@@ -77,21 +79,21 @@ class LearnedTable:
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
         nodes = np.arange(self.first, self.last) if names is None else names
         rows = initial_rows(nodes, width, dtype, seed) if start is None else torch.from_numpy(start.gather(nodes))
-        self.rows = rows.to(dtype)
+        self.rows = rows.to(dtype).to(device or "cpu")
         """[last - first, D], the rows of this rank."""
         self._shared = group.size > 1 and not own_only
         self._names = None if names is None else torch.from_numpy(names)
-        self._ends = torch.tensor(self.bounds[1:])
+        self._ends = torch.tensor(self.bounds[1:], device=device)
         self._optimizer = OPTIMIZERS[optimizer](self.rows, lr)
         self._gradients: Gradients | None = None
         self._place: npt.NDArray[np.int32] | None = None
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._best: Tensor | None = None
 
-    def take(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """[n, D], the rows of `nodes`, whose gradient `sum_gradients` uses. All ranks call this at once; `nodes` may be
-        empty."""
-        ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
+    def take(self, nodes: npt.NDArray[np.integer] | Tensor) -> Tensor:
+        """[n, D], the rows of `nodes`, an array or a tensor anywhere, whose gradient `sum_gradients` uses. All ranks
+        call this at once; `nodes` may be empty."""
+        ids = torch.as_tensor(nodes).to(self.rows.device, torch.int64)
         rows = self.read(ids).requires_grad_()
         if len(ids):
             self._taken.append((ids, rows))
@@ -104,7 +106,7 @@ class LearnedTable:
         if not count:
             return
         known = [(ids, grad) for ids, grad in taken if grad is not None]
-        ids = _joined([i for i, _ in known], torch.empty(0, dtype=torch.int64))
+        ids = _joined([i for i, _ in known], self._ends[:0])
         grads = _joined([g for _, g in known], self.rows.new_empty(0, self.width))
         if self._shared:
             if len(known) > 1:
@@ -113,13 +115,13 @@ class LearnedTable:
             sent = list(grads[order].split([len(p) for p in parts]))
             ids = torch.cat(self.group.all_to_all(parts, "control"))
             grads = torch.cat(self.group.all_to_all(sent, "gradients"))
-        self._gradients = Gradients(*self._summed((ids - self.first).numpy(), grads.contiguous().numpy()), 1 / count)
+        self._gradients = Gradients(*self._summed(ids - self.first, grads.contiguous()), 1 / count)
 
     def gradient_norm(self) -> float:
         """Norm of the gradient of all ranks' rows, of any rank. All ranks call this at once."""
         square, own = torch.zeros(1, dtype=torch.float64), self._gradients
         if own is not None:
-            square += torch.from_numpy(own.sums).double().square().sum() * own.factor**2
+            square += own.sums.double().square().sum().cpu() * own.factor**2
         if self.group.size > 1:
             self.group.all_reduce(square, "control")
         return float(square.sqrt())
@@ -179,7 +181,7 @@ class LearnedTable:
             if self.group.rank == 0:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shape = self.num_nodes, self.width
-                file = new_npy(aside, own.numpy().dtype, shape)
+                file = new_npy(aside, own[:0].cpu().numpy().dtype, shape)
             for nodes, rows in self._gather(own):
                 assert file is not None
                 file[nodes] = rows.numpy()
@@ -200,19 +202,23 @@ class LearnedTable:
 
     def _own(self, ids: Tensor) -> Tensor:
         """[n, D], rows of this rank."""
+        if self.rows.device.type != "cpu":
+            return self.rows.index_select(0, ids - self.first)
         return LazyRows(self.rows.numpy(), (ids - self.first).numpy()).gathered()
 
-    def _summed(self, ids: npt.NDArray[np.int64], rows: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    def _summed(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct ones of this rank's `ids`, in [0, N), and the sum of the rows of each, in the order given."""
+        if self.rows.device.type != "cpu":
+            return summed(ids, rows)
         if self._place is None:
             self._place = np.full(len(self.rows), -1, np.int32)
         distinct, where = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
-        count = number_rows(ids, self._place, distinct, where)
+        count = number_rows(ids.numpy(), self._place, distinct, where)
         if count == len(ids):
             return ids, rows
-        sums = np.zeros((count, self.width), rows.dtype)
-        add_rows(where, rows, sums)
-        return distinct[:count], sums
+        sums = rows.new_zeros(count, self.width)
+        add_rows(where, rows.numpy(), sums.numpy())
+        return torch.from_numpy(distinct[:count]), sums
 
     def _by_owner(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The order of `ids` by owner, and those of each owner."""
@@ -223,8 +229,8 @@ class LearnedTable:
     def _whole(self, own: Tensor) -> Tensor:
         """[V, D] on rank 0, from the rows of each rank."""
         if self.group.size == 1:
-            return own
-        whole = own.new_empty(self.num_nodes if self.group.rank == 0 else 0, self.width)
+            return own.cpu()
+        whole = torch.empty((self.num_nodes if self.group.rank == 0 else 0, self.width), dtype=own.dtype)
         for nodes, rows in self._gather(own):
             whole[nodes] = rows
         return whole
@@ -236,7 +242,7 @@ class LearnedTable:
             first, last = self.bounds[source], self.bounds[source + 1]
             for at in range(first, last, size):
                 of = slice(at - first, min(at + size, last) - first) if self.group.rank == source else slice(0)
-                rows = self._at_first(own[of], source, "features")
+                rows = self._at_first(own[of].cpu(), source, "features")
                 nodes = slice(at, at + len(rows))
                 if self._names is not None:
                     nodes = self._at_first(self._names[of], source, "control")
@@ -264,7 +270,8 @@ def initial_rows(nodes: npt.NDArray[np.int64], width: int, dtype: torch.dtype, s
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids, ascending, and the sum of the rows of each, in the order given."""
     distinct, place = torch.unique(ids, return_inverse=True)
-    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
+    # On a device, `index_add_` would sum in any order.
+    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_put_((place,), rows, accumulate=True)
 
 
 def _joined(lists: list[Tensor], none: Tensor) -> Tensor:
