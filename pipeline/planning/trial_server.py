@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,14 @@ from ...stages.kernels.runtime.jit import prepare_numba
 from ...storage.dataset import Dataset
 from ...storage.errors import RunError
 from ..config.load import Job
+from ..datasets import ReadOptions
 from ..run import run
 from ..setup.open_data import open_data
 from ..telemetry.events import silent
 from ..training.dynamo import leave_compiler_out
 
+AS_SPLIT: dict[str, Any] = {"split": None, "read": ReadOptions()}
+"""Keys of a job whose dataset is read and split already."""
 Pages = list[tuple[int, npt.NDArray[np.int64]]]
 """Addresses of mapped files, and the numbers of those of their pages that are resident."""
 
@@ -89,7 +92,9 @@ def _become_run(pages: Pages, job: Job, out: Path, seeds: int | None) -> NoRetur
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         read_pages(pages)
-        data = None if seeds is None else shortened(open_data(job, None, silent), seeds)
+        data = None
+        if seeds is not None:
+            data, job = shortened(open_data(job, None, silent), seeds), job.model_copy(update=AS_SPLIT)
         run(data, config=job, out=out, emit=silent)
         status = 0
     except BaseException:

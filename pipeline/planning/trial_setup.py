@@ -28,7 +28,6 @@ from ..config.load import Job, build, resolve
 from ..config.records import for_task, make_system, with_links, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import SYSTEMS, System
-from ..datasets import ReadOptions
 from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
@@ -47,12 +46,10 @@ from .forecast import Forecast, foresee, placed
 from .inputs import MOST_EDGES, Cluster, Numbers
 from .stand_in import detailed, with_pairs
 from .trial import EPOCHS, TrialResult, measured
-from .trial_server import TrialServer, shortened, spread
+from .trial_server import AS_SPLIT, TrialServer, shortened, spread
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
-CLEAN: dict[str, Any] = {"split": None, "read": ReadOptions()}
-"""Keys of a job whose dataset is a store or a generated one in place of its own."""
 
 
 def _free_on_gpu() -> int:
@@ -114,7 +111,7 @@ class Trials:
                     f"samples by time are planned on the graph itself, of at most {MOST_EDGES:,} edges: no generated "
                     "graph has its times; plan on a part of it, or with the sampler neighbor and pairs without times"
                 )
-            generated = {**CLEAN, "dataset": numbers.stand_in(), "features": "memory", "graph": "memory"}
+            generated = {**AS_SPLIT, "dataset": numbers.stand_in(), "features": "memory", "graph": "memory"}
             base = open_data(job.model_copy(update=generated), None, silent)
             spec, numbers, data = None, *_standing_in(job, numbers, data, detailed(base, numbers, data))
         if not data.split_sizes["train"]:
@@ -283,7 +280,7 @@ class Trials:
             kept = job.features == "owned" or (maps and (inline or s.cut is not None))
             if seeds < len(self.at.dataset.split.train):
                 path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
-            changes |= {"dataset": str(path), **CLEAN, "features": job.features if kept else place}
+            changes |= {"dataset": str(path), **AS_SPLIT, "features": job.features if kept else place}
         if s.trial_cut is not None and self._ranks > 1:
             owners = self._scratch / "owners.npy"
             np.save(owners, s.trial_cut.book.part(np.arange(self.at.dataset.num_nodes)))

@@ -446,6 +446,17 @@ def test_a_stand_in_has_pairs_to_train_on(monkeypatch: pytest.MonkeyPatch) -> No
     assert made.trials["bulk"]["minibatches"] < 8 and "stands in for the graph" in " ".join(made.notes)
 
 
+@pytest.mark.parametrize("task", ["multiclass", "link"])
+def test_a_trial_on_fewer_seeds_keeps_the_split(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    only(monkeypatch, "bulk")
+    without_base(monkeypatch)
+    job = {"fanout": [2, 2], "batch_size": 4, "hidden": 8, "epochs": 1, "split": "fraction:0.8,0.1"}
+    made = mr.plan(SBM, verbose=False, **job, config={"read": {"task": task}})
+    assert made.numbers.task == task and made.systems[0].steps_per_epoch >= 60
+    # Eight steps of each of five epochs.
+    assert (made.trials["bulk"]["minibatches"], made.trials["bulk"]["steps"]) == (8, 40)
+
+
 def test_links_and_clusters_are_checked() -> None:
     with pytest.raises(InputError, match="bandwidth above 0"):
         Cluster(1, None, Link(0, 0)).check(1)
