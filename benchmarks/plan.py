@@ -101,6 +101,7 @@ def of_other_tasks(options: dict[str, Any]) -> list[Case]:
     """Cases of links, samples by time, and learnt features."""
     of_links = {"read": {"task": "link"}, "train": {"evaluate_every": 3}}
     links = "rmat:scale=15,edge_factor=8,features=64"
+    many = {**options, "hidden": 64, "fanout": "5,3", "batch_size": 4096, "split": "fraction:0.985,0.005"}
     by_metis = {**of_links, "partition": {"method": "metis"}}
     by_time: dict[str, Any] = {"sampler": {"name": "temporal"}}
     tsbm = "tsbm:nodes=40000,degree=20,features=64"
@@ -111,6 +112,7 @@ def of_other_tasks(options: dict[str, Any]) -> list[Case]:
         Case("links, 3", links, 3, options, ("grappa",), of_links),
         Case("links, metis", links, 2, options, ("bulk, partitioned",), by_metis),
         Case("links, a stand-in", links, 1, options, ("bulk",), of_links, most_edges=200_000),
+        Case("links, many", links.replace("15", "18"), 1, {**many, "epochs": 2}, ("bulk",), of_links),
         Case("links, types", "hsbm:nodes=30000,degree=6,features=64", 2, {**options, "model": "rgcn"}, config=typed),
         *(Case("time", tsbm, ranks, options, config=by_time) for ranks in (1, 2)),
         Case("links, time", "ratings:users=4000,items=4000", 2, {**options, "split": "time:0.8,0.1"}, config=rated),
