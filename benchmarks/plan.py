@@ -121,6 +121,7 @@ def of_other_tasks(options: dict[str, Any]) -> list[Case]:
     rows = "rmat:scale=17,edge_factor=4,features=32,train=0.3"
     in_place = {"learned": {"width": 64, "beside": False, "optimizer": "adam"}}
     found += [
+        Case("blocks", links + ",train=0.3", 3, options, ("bulk, partitioned",)),
         *(Case("learned", rows, ranks, options, config=learned) for ranks in (1, 2)),
         Case("learned alone", rows, 2, options, ("bulk",), in_place),
         Case("learned, a stand-in", rows, 2, options, ("bulk",), learned, most_edges=300_000),
