@@ -46,6 +46,12 @@ def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any])
     return found
 
 
+def needs_topology_there(job: Job) -> bool:
+    """True if the job keeps neighbour lists in the host's memory, where its sampler's GPU kernels do not read them."""
+    kind = record_type("sampler", SAMPLERS, dict(job.sampler))
+    return job.gpu.topology == "pinned" and bool(getattr(kind, "needs_topology_there", False))
+
+
 def name_of(sampler: Sampler) -> str:
     """The name of a sampler in a configuration; see `record_type`."""
     kind = type(sampler)

@@ -29,6 +29,7 @@ from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
+from ..config.records import needs_topology_there
 from ..config.schema import Learned, Links, Train
 from ..config.systems import SYSTEMS, System, systems_for
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
@@ -268,6 +269,19 @@ def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> Non
         raise InputError(
             f"scheduler is a ReduceLROnPlateau(mode='{mode}'), but it follows the metric '{followed}'; make it "
             f"mode='{'min' if small else 'max'}', or set train.monitor, such as 'loss'"
+        )
+
+
+def check_topology(job: Job) -> None:
+    """Refuse a topology in the host's memory where a sampler draws on the GPU and reads its memory only.
+
+    Raises:
+        InputError: names the keys to change.
+    """
+    if job.kernel == "cuda" and needs_topology_there(job):
+        raise InputError(
+            f"kernel is 'cuda' and gpu.topology is 'pinned', but the sampler {job.sampler['name']} reads neighbour "
+            "lists in the GPU's memory only; leave one of them out"
         )
 
 

@@ -40,6 +40,7 @@ from .checks import (
     check_own_code,
     check_parts,
     check_times,
+    check_topology,
     check_types,
     check_update,
 )
@@ -147,6 +148,7 @@ def prepare(
     SYSTEMS.find(system.name).check(job, system, built)
     if system.sample.sampler is not None:
         check_kernel(system.sample.sampler, job.kernel)
+        check_topology(job)
         system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
     start = initial_learned(job, dataset.num_nodes)

@@ -27,6 +27,7 @@ class Sampler(Protocol):
     * ``host_only``: True if it needs the whole graph in host memory;
     * ``rows_travel``: True if it is written as matrices (`matrix.MatrixSampler`), so that over block rows whole rows
       are sent to whoever draws from them;
+    * ``needs_topology_there``: True if its GPU kernels read neighbour lists in the GPU's memory only;
     * ``draws_relations_on_device``: True if its GPU kernels draw within relations;
     * ``draws_by_owners_on_device``: True if its GPU kernels draw in blocks of rows: it has
       a coroutine ``sample_by_owners_on_device(owners, request)``, with `placement.row_owners_cuda.OwnersOnDevice`;

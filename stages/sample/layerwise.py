@@ -24,6 +24,7 @@ class LayerwiseSampler:
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
+    needs_topology_there: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", per_layer(self, "sizes", self.sizes, self.debias))

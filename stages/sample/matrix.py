@@ -104,6 +104,7 @@ class MatrixSampler(ABC):
     edge_ids: bool = field(default=False, kw_only=True)
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
+    needs_topology_there: ClassVar[bool] = True
     rows_travel: ClassVar[bool] = True
     """Over block rows, the rank that draws fetches the rows; their owners draw nothing."""
     replace: ClassVar[bool] = False

@@ -488,3 +488,24 @@ def test_without_a_gpu_the_device_is_refused(tmp_path):
     assert reason in err
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("system", ["bulk", "grappa"])
+@pytest.mark.parametrize("links", [False, True])
+@pytest.mark.parametrize("name", ["ladies", "saint", "neighbor"])
+def test_samplers_that_need_the_topology_there_draw_on_the_host(tmp_path, name, links, system):
+    """By default, where the job keeps it in the host's memory; a kernel by name is refused at once."""
+    data = mr.open_dataset(DATASET, seed=1)
+    data = mr.link_dataset(data, seed=1) if links else data
+    sampler = {"name": name, **({"sizes": [10, 10]} if name == "ladies" else {})}
+    options = {
+        "system": system, "device": "cuda", "sampler": sampler, "gpu": {"topology": "pinned"}, "epochs": 1, "layers": 2,
+        "hidden": 4, "threads": 1, "verbose": False,
+    }  # fmt: skip
+    mr.run(data, out=tmp_path / "run", **options)
+    chosen = (tmp_path / "run" / "job.toml").read_text()
+    assert ('kernel = "cuda"' if name == "neighbor" else 'kernel = "cpu"') in chosen
+    if name != "neighbor":
+        with pytest.raises(mr.InputError, match=f"the sampler {name} reads neighbour lists in the GPU's memory only"):
+            mr.run(data, out=tmp_path / "refused", kernel="cuda", **options)
+        assert not (tmp_path / "refused").exists()
