@@ -16,7 +16,7 @@ from ...stages.partition.registry import PARTITIONERS
 from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, closest
 from ...storage.urls import has_secrets
-from .aliases import REMOVED, RENAMED, advice, expanded
+from .aliases import NUMBERED, REMOVED, RENAMED, advice, expanded
 from .job import Job
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, quoted, require_sound
 from .records import build, plain, record_type
@@ -97,7 +97,8 @@ def _sentence(error: ValidationError) -> str:
 def _expected(e: Any) -> str:
     """The end of an error message, which says what was expected."""
     if e["type"] in ("model_type", "dataclass_type"):
-        return "expected a table of keys"
+        main = NUMBERED.get(".".join(str(part) for part in e["loc"]))
+        return "expected a table of keys" + (f", or a whole number, the {main}" if main else "")
     return f"{e['msg'][0].lower()}{e['msg'][1:]}"
 
 

@@ -23,7 +23,7 @@ from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
-from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT
+from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, learned_rows
 from ..telemetry.events import Emit, silent
 from ..telemetry.main_metric import main_metric_of
 
@@ -62,6 +62,8 @@ class TrainedRun:
             if source is None
             else _other(self.config, source, emit, lazy)
         )
+        if learned.width and self._has_learned(data):
+            return data
         seen, wanted = data.features.num_features, self.result.num_features
         if seen != wanted and (learned.beside or not learned.width):
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
@@ -74,11 +76,19 @@ class TrainedRun:
             raise InputError(f"{message}; give a dataset with as many")
         return self._with_learned(data) if learned.width else data
 
+    def _has_learned(self, data: Dataset) -> bool:
+        """True if this run's learnt features are already among those of a dataset, as `open_dataset` returns it."""
+        features = data.features
+        if not isinstance(features, WithLearned) or not isinstance(features.rows, MappedFeatures):
+            return False
+        return features.rows.path.resolve() == (self.folder / LEARNED).resolve()
+
     def _with_learned(self, data: Dataset) -> Dataset:
         """The dataset with the learnt features of its nodes, as the model reads them."""
         if not (self.folder / LEARNED).is_file():
-            raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; train it again")
-        rows = MappedFeatures(self.folder / LEARNED)
+            again = f"write it again by `millrace run --resume --out {self.folder}`"
+            raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; {again}")
+        rows = learned_rows(self.folder, self.config.learned.width)
         if rows.num_rows != data.num_nodes:
             raise InputError(
                 f"{data.name} has {data.num_nodes:,} nodes, but {self.folder} has learnt features of the "

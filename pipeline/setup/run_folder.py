@@ -14,6 +14,7 @@ from ...stages.kernels import OTHER_BITS
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
+from ...storage.features import MappedFeatures
 from ..config.load import Job, read_run_table, resolve
 from ..config.systems import SYSTEMS
 from .fingerprint import of_version_1
@@ -50,6 +51,31 @@ def local_folder(out: str | Path) -> Path:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
         raise InputError(f"{out} is a URL; expected a folder on a file system (only `millrace sample` takes URLs)")
     return Path(out)
+
+
+def learned_rows(folder: Path, width: int) -> MappedFeatures:
+    """[V, D], the learnt features in a run's folder.
+
+    Args:
+        folder: the run's.
+        width: D.
+
+    Raises:
+        StoreError: the file is damaged, or of another width.
+    """
+    path = folder / LEARNED
+    try:
+        rows = MappedFeatures(path)
+        seen = "" if rows.num_features == width else f"{rows.num_features} numbers of a node, not {width}"
+    except StoreError:
+        seen = "no complete .npy file"
+    except InputError:
+        seen = "no table of floating-point numbers"
+    if seen:
+        raise StoreError(
+            f"{path} is damaged: {seen}; copy it again, or write it again by `millrace run --resume --out {folder}`"
+        )
+    return rows
 
 
 def write_atomically(path: Path, text: str) -> None:

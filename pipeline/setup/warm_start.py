@@ -8,7 +8,7 @@ from torch import nn
 from ...storage.errors import InputError
 from ...storage.features import MappedFeatures
 from ..config.load import Job, read_run_table, resolve
-from .run_folder import JOB, LEARNED, MODEL
+from .run_folder import JOB, LEARNED, MODEL, learned_rows
 
 SHAPELESS = ("name", "activation", "aggregator", "slope")
 """Options of a model that change its computation but not the shapes of its parameters."""
@@ -31,7 +31,9 @@ def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
         raise InputError(
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
-    _check_same_options(resolve(read_run_table(folder / JOB)), job)
+    before = resolve(read_run_table(folder / JOB))
+    _check_same_options(before, job)
+    _check_same_learned(before, job)
     # The heads of a model trained layer by layer are not part of the trained network.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
     other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
@@ -51,19 +53,19 @@ def initial_learned(job: Job, num_nodes: int) -> MappedFeatures | None:
     """[V, D], the learnt features of the run in ``start_from``; None if the job has no such key, or learns none.
 
     Raises:
-        InputError: that run has none, or those of other nodes, or of another width.
+        InputError: that run has none, or those of other nodes.
         StoreError: they are damaged.
     """
     if job.start_from is None or not job.learned.width:
         return None
-    path, wanted = Path(job.start_from) / LEARNED, (num_nodes, job.learned.width)
+    path = Path(job.start_from) / LEARNED
     if not path.is_file():
         raise InputError(f"start_from: there is no {path}; expected the folder of a finished run with learnt features")
-    rows = MappedFeatures(path)
-    if (seen := (rows.num_rows, rows.num_features)) != wanted:
+    rows = learned_rows(path.parent, job.learned.width)
+    if rows.num_rows != num_nodes:
         raise InputError(
-            f"start_from: {path} has {seen[1]} learnt features of {seen[0]:,} nodes, but this run learns {wanted[1]} "
-            f"of {wanted[0]:,}; give it the same nodes and learned.width"
+            f"start_from: {path} has learnt features of {rows.num_rows:,} nodes, but this run learns those of "
+            f"{num_nodes:,}; give it the same nodes"
         )
     return rows
 
@@ -75,3 +77,20 @@ def _check_same_options(before: Job, now: Job) -> None:
                 f"start_from: that run has model.{key} = {before.model[key]!r}, this one {now.model[key]!r}; give both "
                 "the same"
             )
+
+
+def _check_same_learned(before: Job, now: Job) -> None:
+    """Refuse a run that reads other learnt columns, before shapes of parameters differ by them."""
+    if _learns(before) != _learns(now):
+        raise InputError(
+            f"start_from: that run {_learns(before)}, and this one {_learns(now)}; give both the same learned.width "
+            "and learned.beside"
+        )
+
+
+def _learns(job: Job) -> str:
+    """What a run learns of its nodes' features, in words."""
+    if not job.learned.width:
+        return "learns no features"
+    where = "beside the dataset's" if job.learned.beside else "in place of the dataset's"
+    return f"learns {job.learned.width} features of a node {where}"

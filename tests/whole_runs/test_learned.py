@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import millrace as mr
+from millrace.pipeline.cli import app
 from millrace.stages.learned.table import initial_rows
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import ArrayFeatures
@@ -221,6 +223,7 @@ def test_a_saved_run_predicts_what_it_was_tested_on(sbm, tmp_path, model):
     logits = mr.infer(run.model, data, nodes="test")
     assert np.array_equal(logits.numpy(), predictions.logits)
     assert mr.embed(run).rows.shape == (300, 8)
+    assert np.array_equal(mr.predict(run, data, nodes="test").logits, predictions.logits)
     # The same nodes with other edges.
     assert len(mr.predict(run, "sbm:nodes=300,classes=3,degree=3,features=5")) == 300
     with pytest.raises(InputError, match="learnt features of the 300 nodes of"):
@@ -228,6 +231,42 @@ def test_a_saved_run_predicts_what_it_was_tested_on(sbm, tmp_path, model):
     (tmp_path / "run" / "learned.npy").unlink()
     with pytest.raises(StoreError, match=r"has no learned\.npy"):
         mr.predict(run)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_saved_run_predicts_into_files(tmp_path, beside):
+    learned = {"width": 4, "beside": beside}
+    mr.run(SPEC, out=tmp_path / "run", learned=learned, verbose=False, **JOB, **OWN)
+    run = str(tmp_path / "run")
+    for options, width in ([], 3), (["--embeddings"], 8):
+        out = tmp_path / f"{width}.npy"
+        command = ["predict", run, "--out", str(out), "--nodes", "test", *options]
+        assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+        assert np.load(out).shape == (len(mr.predict(run, nodes="test")), width)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda rows: rows[:, :3], "3 numbers of a node, not 4"),
+        (lambda rows: rows.astype(np.int32), "no table of floating-point numbers"),
+        (lambda rows: rows[:, 0], "no table of floating-point numbers"),
+        (lambda rows: b"pickled", "no complete .npy file"),
+    ],
+)
+def test_damaged_rows_are_named_and_written_again(tmp_path, damage, sentence):
+    run, options = tmp_path / "run", {**JOB, **OWN, "verbose": False}
+    mr.run(SPEC, out=run, learned=4, **options)
+    rows = rows_of(run)
+    other = damage(rows)
+    (run / "learned.npy").write_bytes(other) if isinstance(other, bytes) else np.save(run / "learned.npy", other)
+    with pytest.raises(StoreError, match=rf"learned\.npy is damaged: {sentence}; .*--resume"):
+        mr.predict(run)
+    with pytest.raises(StoreError, match=rf"learned\.npy is damaged: {sentence}; .*--resume"):
+        mr.run(SPEC, out=tmp_path / "next", learned=4, start_from=str(run), **options)
+    assert not (tmp_path / "next").exists()
+    mr.run(SPEC, out=run, learned=4, resume=True, **options)
+    assert np.array_equal(rows_of(run), rows)
 
 
 @pytest.mark.parametrize("model", ["rgcn", "hgt"])
@@ -284,8 +323,13 @@ def test_a_run_starts_from_learnt_rows(sbm, tmp_path):
     again = mr.run(sbm, learned=4, out=tmp_path / "again", **still)
     assert again.test_accuracy == first.test_accuracy
     np.testing.assert_allclose(rows_of(tmp_path / "again"), rows_of(tmp_path / "first"), rtol=0, atol=1e-12)
-    with pytest.raises(InputError, match=r"4 learnt features of 300 nodes, but this run learns 4 of 299"):
+    with pytest.raises(InputError, match=r"features of 300 nodes, but this run learns those of 299"):
         mr.run("sbm:nodes=299,classes=3,features=5", learned=4, out=tmp_path / "other", **still)
+    for other in 5, {"width": 4, "beside": False}, 0:
+        with pytest.raises(
+            InputError, match=r"that run learns 4 features of a node beside the dataset's, and this one"
+        ):
+            mr.run(sbm, learned=other, out=tmp_path / "other", **still)
     given = np.load(tmp_path / "first" / "learned.npy")
     np.save(tmp_path / "first" / "learned.npy", given + 1)
     with pytest.raises(StoreError, match="start"):

@@ -85,6 +85,10 @@ def test_a_system_without_a_sampler(mode):
         ({"train": 3}, "configuration key 'train' is 3: expected a table of keys"),
         ({"read": 3}, "configuration key 'read' is 3: expected a table of keys"),
         (
+            {"learned": 8.5},
+            "configuration key 'learned' is 8.5: expected a table of keys, or a whole number, the width",
+        ),
+        (
             {"read": {"directoin": "directed"}},
             "'read.directoin'; did you mean 'read.direction'",
         ),
