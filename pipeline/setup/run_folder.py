@@ -66,16 +66,16 @@ def learned_rows(folder: Path, width: int) -> MappedFeatures:
     path = folder / LEARNED
     try:
         rows = MappedFeatures(path)
-        seen = "" if rows.num_features == width else f"{rows.num_features} numbers of a node, not {width}"
+        if rows.num_features == width:
+            return rows
+        seen = f"{rows.num_features} numbers of a node, not {width}"
     except StoreError:
         seen = "no complete .npy file"
     except InputError:
         seen = "no table of floating-point numbers"
-    if seen:
-        raise StoreError(
-            f"{path} is damaged: {seen}; copy it again, or write it again by `millrace run --resume --out {folder}`"
-        )
-    return rows
+    raise StoreError(
+        f"{path} is damaged: {seen}; copy it again, or write it again by `millrace run --resume --out {folder}`"
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:
