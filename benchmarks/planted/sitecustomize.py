@@ -15,7 +15,7 @@ FOLDER = Path(os.environ.get("MILLRACE_PLANTED", "/nonexistent"))
 PACKAGE = Path(__file__).resolve().parents[2]
 WHERE = (
     "stages/fetch", "stages/evaluate", "stages/reduce", "stages/neighbourhood", "stages/models", "stages/nn",
-    "stages/feed", "stages/placement", "stages/schedule", "pipeline/training",
+    "stages/feed", "stages/placement", "stages/schedule", "stages/links", "stages/learned", "pipeline/training",
 )  # fmt: skip
 
 _noted: set[tuple[str, str, bool]] = set()
@@ -53,7 +53,8 @@ def _note(place: str, kind: str, call: Any, args: Any, kwargs: Any, torch: Any) 
     """Add the place to ``$MILLRACE_PLANTED/seen`` if a GPU has to do with it, with the test, and whether it moves."""
     held = next(iter(call.parameters()), torch.empty(0)) if isinstance(call, torch.nn.Module) else call
     begin = held.device.type if kind in ("to", "cpu", "cuda") else "cpu"
-    ends = [a.device if isinstance(a, torch.Tensor) else a for a in (*args, kwargs.get("device"))]
+    named = [kwargs.get("device")]
+    ends = [a.device if isinstance(a, torch.Tensor) else a for a in (named if kind == "device" else [*args, *named])]
     ends = [torch.device(a).type for a in ends if isinstance(a, torch.device | str)]
     end = {"cpu": "cpu", "cuda": "cuda"}.get(kind, ends[0] if ends else begin)
     if "cuda" not in (begin, end):

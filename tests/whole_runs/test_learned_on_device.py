@@ -11,6 +11,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup import device_policies
 from millrace.pipeline.setup.model import Outline
+from millrace.stages.learned.table import LearnedTable
 from millrace.tests.contracts import bulk_ranks
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.pipeline.setup.test_device_policies import DATASET, agree, train
@@ -34,6 +35,16 @@ def rows_agree(a: Path, b: Path) -> None:
     np.testing.assert_allclose(np.load(a / "learned.npy"), np.load(b / "learned.npy"), rtol=1e-9, atol=1e-12)
 
 
+def seen(write: Any, made: list[str]) -> Any:
+    """The same, and a note of where the rows of a table are."""
+
+    def noted(self: Any, path: Path) -> None:
+        made.append(self.rows.device.type)
+        write(self, path)
+
+    return noted
+
+
 @pytest.mark.parametrize(
     ("learned", "options"),
     [
@@ -44,9 +55,28 @@ def rows_agree(a: Path, b: Path) -> None:
     ],
     ids=["beside", "in place", "beside those of the host", "queue on disk"],
 )
-def test_runs(sbm: mr.Dataset, tmp_path: Path, learned: dict[str, Any], options: dict[str, Any]) -> None:
+def test_runs(
+    sbm: mr.Dataset, tmp_path: Path, monkeypatch: Any, learned: dict[str, Any], options: dict[str, Any]
+) -> None:
     """Minibatches are drawn by the device, or by the host; `gine` reads features of edges too."""
+    made: list[str] = []
+    monkeypatch.setattr(LearnedTable, "write", seen(LearnedTable.write, made))
     agree(with_edge_rows(sbm), tmp_path, learned={**LEARNED, **learned}, epochs=1, **options)
+    assert made == ["cpu", "cpu" if "gpu" in options else "cuda"]
+    rows_agree(tmp_path / "cuda", tmp_path / "cpu")
+
+
+@pytest.mark.parametrize("where", ["device", "pinned"])
+def test_full_batches(sbm: mr.Dataset, tmp_path: Path, where: str) -> None:
+    job = {
+        "system": "sar", "epochs": 3, "seed": 3, "threads": 1, "dtype": "float64", "learned": LEARNED,
+        "model": {"name": "gat", "hidden": 4, "layers": 2, "heads": 2}, "train": {"clip_norm": 0.5},
+    }  # fmt: skip
+    here = mr.run(sbm, config=job, out=tmp_path / "cpu", verbose=False)
+    on_gpu = {"device": "cuda", "gpu": {"features": where}}
+    there = mr.run(sbm, config={**job, **on_gpu}, out=tmp_path / "cuda", verbose=False)
+    assert there.train_loss == pytest.approx(here.train_loss, rel=1e-9)
+    assert there.test_accuracy == here.test_accuracy
     rows_agree(tmp_path / "cuda", tmp_path / "cpu")
 
 
@@ -113,14 +143,16 @@ def test_two_ranks_learn_beside_rows_that_they_own(tmp_path: Path, monkeypatch: 
     rehearsal.add("again", {**job, **blocks.THERE}, stop_after=4)
     rehearsal.add("again", {**job, **blocks.THERE})
     rehearsal.add("owned", {**owned, **blocks.THERE})
+    everywhere = {**job["bulk"], "replication": 2}
+    rehearsal.add("everywhere", {**job, **blocks.THERE, "bulk": everywhere})
     outline = Outline.of(dataset, resolve(job))
     for rank in run_ranks(blocks.train_there, 2, rehearsal.runs, outline, tmp_path, timeout_s=240):
-        host, there, stopped, again, own = (report for report, _ in rank)
+        host, there, stopped, again, own, columns = (report for report, _ in rank)
         assert stopped is None and again["parameters_sha256"] == there["parameters_sha256"]
-        for found in (there, own):
+        for found in (there, own, columns):
             assert found["test_accuracy"] == host["test_accuracy"]
             assert [h["train_loss"] for h in found["history"]] == pytest.approx(
                 [h["train_loss"] for h in host["history"]], rel=1e-9
             )
-    for name in ("there", "again", "owned"):
+    for name in ("there", "again", "owned", "everywhere"):
         rows_agree(tmp_path / name, tmp_path / "host")
