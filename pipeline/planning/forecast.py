@@ -12,7 +12,7 @@ from ...stages.kernels.runtime.device_memory import SHARE
 from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
 from .inputs import unpredicted
-from .learned_rows import row_bytes_of, table_memory
+from .learned_rows import least_table, row_bytes_of, table_memory, table_on_device
 from .traffic import Moved, moves, rows_asked
 from .trial import EPOCHS, TrialResult
 
@@ -178,15 +178,18 @@ def placed(s: Candidate) -> Candidate:
 
 
 def arrays_of(s: Candidate) -> Mapping[str, tuple[int, ...]]:
-    """Least bytes of neighbour lists, and of rows of edges and of nodes, that a rank has for minibatches on a GPU: by
-    key in `Gpu`, in the order in which they are placed."""
-    if not (s.at.gpus and s.is_sampled):
+    """Least bytes of neighbour lists, and of learnt rows and those of edges and of nodes, that a rank has for
+    minibatches on a GPU: by key in `Gpu`. Full batches have a choice for learnt rows only."""
+    if not s.at.gpus:
         return {}
+    learned = least_table(s)
+    if not s.is_sampled:
+        return {"features": (learned,)} if learned else {}
     share, numbers, (row, edge_row) = least_share(s), s.at.numbers, s.row_bytes
     lists = (4 if numbers.nodes < 2**31 else 8) * numbers.edges * s.is_resident
     held = s.replication / s.ranks if s.exchanges else share
     edges, rows = edge_row * numbers.edges * share, row * numbers.nodes * held
-    return {"topology": (round(lists * share),), "features": (round(edges), round(rows))}
+    return {"topology": (round(lists * share),), "features": (learned, round(edges), round(rows))}
 
 
 def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
@@ -197,7 +200,7 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
     worst, gpu, growth = int(np.argmax(seen.peak_device_bytes)), s.job.gpu, s.at.growth
     held, grows = seen.memory_bytes[worst], growth_of_data(s, seen, worst, most_seen)
     base, row = min(seen.base_device_bytes, held["step"]), s.row_bytes[0]
-    # Learnt rows, which count as features, lie on the host.
+    # Learnt rows count as features.
     nodes = held["features"] / (row + row_bytes_of(s))
     rows, later = row * nodes, row * nodes * grows
     if s.exchanges:
@@ -211,9 +214,12 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
 
     tried = data(rows, gpu.cache_bytes / growth, 1, seen.minibatches / seen.ranks)
     planned = data(later, gpu.cache_bytes, grows, s.minibatches / s.ranks)
-    there = min(1.0, (held["step"] - base) / max(1.0, tried))
-    step = held["step"] - base - tried * there
+    trials = table_on_device(s, s.at.dataset.num_nodes, seen.ranks)
+    there = min(1.0, (held["step"] - base) / max(1.0, tried + trials))
+    step = held["step"] - base - (tried + trials) * there
     parts = {"process": base, "data": planned * there, "step": step * (1 if s.is_sampled else grows)}
+    if trials:
+        parts["learned"] = table_on_device(s, s.at.numbers.nodes, s.ranks) * there
     evaluation = seen.peak_device_bytes[worst] - held["step"]
     if evaluation and s.validates:  # while bulks are drawn, unlike that of the trial
         evaluation += table_bytes(s, nodes, seen.minibatches / seen.ranks)

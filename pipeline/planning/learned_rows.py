@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...stages.comm.gloo import ring_bytes
 from ...stages.comm.nccl import even_ring_bytes
+from ...stages.learned.optimizers import OPTIMIZERS
 from ...stages.partition.cut_counts import ID_BYTES
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ..machine.gpus import backend
@@ -12,18 +13,40 @@ from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
 from .trial import TrialResult
 
-STATE_ROWS = {"adagrad": 1, "adam": 2, "sgd": 0}
-"""Numbers that each optimiser keeps for one of the table."""
-
 
 def row_bytes_of(s: Candidate) -> int:
     """Bytes of a learnt row; 0: there are none."""
     return s.job.learned.width * TORCH_DTYPES[s.job.dtype].itemsize
 
 
+def state_rows(s: Candidate) -> int:
+    """Numbers that the optimiser keeps for one of the table."""
+    return len(OPTIMIZERS[s.job.learned.optimizer].moments)
+
+
+def least_table(s: Candidate) -> int:
+    """Bytes by which a rank decides whether its rows go to its GPU; 0 without learnt features."""
+    return round((2 + state_rows(s)) * row_bytes_of(s) * s.at.numbers.nodes / s.ranks)
+
+
+def _table(s: Candidate, nodes: float) -> float:
+    """Bytes of all rows, with the state of their optimiser and the copy of the best epoch."""
+    return (1 + state_rows(s) + s.validates) * row_bytes_of(s) * nodes
+
+
+def _is_there(s: Candidate) -> bool:
+    """True if rows are in the memory of GPUs, for a candidate that was `forecast.placed`."""
+    return s.at.gpus > 0 and s.job.gpu.features == "device"
+
+
+def table_on_device(s: Candidate, nodes: float, ranks: int) -> float:
+    """Memory of a rank's rows on its GPU, if they are there. See `table_memory`."""
+    return _table(s, nodes) / ranks if _is_there(s) else 0.0
+
+
 def table_memory(s: Candidate, nodes: float, ranks: int, gathers: bool) -> dict[str, int]:
-    """Memory of a rank's rows, with the state of their optimiser and the copy of the best epoch, and of all rows where
-    the first of several ranks makes a checkpoint, by use. None without learnt features.
+    """Host memory of a rank's rows, and of all rows where the first rank makes a checkpoint and does not hold them all
+    there anyway, by use. None without learnt features.
 
     Args:
         s: the run.
@@ -31,11 +54,11 @@ def table_memory(s: Candidate, nodes: float, ranks: int, gathers: bool) -> dict[
         ranks: P.
         gathers: True for the first rank.
     """
-    if not (row := row_bytes_of(s)):
+    if not row_bytes_of(s):
         return {}
-    whole = (1 + STATE_ROWS[s.job.learned.optimizer] + s.validates) * row * nodes
-    gathered = {"checkpoint": round(whole)} if gathers and ranks > 1 else {}
-    return {"learned": round(whole / ranks), **gathered}
+    whole, there = round(_table(s, nodes)), _is_there(s)
+    own = {} if there else {"learned": round(whole / ranks)}
+    return own | ({"checkpoint": whole} if gathers and (ranks > 1 or there) else {})
 
 
 @dataclass(frozen=True)

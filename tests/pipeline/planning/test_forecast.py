@@ -113,9 +113,10 @@ def test_bytes_and_memory_are_those_of_the_run(planned: Planned, system: str) ->
     [
         {"read": {"task": "link"}, "train": {"batch_size": 32}},
         {"learned": {"width": 100}},
+        {"learned": {"width": 100, "optimizer": "adam"}, "gpu": {"features": "pinned"}},
         {"dataset": "tsbm:nodes=100,degree=4,features=300", "sampler": {"name": "temporal", "fanout": [2, 2]}},
     ],
-    ids=["links", "learned", "time"],
+    ids=["links", "learned", "learned on the host", "time"],
 )
 def test_links_learnt_features_and_samples_by_time_are_planned_too(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_device: Any
@@ -124,7 +125,7 @@ def test_links_learnt_features_and_samples_by_time_are_planned_too(
     known, found = inputs.variants(), {}
 
     def heard(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
-        found["candidate"] = s
+        found.update(candidate=s, seen=seen)
         return foresee(s, room, seen)
 
     monkeypatch.setattr(inputs, "variants", lambda: {"bulk": known["bulk"]})
@@ -143,7 +144,17 @@ def test_links_learnt_features_and_samples_by_time_are_planned_too(
     stored = {kind: count for kind, count in forecast.bytes["store"].items() if count}
     assert stored == {kind: count for kind, count in result["bytes"]["store"].items() if count} == {"features": ROWS}
     tables = TABLES // 3 * s.minibatches * drawn_there
+    # There is room for all rows on the GPU, if only as a cache.
     assert ROWS < forecast.device_memory["data"] - tables < 1.1 * ROWS
+    if "learned" in config:
+        # With a number of Adagrad's for each of them, or two of Adam's, and the copy of the best epoch.
+        on_host, table = "gpu" in config, 4 * 100 * 100 * (4 if "gpu" in config else 3)
+        assert forecast.device_memory.get("learned", 0) == table * (not on_host)
+        assert (forecast.memory.get("learned", 0), forecast.memory.get("checkpoint", 0)) == (
+            (table, 0) if on_host else (0, table)
+        )
+        grown = device_memory_of(larger(s, 3), replace(found["seen"], base_device_bytes=0), 0)
+        assert grown.get("learned", 0) == 3 * table * (not on_host)
     # Minibatches of fewer seeds than are there for a trial differ.
     assert forecast.device_bytes == pytest.approx(result["peak_device_bytes"][0], rel=0.15)
 
