@@ -358,4 +358,5 @@ def open_lazily(
     missing = sorted({"indptr", "indices", "labels", *SPLITS} - store.entries.keys())
     if missing:
         raise StoreError(f"{store.path} has no array '{missing[0]}'; it holds {sorted(store.entries)}")
+    check_graph_access(store, graph)
     return LazyDataset(store, features, name, names, graph)
