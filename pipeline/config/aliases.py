@@ -2,6 +2,7 @@
 key to set here."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from ...storage.errors import InputError
@@ -233,7 +234,7 @@ def full_key(path: Sequence[str], value: Any) -> list[str]:
     or number, or the path itself."""
     if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
         return [path[0], NAMED[path[0]]]
-    if len(path) == 1 and path[0] in NUMBERED and type(value) is int:
+    if len(path) == 1 and path[0] in NUMBERED and isinstance(value, Integral) and not isinstance(value, bool):
         return [path[0], NUMBERED[path[0]]]
     return list(SHORTHANDS.get(path[0], path)) if len(path) == 1 else list(path)
 

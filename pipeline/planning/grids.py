@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...stages.placement.grid_costs import BANDWIDTH, LATENCY_S, Degrees, expected, sampler_kind
 from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
 from ..config.load import Job, build
 from .candidate import Setting
 
@@ -29,9 +30,10 @@ class GridForecast:
 
 def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
     """Costs for each c that divides the ranks, but that of full replication; none for one rank, for a graph with
-    types, for links, whose minibatches have seeds of no known number, or for a sampler whose traffic has no model."""
+    types, for links, whose minibatches have seeds of no known number, for samples by time, which no block row has, or
+    for a sampler whose traffic has no model."""
     sampler, graph, batch = build("sampler", SAMPLERS, job.sampler), at.dataset.graph, job.train.batch_size
-    if sampler_kind(sampler) is None or graph.types is not None or at.numbers.task == "link":
+    if sampler_kind(sampler) is None or reads_times(sampler) or graph.types is not None or at.numbers.task == "link":
         return ()
     # An epoch may have fewer minibatches than a bulk.
     bulk = min(job.queue.bulk_size, math.ceil(at.train / batch / job.ranks))

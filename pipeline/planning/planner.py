@@ -101,6 +101,10 @@ def plan(
         scratch = exits.enter_context(tempfile.TemporaryDirectory(prefix="millrace-plan-"))
         trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits)
         at = trials.at
+        if first.ranks > at.numbers.nodes:
+            raise InputError(
+                f"ranks is {first.ranks:,}, but the graph has {at.numbers.nodes:,} nodes; expected at most one for each"
+            )
         for label, job in jobs.items():
             try:
                 fitted[label] = trials.fitted(job)

@@ -246,7 +246,8 @@ def _learned_rows(moved: Moved, s: Candidate, seen: TrialResult) -> Travelled:
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
-    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes.
+    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes,
+    or by their number if they have none.
 
     The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`), unless they
     come from files; the trial has counted the rows that this leaves. The first step of a run is fetched alone.
@@ -257,10 +258,11 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
         minibatches: minibatches in an epoch; the last one may be incomplete.
         ranks: ranks that train on them.
     """
-    distinct, per_rank, together = seen.distinct or [1.0], s.job.train.per_step(ranks) / ranks, 1
+    distinct = (seen.distinct if any(seen.distinct) else seen.nodes) or [1.0]
+    per_rank, together = s.job.train.per_step(ranks) / ranks, 1
     steps = by_rows(minibatches, seen) / ranks / per_rank
     if s.job.queue.kind == "memory" and len(distinct) > 1:
-        step = per_rank * distinct[0]
+        step = per_rank * seen.distinct[0]
         together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 
     def rows(steps: float) -> float:

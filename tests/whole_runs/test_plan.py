@@ -111,12 +111,13 @@ def of_tasks() -> dict[str, Played]:
             "model": "rgcn",
             "learned": {"width": 3},
         },
+        "learned alone": {"learned": {"width": 5, "beside": False}},
         "learned links": {"data": links, "batch_size": 64, "learned": {"width": 3, "beside": False}},
     }
     with forked_cluster():
         for task, given in options.items():
             with pytest.MonkeyPatch.context() as patch:
-                full = task in ("links", "learned")
+                full = task in ("links", "learned", "learned alone")
                 only(patch, *(every if full else ("bulk", "sar")))
                 without_base(patch)
                 found[task] = Played(patch, **given)
@@ -136,6 +137,7 @@ def of_tasks() -> dict[str, Played]:
         ("learned", "bulk, partitioned"),
         ("learned", "sar"),
         ("learned, typed", "sar"),
+        ("learned alone", "bulk, partitioned"),
         ("learned links", "bulk"),
     ],
 )
@@ -152,6 +154,7 @@ def test_what_does_not_train_such_a_task_is_left_out(of_tasks: dict[str, Played]
     assert "sar is left out: samples go by time, but system 'sar' passes messages over all edges" in text["time"]
     assert "grappa is left out: learned.width is 5, but" in text["learned"]
     assert "bulk.algorithm" in text["learned"] and not of_tasks["links"].plan.grids, "ends are no seeds of one size"
+    assert "bulk.algorithm" not in text["time"], "no rank has all edges of a seed"
 
 
 def test_a_table_takes_what_its_ranks_hold(of_tasks: dict[str, Played]) -> None:
@@ -458,6 +461,8 @@ def test_a_trial_on_fewer_seeds_keeps_the_split(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_links_and_clusters_are_checked() -> None:
+    with pytest.raises(InputError, match=r"ranks is 400, but the graph has 300 nodes"):
+        mr.plan(SBM, ranks=400, verbose=False)
     with pytest.raises(InputError, match="bandwidth above 0"):
         Cluster(1, None, Link(0, 0)).check(1)
     with pytest.raises(InputError, match="one of them"):

@@ -1,6 +1,7 @@
 """Shorthands mean the same wherever they are given; words of other libraries get the key that is meant, or a true
 sentence."""
 
+import numpy as np
 import pytest
 
 from millrace.pipeline import cli
@@ -49,6 +50,12 @@ def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
         held = getattr(ways[0], section)
         held = held[key] if isinstance(held, dict) else getattr(held, key)
         assert (held.name if word == "loss" else held) == value
+
+
+def test_the_number_of_a_section_may_be_numpys():
+    assert configure({}, learned=np.int64(8)).learned.width == 8
+    with pytest.raises(InputError, match="or a whole number, the width"):
+        configure({}, learned=True)
 
 
 def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):
