@@ -72,7 +72,8 @@ def test_the_table_of_typed_graphs() -> None:
         "`sar`", '`sar`, `device = "cuda"`', '`bulk`, partitioned, `device = "cuda"`',
         '`bulk`, partitioned, `labor`, `device = "cuda"`',
         '`bulk`, `device = "cuda"`, `features = "owned"`', '`bulk`, `device = "cuda"`',
-        '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`', "`bulk`, learnt features",
+        '`bulk`, `labor`, `device = "cuda"`', '`bulk`, `labor`, `device = "cuda"`, `kernel = "cpu"`',
+        "`bulk`, learnt features",
         '`bulk`, learnt features, `device = "cuda"`',
     }  # fmt: skip
     assert not sage

@@ -141,9 +141,9 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
 
 
 def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
-    """Complete a job by its dataset and the system's sampler: processors draw links where GPUs cannot, unless the job
-    names a kernel."""
-    if dataset.task != "link" or job.kernel != "cuda" or "kernel" in job.model_fields_set:
+    """Complete a job by its dataset and the system's sampler: processors draw where GPUs cannot, unless the job names
+    a kernel."""
+    if job.kernel != "cuda" or "kernel" in job.model_fields_set:
         return job
     by_relation = getattr(sampler, "draws_relations_on_device", False)
     if not getattr(sampler, "host_only", False) and (dataset.graph.types is None or by_relation):

@@ -57,6 +57,7 @@ class LaborSampler:
     batch_dependency: int = 1
     """See `NeighborSampler.batch_dependency`."""
     name: ClassVar[str] = "labor"
+    draws_relations_on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
@@ -147,11 +148,15 @@ class LaborSampler:
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises what `check_kernel` raises."""
+        """See `Sampler.sample_on_device`. Raises what `check` and `check_kernel` raise."""
         check_kernel(self, "cuda")
+        self.check(graph)
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_graph import number_on_device
+        from ..kernels.sampling.device_samples import DeviceSample
         from .resident import node_wise
+
+        kernels, fanouts = sampling_backend("cuda"), None if graph.types is None else self.by_relation(graph.types)
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             if self.weighted:
@@ -162,7 +167,14 @@ class LaborSampler:
             fanout = torch.tensor(self.fanout, device=hop.device)[hop]
             return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
 
-        pieces = sampling_backend("cuda").labor_pieces(
+        def weigh_relations(made: DeviceSample) -> list[Tensor]:
+            found = kernels.relation_weights_of(graph, made, fanouts if self.poisson else None)
+            if graph.edge_weight is None:
+                return found
+            of_edges = number_on_device(graph, "edge_weight")
+            return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
+
+        pieces = kernels.labor_pieces(
             graph,
             request.seeds,
             request.keys(1, self.batch_dependency)[:, 0],
@@ -170,9 +182,17 @@ class LaborSampler:
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
+            by_relation=fanouts,
             workspace=workspace,
         )
-        bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)
+        of_rows = NeighborSampler(self.fanout, relations=self.relations)
+        bound = None if self.poisson else of_rows.bound(graph)
+        if fanouts is not None:
+            return node_wise(
+                graph, request, pieces, None, of_edge=False, nested=self.expand == "new", bound=bound,
+                edge_ids=self.edge_ids,
+                weigh=weigh_relations,
+            )  # fmt: skip
         weigh = scale if self.sends_weights(graph) else None
         return node_wise(
             graph,

@@ -218,7 +218,7 @@ class NeighborSampler:
 
             return node_wise(
                 graph, request, pieces, None, of_edge=False, nested=self.expand == "new",
-                bound=self._bound(graph), edge_ids=True, weigh=weigh,
+                bound=self.bound(graph), edge_ids=True, weigh=weigh,
             )  # fmt: skip
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class NeighborSampler:
             scale if weights else None,
             of_edge=not self.weighted,
             nested=self.expand == "new",
-            bound=self._bound(graph),
+            bound=self.bound(graph),
             edge_ids=self.edge_ids,
         )
 
@@ -239,7 +239,7 @@ class NeighborSampler:
         """See `by_relation`; None if the graph has one type of edges."""
         return None if graph.types is None else self.by_relation(graph.types)
 
-    def _bound(self, graph: Graph) -> int | None:
+    def bound(self, graph: Graph) -> int | None:
         """See `ResidentBulk`."""
         fanouts = self._fanouts(graph)
         if graph.types is None or fanouts is None:
@@ -262,7 +262,7 @@ class NeighborSampler:
             owners.sample(request, self.streams(request), _DrawsThere(self, owners)),
             weighted=self.sends_weights(owners.rows.graph),
             nested=self.expand == "new",
-            bound=self._bound(owners.rows.graph),
+            bound=self.bound(owners.rows.graph),
             edge_ids=self.edge_ids,
         )
 

@@ -171,12 +171,12 @@ def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatc
 def test_what_devices_do_not_draw_is_refused_or_drawn_by_processors(links, typed, timed):
     """Refused where the job names the kernel."""
     by_edge = {"sampler": {"name": "labor", "fanout": [3, 2], "poisson": True, "iterations": 1}}
-    by_relation = {**TYPED, "sampler": {"name": "labor", "fanout": [3, 2]}}
+    by_relation = {**TYPED, "sampler": {"name": "ladies", "sizes": [30, 20]}}
     by_time = {"sampler": {"name": "temporal", "fanout": [3, 2]}}
     blocks = {"sampler": {"name": "labor", "fanout": [3, 2]}, "bulk": {"topology": "partitioned"}}
     for data, options, said in (
         (links, by_edge, "the sampler labor with importance iterations draws from a whole graph in host memory"),
-        (typed[0], by_relation, "by which the sampler labor draws no relations in this version"),
+        (typed[0], by_relation, "by which the sampler ladies draws no relations in this version"),
         (timed, by_time, 'the sampler temporal draws from a whole graph in host memory, but kernel is "cuda"'),
         (links, blocks, "for neighbor only, but the sampler is labor; leave kernel out"),
     ):
@@ -235,6 +235,11 @@ def test_types(typed, tmp_path, options, no_draws_on_the_host):
     links, host = typed
     no_draws_on_the_host()
     assert agree(links, tmp_path, host=host, **TYPED, **options)["kernel"] == "cuda"
+
+
+def test_links_of_a_relation_by_labor(typed, tmp_path):
+    sampler = {"name": "labor", "fanout": [2, 3]}
+    assert agree(typed[0], tmp_path, **TYPED, sampler=sampler)["kernel"] == "cuda"
 
 
 @pytest.fixture(scope="module")

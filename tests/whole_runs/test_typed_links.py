@@ -292,7 +292,7 @@ def test_the_command_line_from_tables_to_scores_by_name(tmp_path, monkeypatch):
         ({"bulk": {**CUT, "algorithm": "1.5d"}}, "whose rows travel without relations; use owners"),
         ({"model": "sage"}, "the model is 'sage', which knows no relations"),
         ({"sampler": {"name": "temporal", "fanout": [2, 2]}}, "times"),
-        ({"kernel": "cuda", "sampler": {"name": "labor", "fanout": [2, 2]}}, "labor draws no relations"),
+        ({"kernel": "cuda", "sampler": {"name": "ladies", "sizes": [9, 9]}}, "ladies draws no relations"),
         ({"link": {"negatives": "given"}}, "no negatives are given for train"),
     ],
     ids=str,

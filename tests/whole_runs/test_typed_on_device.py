@@ -67,11 +67,33 @@ def test_ranks_own_rows_of_nodes_and_edges(tmp_path: Path, monkeypatch: pytest.M
             torch.testing.assert_close(seen[key], value, rtol=1e-7, atol=1e-12)
 
 
-def test_labor_draws_no_relations_there(tmp_path: Path) -> None:
-    labor = {"sampler": {"name": "labor", "fanout": [2, 2]}}
-    said = "kernel is 'cuda', by which the sampler labor draws no relations in this version; use kernel = \"cpu\""
+@pytest.mark.parametrize(
+    ("sampler", "kernel"),
+    [
+        ({"name": "labor", "fanout": [2, 3], "relations": {"prints": [0, -1]}}, "cuda"),
+        ({"name": "labor", "fanout": [2, 3], "poisson": True, "expand": "all"}, "cuda"),
+        ({"name": "ladies", "sizes": [8, 8]}, "cpu"),
+    ],
+)
+def test_samplers(tmp_path: Path, sampler: dict[str, Any], kernel: str) -> None:
+    """By default the device draws where it can; minibatches and parameters are those of the host."""
+    dataset = typed_dataset(degree=20, edge_features=True)
+    job = {**JOB, "sampler": sampler, "epochs": 2}
+    here = mr.run(dataset, out=tmp_path / "cpu", verbose=False, config=job)
+    there = mr.run(dataset, out=tmp_path / "cuda", verbose=False, config={**job, **THERE})
+    assert f'kernel = "{kernel}"' in (tmp_path / "cuda" / "job.toml").read_text()
+    assert there.train_loss == pytest.approx(here.train_loss, rel=1e-9)
+    assert (there.test_accuracy, there.sampled_edges) == (here.test_accuracy, here.sampled_edges)
+    seen, want = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in ("cuda", "cpu"))
+    for key, value in want.items():
+        torch.testing.assert_close(seen[key], value, rtol=1e-7, atol=1e-12)
+
+
+def test_a_kernel_that_draws_no_relations_is_refused_by_name(tmp_path: Path) -> None:
+    ladies = {"sampler": {"name": "ladies", "sizes": [8, 8]}, "kernel": "cuda"}
+    said = "kernel is 'cuda', by which the sampler ladies draws no relations in this version; use kernel = \"cpu\""
     with pytest.raises(mr.InputError, match=said) as refused:
-        mr.run(typed_dataset(), out=tmp_path / "run", verbose=False, config={**JOB, **THERE, **labor})
+        mr.run(typed_dataset(), out=tmp_path / "run", verbose=False, config={**JOB, **THERE, **ladies})
     assert "\n" not in str(refused.value)
 
 

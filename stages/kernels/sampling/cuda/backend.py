@@ -18,7 +18,7 @@ from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..alias import AliasTable
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import prefix_sums
+from ..device_samples import Rows, prefix_sums
 from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample, with_weights
 from . import labor as labor_cuda
@@ -26,9 +26,10 @@ from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
 from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
-from .draw import cumulated
+from .draw import Drawn, cumulated
+from .labor_relations import draw_labor_relations, hops_of
 from .relations import segments_of, weights
-from .tables import Workspace, at_once, table_bytes
+from .tables import Tables, Workspace, at_once, table_bytes
 from .terms import terms
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "neighbor_of_owners",
     "neighbor_pieces",
     "relation_weights",
+    "relation_weights_of",
     "table_bytes",
 ]
 
@@ -86,16 +88,34 @@ def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
 
 
-def relation_weights(graph: Graph, positions: Tensor | None, indptr: Tensor) -> Tensor:
-    """float32 [e], weights of edges that were drawn by relation: of the row's edges in each edge's relation, the number
-    divided by that of those kept. For lists that end at `indptr`."""
+def relation_weights(
+    graph: Graph, positions: Tensor | None, indptr: Tensor, drawn: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """float32 [e], weights of edges that were drawn by relation, for lists that end at `indptr`: the number of a row's
+    edges in each edge's relation, divided by that of those kept.
+
+    With `drawn`, the hop of each row by its place in `indptr` and the fanout of each hop and relation, int64 [L, R], it
+    is divided by the fanout: the edges are those of Poisson draws.
+    """
     assert positions is not None
-    return weights(segments_of(graph), positions, indptr)
+    return weights(segments_of(graph), positions, indptr, drawn)
 
 
-def _with_weights(graph: Graph, made: sample_cuda.DeviceSample) -> list[NeighborSample]:
-    """`_samples` with `relation_weights`."""
-    found = [_cut(relation_weights(graph, x.positions, x.indptr), x.edges) for x in made.lists]
+def relation_weights_of(
+    graph: Graph, made: sample_cuda.DeviceSample, by_relation: npt.NDArray[np.int64] | None = None
+) -> list[Tensor]:
+    """`relation_weights` of each list of some minibatches; of Poisson draws with these fanouts, if they are given."""
+    to = made.rows.nodes.device
+    fanout = None if by_relation is None else to_device(by_relation, to)
+    drawn = [None if fanout is None else (hops_of(made, h), fanout) for h in range(len(made.lists))]
+    return [relation_weights(graph, x.positions, x.indptr, d) for x, d in zip(made.lists, drawn)]
+
+
+def _with_weights(
+    graph: Graph, made: sample_cuda.DeviceSample, by_relation: npt.NDArray[np.int64] | None = None
+) -> list[NeighborSample]:
+    """`_samples` with `relation_weights_of`."""
+    found = [_cut(w, x.edges) for w, x in zip(relation_weights_of(graph, made, by_relation), made.lists)]
     return [
         with_fields(s, lists=tuple(with_fields(x, weight=w[q]) for x, w in zip(s.lists, found)))
         for q, s in enumerate(_samples(made))
@@ -169,6 +189,7 @@ def labor_pieces(
     expand: str = "new",
     keep_positions: bool = True,
     iterations: int = 0,
+    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case; there are no
@@ -179,6 +200,11 @@ def labor_pieces(
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
+
+        def draw(rows: Rows, hop: int, tables: Tables, streams: Tensor = streams) -> Drawn:
+            assert by_relation is not None
+            return draw_labor_relations(segments_of(graph), rows, streams, by_relation[hop], tables, poisson=poisson)
+
         yield (
             piece,
             labor_cuda.labor(
@@ -191,6 +217,7 @@ def labor_pieces(
                 weight=weights,
                 again=expand == "all",
                 workspace=space,
+                draw_relations=None if by_relation is None else draw,
             ),
         )
 
@@ -203,6 +230,10 @@ def labor(
     **options: Any,
 ) -> list[NeighborSample]:
     """See `reference.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    if (by_relation := options.get("by_relation")) is not None:
+        fanout_of = by_relation if options.get("poisson") else None
+        pieces = labor_pieces(graph, seeds, keys, fanout, **options)
+        return [s for _, made in pieces for s in _with_weights(graph, made, fanout_of)]
     return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
 
 

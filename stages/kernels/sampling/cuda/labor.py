@@ -9,7 +9,7 @@ each step reads it again. Poisson draws decide each edge independently; one pass
 another writes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, sqrt
 from typing import Any
 
@@ -235,36 +235,55 @@ def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 
         launch(kernel, n)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * warps, num_warps=warps, **options)
 
 
+Into = tuple[Tensor, Tensor, Tensor]
+"""Where drawn edges go: int64 [n], the place of each row's first; and room for sources and positions."""
+
+
+def keep_smallest(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Into) -> None:
+    """Draw min(s, degree) edges of each row, and mark their sources in `tables`."""
+    n, s = len(rows.nodes), min(s, max(1, graph.max_degree))
+    width = _width(s)
+    room = programs(n, ROWS) * width
+    words, places = (torch.empty(room, dtype=t, device=keys.device) for t in (torch.int64, torch.int32))
+    begin, edges, positions = into
+    known = graph.indptr, graph.indices, rows.nodes, rows.owner, keys
+    _walk(
+        _keep_smallest, graph, rows, *known, begin, words, places, tables.found, edges, positions,
+        n, s, _wanted(s), tables.stride, WIDTH=width,
+    )  # fmt: skip
+
+
+def keep_below(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Into | None) -> Tensor:
+    """Decide each edge of each row with chance s / degree. Without `into`, int64 [n], the numbers of those that are
+    kept; else they go there, and their sources are marked in `tables`."""
+    counts = torch.zeros(len(rows.nodes), dtype=torch.int32, device=keys.device)
+    begin, edges, positions = into or (counts, counts, counts)
+    known, rest = (graph.indptr, graph.indices, rows.nodes, rows.owner, keys), (len(counts), s, tables.stride)
+    write = into is not None
+    _walk(_keep_below, graph, rows, *known, begin, counts, tables.found, edges, positions, *rest, WRITE=write)
+    return counts.long()
+
+
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
     """Draw one hop. The host waits for the number of edges of Poisson draws, and for others if there may be too many to
     allocate memory for."""
     if s < 0:
         return draw(graph, rows, keys, s, tables, replace=False, table=None, keep=True)
     n, to = len(rows.nodes), graph.device
-    known = (graph.indptr, graph.indices, rows.nodes, rows.owner, keys)
 
     def made(room: int) -> tuple[Tensor, Tensor]:
         return torch.empty(room, dtype=graph.indices.dtype, device=to), torch.empty(room, dtype=torch.int64, device=to)
 
     if poisson:
-        counts = torch.zeros(n, dtype=torch.int32, device=to)
-        rest = (n, s, tables.stride)
-        _walk(_keep_below, graph, rows, *known, counts, counts, tables.found, counts, counts, *rest, WRITE=False)
-        ends = cumulated(counts)
+        ends = cumulated(keep_below(graph, rows, keys, s, tables, None))
         edges, positions = made(total(ends))
-        _walk(_keep_below, graph, rows, *known, ends, counts, tables.found, edges, positions, *rest, WRITE=True)
+        keep_below(graph, rows, keys, s, tables, (ends, edges, positions))
         return Drawn(ends, edges, positions)
     start = graph.indptr.index_select(0, rows.nodes)
     ends = cumulated((graph.indptr[1:].index_select(0, rows.nodes) - start).clamp_(max=s))
     s = min(s, max(1, graph.max_degree))
     edges, positions = made(total(ends) if n * s > BOUND else n * s)
-    width = _width(s)
-    room = programs(n, ROWS) * width
-    words, places = (torch.empty(room, dtype=t, device=to) for t in (torch.int64, torch.int32))
-    _walk(
-        _keep_smallest, graph, rows, *known, ends, words, places, tables.found, edges, positions,
-        n, s, _wanted(s), tables.stride, WIDTH=width,
-    )  # fmt: skip
+    keep_smallest(graph, rows, keys, s, tables, (ends, edges, positions))
     return Drawn(ends, edges, positions)
 
 
@@ -279,6 +298,7 @@ def labor(
     weight: Tensor | None,
     again: bool,
     workspace: Workspace,
+    draw_relations: Callable[[Rows, int, Tables], Drawn] | None = None,
 ) -> DeviceSample:
     """See `reference.labor.labor`.
 
@@ -292,9 +312,12 @@ def labor(
         weight: float32 [E], or None; see `reference.labor.labor`.
         again: see `cuda.neighbor.expand`.
         workspace: keeps the tables.
+        draw_relations: draws rows of a graph with types in a hop, in place of `fanout`.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        if draw_relations is not None:
+            return draw_relations(group.rows, h, tables)
         if weight is not None and s >= 0:
             return draw_by_weight(graph, group.rows, keys, s, weight, tables)
         return _draw(graph, group.rows, keys, s, tables, poisson)

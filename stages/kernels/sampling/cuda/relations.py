@@ -62,6 +62,34 @@ def segments_of(graph: Graph) -> Segments:
     return _known[graph]
 
 
+@dataclass(frozen=True, eq=False)
+class SegmentsOfRows:
+    """Segments of some rows, row after row."""
+
+    rows: Rows
+    """S' of them, as rows of `Segments.graph`."""
+    relation: Tensor
+    """int64 [S'], relation of each."""
+    degree: Tensor
+    """int64 [S'], edges of each."""
+    row: Tensor
+    """int64 [S'], the row of each, in [0, n)."""
+    ends: Tensor
+    """int64 [n+1], where the segments of each row begin."""
+
+
+def segments_in(segments: Segments, rows: Rows) -> SegmentsOfRows:
+    """The segments of n rows. The host waits for their number."""
+    nodes, to = rows.nodes.long(), rows.owner.device
+    begin = segments.of_rows[nodes]
+    ends = cumulated(segments.of_rows[nodes + 1] - begin)
+    count = total(ends)
+    row = torch.repeat_interleave(torch.arange(len(nodes), device=to), torch.diff(ends), output_size=count)
+    segment = begin[row] + torch.arange(count, device=to) - ends[row]
+    degree = segments.graph.indptr[segment + 1] - segments.graph.indptr[segment]
+    return SegmentsOfRows(Rows(segment, rows.owner[row]), segments.relation[segment].long(), degree, row, ends)
+
+
 @triton.jit(do_not_specialize=["num_rows", "most"])
 def _segment_positions(
     nodes, relation, owner, keys, degree, kept, ends, places, num_rows, most,
@@ -113,15 +141,9 @@ def draw_relations(
 
     The host waits for the numbers of segments and of edges.
     """
-    to, nodes = keys.device, rows.nodes.long()
-    begin = segments.of_rows[nodes]
-    own = cumulated(segments.of_rows[nodes + 1] - begin)
-    count = total(own)
-    row = torch.repeat_interleave(torch.arange(len(nodes), device=to), torch.diff(own), output_size=count)
-    segment = begin[row] + torch.arange(count, device=to) - own[row]
-    relation, owner = segments.relation[segment].long(), rows.owner[row]
-    degree = segments.graph.indptr[segment + 1] - segments.graph.indptr[segment]
-    wanted = to_device(fanout, to)[relation]
+    of, to, nodes = segments_in(segments, rows), keys.device, rows.nodes.long()
+    degree, owner, count = of.degree, of.rows.owner, len(of.row)
+    wanted = to_device(fanout, to)[of.relation]
     whole = wanted < 0 if replace else (wanted < 0) | (wanted >= degree)
     kept = torch.where(whole, degree, wanted)
     ends = cumulated(kept)
@@ -135,14 +157,16 @@ def draw_relations(
         width = 1 << ((min(most, 128) if replace else most) - 1).bit_length()
         tile = max(1, TILE // width)
         launch(_segment_positions, programs(count, tile), programs(most, width))(
-            nodes[row] + first, relation, owner, keys, degree, drawn, ends, places, count, most,
+            nodes[of.row] + first, of.relation, owner, keys, degree, drawn, ends, places, count, most,
             REPLACE=replace, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
         )  # fmt: skip
-    found = edges_at(segments.graph, Rows(segment, owner), ends, places, tables)
-    return Drawn(ends[own], found.sources, found.positions)
+    found = edges_at(segments.graph, of.rows, ends, places, tables)
+    return Drawn(ends[of.ends], found.sources, found.positions)
 
 
-def weights(segments: Segments, positions: Tensor, indptr: Tensor) -> Tensor:
+def weights(
+    segments: Segments, positions: Tensor, indptr: Tensor, drawn: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """See `backend.relation_weights`."""
     indptr = indptr.long()
     begin, e = segments.graph.indptr, len(positions)
@@ -150,8 +174,13 @@ def weights(segments: Segments, positions: Tensor, indptr: Tensor) -> Tensor:
     # Each minibatch's `indptr` begins with 0, so the last difference of one is that to the next.
     kept = torch.diff(indptr, append=indptr[-1:]).clamp(min=0)
     row = torch.repeat_interleave(torch.arange(len(kept), device=kept.device), kept, output_size=e)
+    length = (begin[segment + 1] - begin[segment]).double()
+    if drawn is not None:
+        hop, fanout = drawn
+        s = fanout[hop[row], segments.relation[segment].long()]
+        return torch.where(s > 0, length / s, 1.0).clamp(min=1.0).float()
     first = torch.ones(e, dtype=torch.bool, device=positions.device)
     first[1:] = (segment[1:] != segment[:-1]) | (row[1:] != row[:-1])
     run = torch.cumsum(first, 0) - 1
     count = torch.zeros(e, dtype=torch.int64, device=run.device).index_add_(0, run, torch.ones_like(run))
-    return ((begin[segment + 1] - begin[segment]).double() / count[run].double()).float()
+    return (length / count[run].double()).float()

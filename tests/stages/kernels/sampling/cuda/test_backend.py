@@ -88,6 +88,21 @@ def test_relation_by_relation(graph, data, replace, expand, k, seed):
 
 
 @FEW
+@given(typed_graphs(), st.data(), st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
+def test_labor_relation_by_relation(graph, data, poisson, expand, k, seed):
+    numbers = st.sampled_from([-1, 0, 1, 2, 3, 40])
+    given = {} if seed % 3 else {",".join(r): data.draw(st.tuples(numbers, numbers)) for r in graph.types.relations}
+    sampler = LaborSampler((2, 3), poisson, expand, edge_ids=k > 1, relations=given)
+    assert same(graph, sampler, seed, k)
+    # As training gets them.
+    request = SeedPlan(np.arange(graph.num_nodes), 3, k, seed).request(3, 0)
+    weight = np.random.default_rng(0).random(graph.num_edges, np.float32) if seed % 2 else None
+    graph = dataclasses.replace(graph, edge_weight=weight)
+    left, made = (sampler.sample_on_device(graph, request), sampler.sample(graph, request, cpu))
+    assert [minibatch_digest(m) for m in left.minibatches] == [minibatch_digest(m) for m in made.minibatches]
+
+
+@FEW
 @given(graphs(weighted=True), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
 def test_in_proportion_to_weights(graph, fanout, replace, expand, k, seed):
     assert same(graph, NeighborSampler(fanout, replace=replace, weighted=True, expand=expand), seed, k)
