@@ -100,7 +100,7 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     if path is not None and path.is_file():
         check_no_table_options(path, request)
         _check_format(path)
-        return read_npz(path, request.name)
+        return read_npz(path, request.name, labelled=request.options.task != "link")
     if path is not None:
         raise InputError(
             f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {forms()}"

@@ -90,6 +90,10 @@ def plan(
     table = dict(config or {})
     if isinstance(model := options.pop("model", None), ModelConfig):
         table["model"] = {"name": model.name, **vars(model)}
+    elif model is not None and not isinstance(model, str | Mapping):
+        raise InputError(
+            f"model is a {type(model).__name__}: plan knows Millrace's own models; give one of these, of like width"
+        )
     elif model is not None:
         options["model"] = model
     jobs = candidates(with_options(table, options))

@@ -461,6 +461,8 @@ def test_a_trial_on_fewer_seeds_keeps_the_split(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_links_and_clusters_are_checked() -> None:
+    with pytest.raises(InputError, match="model is a Linear: plan knows Millrace's own models"):
+        mr.plan(SBM, model=torch.nn.Linear(2, 2), verbose=False)
     with pytest.raises(InputError, match=r"ranks is 400, but the graph has 300 nodes"):
         mr.plan(SBM, ranks=400, verbose=False)
     with pytest.raises(InputError, match="bandwidth above 0"):

@@ -39,8 +39,13 @@ SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
 
-def read_npz(path: Path, name: str | None = None) -> Raw:
+def read_npz(path: Path, name: str | None = None, *, labelled: bool = True) -> Raw:
     """Read the file. See the module for its keys.
+
+    Args:
+        path: the file.
+        name: of the dataset; None: the file's.
+        labelled: whether the task needs labels; else a file without them has one class.
 
     Raises:
         InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
@@ -48,17 +53,21 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
     arrays, held = load_members(
         path, (*KNOWN, *TIMES, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")))
     )
-    edges, labels = (_required(arrays, key, path, held) for key in ("edge_index", "y"))
+    edges = _required(arrays, "edge_index", path, held)
+    labels = _required(arrays, "y", path, held) if labelled or "y" in arrays else None
     if edges.ndim != 2 or edges.shape[0] != 2:
         fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
         raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
     hint, notes = _hint(arrays.get("meta"))
+    features = _features(arrays, path, held)
+    if labels is None:
+        labels = np.zeros(_num_nodes(edges, features, arrays.get("node_time")), np.int64)
     return Raw(
         name=name or path.stem,
         src=edges[0],
         dst=edges[1],
         labels=labels,
-        features=_features(arrays, path, held),
+        features=features,
         edge_weight=arrays.get("edge_weight"),
         edge_features=arrays.get("edge_attr"),
         edge_time=arrays.get("edge_time"),
@@ -67,6 +76,14 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
         hint=hint,
         notes=notes,
     )
+
+
+def _num_nodes(edges: AnyArray, features: Any, node_time: AnyArray | None) -> int:
+    """V of a file without labels: the number of rows that it has for nodes, or one more than the largest id."""
+    for rows in (features, node_time):
+        if rows is not None and rows.ndim:
+            return int(rows.shape[0])
+    return int(edges.max()) + 1 if edges.size and edges.dtype.kind in "iu" and edges.max() >= 0 else 0
 
 
 def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: list[str]) -> AnyArray:

@@ -116,7 +116,7 @@ def _read_ogb_folder(source: Any, request: Request) -> Raw:
 def _read_npz(source: Any, request: Request) -> Raw:
     path = Path(source).expanduser()
     check_no_table_options(path, request)
-    return read_npz(path, request.name)
+    return read_npz(path, request.name, labelled=request.options.task != "link")
 
 
 def _read_store(source: Any, request: Request) -> Dataset:

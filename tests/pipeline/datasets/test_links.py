@@ -162,3 +162,15 @@ def test_other_mistakes(tmp_path):
         mr.reorder(links, np.arange(40))
     with pytest.raises(InputError, match="parts hold nodes"):
         mr.partition_dataset(links, mr.partitioner("hash"), 2, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("held", [{}, {"x": np.ones((9, 2), np.float32)}, {"node_time": np.arange(9)}])
+def test_a_file_of_edges_needs_no_labels(tmp_path, held):
+    edges = np.random.default_rng(0).integers(0, 7, (2, 60))
+    edges[:, 0] = 0, 6
+    np.savez(tmp_path / "plain.npz", edge_index=edges, **held)
+    options = mr.ReadOptions(task="link", direction="directed")
+    data = mr.open_dataset(tmp_path / "plain.npz", options=options)
+    assert data.task == "link" and data.num_nodes == (9 if held else 7)
+    with pytest.raises(mr.InputError, match="has no key 'y'"):
+        mr.open_dataset(tmp_path / "plain.npz", options=mr.ReadOptions(direction="directed"))
