@@ -55,8 +55,8 @@ def link_dataset(
             name, destination type), also joined by commas.
 
     Raises:
-        InputError: a pair has an end that is no node, a set is empty, a positive pair is in two sets, or a negative is
-            positive.
+        InputError: a pair has an end that is no node, a share above 0 leaves its set empty, a positive pair is in two
+            sets, or a negative is positive.
     """
     require_dataset(dataset)
     if dataset.task == "link":

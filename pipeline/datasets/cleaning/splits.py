@@ -63,7 +63,9 @@ def parse_split(text: str) -> SplitSpec:
             f"split is '{text}', in which the future trains the past; expected the last time of train, then that of val"
         )
     if kind in ("fraction", "time") and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
-        raise InputError(f"split is '{text}'; expected fractions above 0 that sum to at most 1")
+        raise InputError(
+            f"split is '{text}'; expected a fraction above 0 for train and one from 0 for val, together at most 1"
+        )
     return SplitSpec(kind, train, val)
 
 

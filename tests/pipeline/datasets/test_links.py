@@ -174,3 +174,11 @@ def test_a_file_of_edges_needs_no_labels(tmp_path, held):
     assert data.task == "link" and data.num_nodes == (9 if held else 7)
     with pytest.raises(mr.InputError, match="has no key 'y'"):
         mr.open_dataset(tmp_path / "plain.npz", options=mr.ReadOptions(direction="directed"))
+
+
+def test_sets_that_are_not_given_are_empty():
+    data = mr.open_dataset("sbm:nodes=60,classes=3,degree=6")
+    for links in (mr.link_dataset(data, pairs={"train": [[0, 1]]}), mr.link_dataset(data, split="fraction:1,0")):
+        assert len(links.split.train) and not len(links.split.val) and not len(links.split.test)
+    with pytest.raises(InputError, match="leave none for val"):
+        mr.link_dataset(data, split="fraction:0.99,0.0001")
