@@ -1,7 +1,7 @@
 """Learnt features: a large table over 1, 2 and 4 ranks, and accuracy on a graph whose nodes have no features.
 
     python benchmarks/learned.py rows [--nodes 1000000] [--width 64]
-    python benchmarks/learned.py beside-torch [--nodes 1000000] [--width 64]
+    python benchmarks/learned.py beside-torch [--nodes 1000000] [--width 64] [--device cuda]
     python benchmarks/learned.py accuracy
 
 ``rows`` steps a table on random minibatches, in processes that talk through gloo. It prints the largest difference
@@ -87,30 +87,39 @@ def rows(num_nodes: int, width: int) -> None:
             )
 
 
-def beside_torch(num_nodes: int, width: int) -> None:
+def now(device: torch.device | None) -> float:
+    """The time when the device has done what it was asked."""
+    if device is not None:
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def beside_torch(num_nodes: int, width: int, device: str) -> None:
     """See the top."""
+    to = None if device == "cpu" else torch.device(device)
     torchs = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
     rng, many = np.random.default_rng(0), 4 * NODES_EACH
     for name, kind in torchs.items():
-        table, arena = LearnedTable(num_nodes, width, torch.float32, 0, Solo(), name, lr=0.01), Arena()
+        table, arena = LearnedTable(num_nodes, width, torch.float32, 0, Solo(), name, lr=0.01, device=to), Arena()
         embedding = nn.Embedding.from_pretrained(table.rows.clone(), freeze=False, sparse=True)
         # pyrefly: ignore[missing-argument, unexpected-keyword]
         optimizer: Any = kind(embedding.parameters(), lr=0.01)
         ours, theirs = list[float](), list[float]()
         for _ in range(ROUNDS + 1):
-            nodes, grads = rng.permutation(num_nodes)[:many], torch.randn(many, width)
-            start = time.perf_counter()
+            nodes = torch.from_numpy(rng.permutation(num_nodes)[:many]).to(device)
+            grads = torch.randn(many, width).to(device)
+            start = now(to)
             with reusing(arena):
                 table.take(nodes).backward(grads)
                 table.sum_gradients(100.0)
                 table.step()
             arena.step()
-            middle = time.perf_counter()
+            middle = now(to)
             optimizer.zero_grad()
-            embedding(torch.from_numpy(nodes)).backward(grads / 100.0)
+            embedding(nodes).backward(grads / 100.0)
             optimizer.step()
             ours.append(middle - start)
-            theirs.append(time.perf_counter() - middle)
+            theirs.append(now(to) - middle)
         differs = float((embedding.weight.detach() - table.rows).abs().max())
         mine, other = (1e3 * statistics.median(times[1:]) for times in (ours, theirs))
         print(f"{name:8} {mine:6.1f} ms, torch {other:6.1f} ms: {other / mine:.1f} times; differs by {differs:.1e}")
@@ -147,11 +156,14 @@ def main() -> None:
     parser.add_argument("what", choices=["rows", "beside-torch", "accuracy"])
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--device", default="cpu", help="of beside-torch")
     given = parser.parse_args()
     if given.what == "accuracy":
         accuracy()
+    elif given.what == "rows":
+        rows(given.nodes, given.width)
     else:
-        {"rows": rows, "beside-torch": beside_torch}[given.what](given.nodes, given.width)
+        beside_torch(given.nodes, given.width, given.device)
 
 
 if __name__ == "__main__":
