@@ -310,7 +310,7 @@ BAD_TEXT = [
     ("rmat:scale=99", "out of range"),
     ("rmat:a=0.9,b=0.9", "a + b + c is 2.02"),
     ("rmat:symmetric=2", "out of range"),
-    ("sbm:train=0.9,val=0.9,nodes=10", "sum to at most 1"),
+    ("sbm:train=0.9,val=0.9,nodes=10", "together at most 1"),
     ("digit", "did you mean 'digits'"),
     ("Cora", "mr.write_dataset('cora-store', mr.from_pyg(Planetoid('data', 'Cora')[0], name='cora'))"),
     ("arxiv", "is from OGB: give ogbn-arxiv"),
