@@ -3,6 +3,7 @@
 import errno
 import io
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -100,11 +101,6 @@ def _run_app() -> int:
         code = 130
     except MemoryError as e:
         return _failed(OUT_OF_MEMORY.format(e), 3)
-    except RuntimeError as e:
-        # torch raises a plain RuntimeError when it is out of memory on the CPU.
-        if "allocate memory" not in str(e):
-            raise
-        return _failed(OUT_OF_MEMORY.format(str(e).splitlines()[0]), 3)
     except OSError as e:
         if e.errno == errno.ENAMETOOLONG:
             return _failed("a path is longer than the file system allows; choose a shorter one", 2)
@@ -113,6 +109,12 @@ def _run_app() -> int:
         if e.errno in FULL:
             return _failed(str(no_space(e.filename or "what is written")), 3)
         return _failed(f"the system refused: {e}; fix that, then give the command again (a run: with --resume)", 3)
+    except Exception as e:
+        # torch raises a plain RuntimeError when it is out of memory on the CPU.
+        if isinstance(e, RuntimeError) and "allocate memory" in str(e):
+            return _failed(OUT_OF_MEMORY.format(str(e).splitlines()[0]), 3)
+        traceback.print_exc()
+        return _failed(f"{type(e).__name__} in the code above: mend it if it is yours, else please report it", 3)
     if code == 130:
         return _failed("interrupted; what was committed stays", 130)
     return code if isinstance(code, int) else 0

@@ -137,7 +137,17 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
         InputError: see `read_sets`.
     """
     if isinstance(pairs, str | Path):
-        return read_sets(Path(pairs).expanduser(), dataset)
+        sets, times = read_sets(Path(pairs).expanduser(), dataset)
+    else:
+        sets, times = _given_sets(pairs, dataset)
+    if "train" not in sets and not any(map(len, sets.values())):
+        where = pairs if isinstance(pairs, str | Path) else "pairs"
+        raise InputError(f"{where} holds no pair; expected some, or leave pairs out: edges are split then")
+    return sets, times
+
+
+def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+    """See `sets_of`."""
     for name in pairs:
         if name not in (*SETS, *TIMES):
             raise InputError(

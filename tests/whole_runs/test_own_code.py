@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS
+from millrace.tests.contracts.command import command
 from millrace.tests.contracts.forked_command import run_forked
 from millrace.tests.contracts.fresh_python import run_python
 
@@ -301,3 +302,20 @@ def test_a_script_and_the_command_line_give_code(scheduler, tmp_path, monkeypatc
     status, _, error = run_forked("run", "--resume", "--out", "by_name")
     assert status == 2 and "--code loss=MODULE:NAME" in error
     assert not list((tmp_path / "by_name").rglob("*.pkl")), "no code in the folder"
+
+
+def test_an_error_in_a_users_module_is_shown_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "of_mine.py").write_text(
+        "from torch import nn\n\nclass Bad(nn.Module):\n    num_layers = 1\n\n"
+        "    def __init__(self):\n        super().__init__()\n        self.linear = nn.Linear(99, 3)\n\n"
+        "    def layer(self, i, neighbourhood, h):\n        return self.linear(neighbourhood.mean(h))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--dataset", "sbm:nodes=60,classes=3", "--model", "of_mine:Bad", "--epochs", 1, "--out", tmp_path / "run"]
+    code, _, err = command("run", *words)
+    assert code == 3
+    assert "of_mine.py" in err and "in layer" in err
+    assert (
+        err.splitlines()[-1]
+        == "millrace: RuntimeError in the code above: mend it if it is yours, else please report it"
+    )

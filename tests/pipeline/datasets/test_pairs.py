@@ -44,6 +44,8 @@ BAD = [
     ({"train": [[0, 1, 2]]}, "expected pairs"),
     ({"train": [[0.5, 1.5]]}, "expected whole numbers"),
     ({"train": []}, "the train set has no pairs"),
+    ({}, "pairs holds no pair"),
+    ({"val": []}, "pairs holds no pair"),
     ({"train": [[0, 1]], "test": [[1, 0]]}, r"the pair \(1, 0\) is in the train and the test set"),
     (
         {"train": [[0, 1]], "val": [[2, 3]], "val_negatives": [[1, 0]]},
@@ -69,6 +71,7 @@ def test_bad_pairs_are_a_sentence(pairs, sentence):
         ("src,dst,split\n0,,train\n", "expected a node in each row"),
         ("src,dst,split,label\n0,1,train,2\n", "label is 2"),
         ("src,dst,split\n0,77,train\n", r"the pair \(0, 77\)"),
+        ("src,dst,split\n", "p.csv holds no pair; expected some, or leave pairs out"),
     ],
 )
 def test_bad_files_are_a_sentence(tmp_path, text, sentence):
