@@ -695,14 +695,18 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(world, monkeypatch, w
     assert seen.code == 2 and f"{name}: this user may not read it" in seen.err and "damaged" not in seen.err, seen.err
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch, capsys):
     def broken():
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(doctor, "examine", broken)
     monkeypatch.setattr(sys, "argv", ["millrace", "doctor"])
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(SystemExit) as left:
         cli.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 3
+    assert "in broken" in said and "RuntimeError: a bug" in said
+    assert said.splitlines()[-1].startswith("millrace: RuntimeError in the code above")
 
 
 def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(tmp_path):
