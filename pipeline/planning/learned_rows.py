@@ -68,7 +68,7 @@ class Travelled:
     rows: float = 0.0
     gradients: float = 0.0
     ids: float = 0.0
-    """Of rows that were asked for, and of gradients."""
+    """Bytes of the ids of rows that were asked for, and of gradients."""
 
 
 def travelled(s: Candidate, seen: TrialResult) -> Travelled:

@@ -308,7 +308,7 @@ def check_learned(job: Job, system: System) -> None:
     if not isinstance(system.fetch, GatherFetch | ExchangeFetch | VisitFetch) or system.reduce.has_local_optimizers:
         raise InputError(
             f"{seen} system '{system.name}' does not train one set of rows in steps of all ranks together; use "
-            f'system = "{next(iter(SYSTEMS))}" or "sar"'
+            f'system = "{next(iter(SYSTEMS))}"'
         )
     if train.ema is not None:
         raise InputError(f"{seen} train.ema averages the parameters of the model and no learnt rows; leave it out")

@@ -89,7 +89,7 @@ def _check_same_learned(before: Job, now: Job) -> None:
 
 
 def _learns(job: Job) -> str:
-    """What a run learns of its nodes' features, in words."""
+    """Describe the learnt features of a run, in words."""
     if not job.learned.width:
         return "learns no features"
     where = "beside the dataset's" if job.learned.beside else "in place of the dataset's"

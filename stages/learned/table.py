@@ -270,8 +270,11 @@ def initial_rows(nodes: npt.NDArray[np.int64], width: int, dtype: torch.dtype, s
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids, ascending, and the sum of the rows of each, in the order given."""
     distinct, place = torch.unique(ids, return_inverse=True)
-    # On a device, `index_add_` would sum in any order.
-    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_put_((place,), rows, accumulate=True)
+    sums = rows.new_zeros(len(distinct), rows.shape[1])
+    if rows.device.type == "cpu":
+        return distinct, sums.index_add_(0, place, rows)
+    # On a device that would sum in any order.
+    return distinct, sums.index_put_((place,), rows, accumulate=True)
 
 
 def _joined(lists: list[Tensor], none: Tensor) -> Tensor:

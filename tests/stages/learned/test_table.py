@@ -170,6 +170,30 @@ def test_rows_of_an_id_are_summed():
     assert ids.tolist() == [1, 4] and rows.tolist() == [[2.0], [4.0]]
 
 
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_states_of_earlier_versions_which_are_torchs_go_on(optimizer):
+    """Checkpoints had torch's own state of the rows, by its names."""
+    oracle = nn.Embedding.from_pretrained(initial_rows(np.arange(V), D, torch.float64, SEED), freeze=False, sparse=True)
+    steps = OPTIMIZERS[optimizer](oracle.parameters(), lr=0.1)
+
+    def step(number):
+        steps.zero_grad()
+        steps.param_groups[0]["lr"] = 0.1 / (1 + number)
+        batches = [nodes_of(number, m) for m in range(MINIBATCHES)]
+        (sum(loss_of(oracle(torch.from_numpy(n.astype(np.int64))), n) for n in batches) / 2).backward()
+        steps.step()
+
+    for number in range(2):
+        step(number)
+    saved = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in steps.state[oracle.weight].items()}
+    state = {"rows": oracle.weight.detach().clone(), "best": None, "optimizer": saved}
+    tables = run_threads(lambda group: train(group, optimizer, range(2, STEPS), state), 2)
+    for number in range(2, STEPS):
+        step(number)
+    rows = torch.cat([t.rows for t in tables])
+    torch.testing.assert_close(rows, oracle.weight.detach(), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_norm_of_all_rows_and_their_scaling(size):
     """As of a dense gradient, whoever owns the rows; a row that two minibatches read has one gradient."""

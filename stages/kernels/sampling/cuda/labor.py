@@ -236,7 +236,7 @@ def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 
 
 
 Into = tuple[Tensor, Tensor, Tensor]
-"""Where drawn edges go: int64 [n], the place of each row's first; and room for sources and positions."""
+"""Places of drawn edges: int64 [n], that of each row's first; and room for sources and positions."""
 
 
 def keep_smallest(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Into) -> None:
