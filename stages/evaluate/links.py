@@ -30,6 +30,7 @@ from ...storage.links.pairs import (
     of_pairs,
 )
 from ..kernels.runtime.threads import side_by_side
+from ..links.decoders import FEW
 from ..random import Purpose, branches, draw_word, stream
 
 HITS = (1, 3, 10, 50, 100)
@@ -38,6 +39,8 @@ ALWAYS = ("mrr", "auc", "average_precision", "hits@10")
 """Metrics that every evaluation has."""
 CHUNK_BYTES = 64 << 20
 """Bytes of rows that are held at once to score pairs."""
+OWN_BYTES = 4 << 20
+"""Bytes of rows that a thread gives at once to a decoder that has no products of its own."""
 PAIRS, NODES = 256, 1024
 """Pairs and nodes whose scores a thread holds at once to rank: 1 MiB of float32."""
 PAIRS_THERE, NODES_THERE = 1024, 16384
@@ -58,15 +61,18 @@ class KnownPairs:
     """See `storage.links.pairs.node_ranges`; None: all nodes."""
 
     @classmethod
-    def of(cls, graph: Graph, labels: npt.NDArray[Any]) -> "KnownPairs":
+    def of(cls, graph: Graph, labels: npt.NDArray[Any], edges: npt.NDArray[np.bool_] | None = None) -> "KnownPairs":
         """
         Args:
             graph: the graph.
             labels: see `storage.links.pairs`.
+            edges: bool [E], edges that are known; None: all.
         """
         pairs = labels[labels[:, 2] == POSITIVE, :2]
         both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph) else pairs
-        keys = [edge_keys(graph)[of_pairs(graph)], keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
+        linked = edge_keys(graph)[of_pairs(graph)]
+        linked = linked if edges is None else linked[edges[of_pairs(graph)]]
+        keys = [linked, keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
         return cls(graph.num_nodes, np.unique(np.concatenate(keys)), ends=node_ranges(graph.types, graph.num_nodes))
 
     @property
@@ -191,7 +197,7 @@ def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPai
     most, width = (PAIRS, NODES) if on_host else (PAIRS_THERE, NODES_THERE)
     ranks, size = torch.zeros(len(pairs), dtype=torch.float64), max(1, min(most, len(pairs)))
     # A product with one row has kernels of its own, which need not give equal rows the same score.
-    padded = max(16, size)
+    padded = max(FEW, size)
 
     def rank(first: int) -> None:
         chunk = pairs[np.arange(first, first + padded) % len(pairs)]
@@ -211,34 +217,70 @@ def filtered_ranks(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPai
 def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs, width: int) -> Tensor:
     """float64 [n] on the host, `filtered_ranks` of a few pairs against `width` nodes at a time."""
     among = known.candidates
-    size, count = len(pairs), len(among)
-    width = min(count, width)
-    sources, keys = rows[_there(pairs[:, 0], rows)], pairs[:, 0] * known.num_nodes
+    size, width = len(pairs), min(len(among), width)
+    sources = rows[_there(pairs[:, 0], rows)]
     own = _own_scores(decoder, sources, rows, pairs[:, 1], width)
     # 1 for each node with a larger score, -1 for each with a smaller one, 0 for the same and for those left out.
     balance = torch.zeros(size, dtype=torch.float64, device=rows.device)
     left_out = np.zeros(size, np.int64)
+    for block in blocks_of_candidates(pairs[:, 0], known, width):
+        signs = scores_against(decoder, sources, rows[block.start : block.start + width]).sub_(own).sign_()
+        block.leave_out(signs, 0)
+        balance += signs[:, block.first - block.start :].sum(1)
+        left_out += np.bincount(block.at, minlength=size)
+    return 1 + (torch.from_numpy(len(among) - left_out) + balance.cpu()) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateBlock:
+    """Candidates whose scores are computed together."""
+
+    start: int
+    """The first of the nodes. All blocks have as many."""
+    first: int
+    """The first that no earlier block has."""
+    at: IdArray
+    """int64 [e], positions of sources."""
+    columns: IdArray
+    """int64 [e], each a node of the block that is left out for that source, from 0; none is there twice."""
+
+    def leave_out(self, scores: Tensor, value: float) -> None:
+        """Write `value` in place of the scores [n, w] of nodes that are left out."""
+        if scores.is_cuda:
+            scores[_there(self.at, scores), _there(self.columns, scores)] = value
+        else:
+            scores.numpy()[self.at, self.columns] = value
+
+
+def blocks_of_candidates(sources: IdArray, known: KnownPairs, width: int) -> Iterator[CandidateBlock]:
+    """All candidates in order, `width` at a time, without each source itself and its known destinations. The last
+    block begins among the nodes of the one before it."""
+    among, keys = known.candidates, sources * known.num_nodes
+    own = np.flatnonzero((among.start <= sources) & (sources < among.stop))
+    own = own[~contains(known.keys, keys[own] + sources[own])]
     begin = np.searchsorted(known.keys, keys + among.start)
     for tiles in _slabs(among, width):
         end = np.searchsorted(known.keys, keys + tiles.stop)
-        itself = np.flatnonzero((tiles.start <= pairs[:, 0]) & (pairs[:, 0] < tiles.stop))
-        at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, pairs[itself, 0])))
+        itself = own[(tiles.start <= sources[own]) & (sources[own] < tiles.stop)]
+        at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, sources[itself])))
         order = np.argsort(out, kind="stable")
         splits = np.searchsorted(out[order], [*tiles, tiles.stop])
         at, out = at[order], out[order]
         for number, first in enumerate(tiles):
             start, here = min(first, among.stop - width), slice(*splits[number : number + 2])
-            signs = decoder.against(sources, rows[start : start + width]).sub_(own).sign_()
-            if signs.is_cuda:
-                signs[_there(at[here], signs), _there(out[here] - start, signs)] = 0
-            else:
-                signs.numpy()[at[here], out[here] - start] = 0
-            balance += signs[:, first - start :].sum(1)
-        left_out += end - begin
+            yield CandidateBlock(start, first, at[here], out[here] - start)
         begin = end
-    itself = (among.start <= pairs[:, 0]) & (pairs[:, 0] < among.stop)
-    left_out += itself & ~contains(known.keys, keys + pairs[:, 0])
-    return 1 + (torch.from_numpy(count - left_out) + balance.cpu()) / 2
+
+
+def scores_against(decoder: Any, sources: Tensor, destinations: Tensor) -> Tensor:
+    """Scores of all pairs, [n, D] and [m, D] -> [n, m], a tensor that the caller may overwrite. A decoder of a user
+    that has no `against` (see `links.decoders.Decoder`) gets pairs."""
+    if hasattr(decoder, "against"):
+        return decoder.against(sources, destinations)
+    count = len(destinations)
+    few = max(1, OWN_BYTES // max(1, 2 * count * sources.shape[1] * sources.element_size()))
+    found = (decoder(s.repeat_interleave(count, 0), destinations.repeat(len(s), 1)) for s in sources.split(few))
+    return torch.cat([scores.reshape(-1, count) for scores in found])
 
 
 def _slabs(nodes: range, width: int) -> Iterator[range]:
@@ -253,6 +295,6 @@ def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArr
     found = []
     for first in range(0, len(destinations), width):
         columns = np.arange(first, first + width) % len(destinations)
-        scores = decoder.against(sources, rows[_there(destinations[columns], rows)])
+        scores = scores_against(decoder, sources, rows[_there(destinations[columns], rows)])
         found.append(scores.diagonal(-first) if first else scores.diagonal())
     return torch.cat(found)[: len(destinations), None]

@@ -1,0 +1,164 @@
+"""The k best destinations of sources, by a decoder from the rows of nodes: of all candidates but the source itself and
+its known destinations.
+
+Of destinations with the same score that of the smaller id is better, so that neither blocks nor threads nor the device
+decide.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.dataset import IdArray
+from ..kernels.best_of_rows import keep_best
+from ..kernels.runtime.threads import side_by_side
+from ..links.decoders import FEW
+from . import links
+from .links import KnownPairs, blocks_of_candidates, scores_against
+
+Best = tuple[IdArray, npt.NDArray[np.floating]]
+"""int64 [n, k], the best destinations of each source, the best first, and their scores; -1 and -inf where fewer than k
+candidates have a score."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeRows:
+    """Rows of some nodes, among them all candidates."""
+
+    nodes: IdArray
+    """int64 [m], ascending."""
+    rows: Tensor
+    """[m, D]."""
+
+    def of(self, nodes: IdArray) -> Tensor:
+        """Copy of the rows of `nodes`."""
+        return self.rows[torch.from_numpy(np.searchsorted(self.nodes, nodes)).to(self.rows.device)]
+
+    def between(self, nodes: range) -> Tensor:
+        """The rows of consecutive nodes, all of which are there."""
+        start = int(np.searchsorted(self.nodes, nodes.start))
+        return self.rows[start : start + len(nodes)]
+
+
+def best_destinations(
+    decoder: Any,
+    rows: NodeRows,
+    sources: IdArray,
+    k: int,
+    known: KnownPairs,
+    step: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Best]:
+    """The best of each of `sources`, `step` of them after the other.
+
+    Sources are taken a few hundred at a time against blocks of candidates, as `links.filtered_ranks` does: all products
+    have the same shape, and equal rows the same score wherever they stand.
+
+    Args:
+        decoder: see `links.decoders.Decoder`; scores that are NaN or -inf are left out.
+        rows: those of the sources and of all candidates.
+        sources: int64 [n], ids.
+        k: 1 or more.
+        known: pairs that are left out; has the candidates.
+        step: 1 or more.
+        on_progress: called with (sources done, n).
+    """
+    on_host = rows.rows.device.type == "cpu"
+    most, width = (links.PAIRS, links.NODES) if on_host else (links.PAIRS_THERE, links.NODES_THERE)
+    total = len(sources)
+    size = max(1, min(most, total))
+    padded = max(FEW, size)
+    candidates = rows.between(known.candidates)
+    best_of = _best_here if on_host else _best_there
+    for begin in range(0, total, step):
+        end = min(begin + step, total)
+        ids = np.empty((end - begin, k), np.int64)
+        scores = torch.empty(end - begin, k, dtype=_dtype(rows.rows)).numpy()
+
+        def find(first: int, begin: int = begin, end: int = end, ids: Any = ids, scores: Any = scores) -> None:
+            chunk = sources[np.arange(first, first + padded) % total]
+            with torch.no_grad():
+                found = best_of(decoder, rows.of(chunk), candidates, chunk, k, known, width)
+            for array, of_chunk in zip((ids, scores), found):
+                array[first - begin : first - begin + size] = of_chunk[: end - first][:size]
+
+        chunks = [(first,) for first in range(begin, end, size)]
+        if on_host:
+            side_by_side(find, chunks)
+        else:
+            for (first,) in chunks:
+                find(first)
+        yield ids, scores
+        if on_progress is not None:
+            on_progress(end, total)
+
+
+def _dtype(rows: Tensor) -> torch.dtype:
+    """Precision of the scores that are kept."""
+    return torch.float64 if rows.dtype == torch.float64 else torch.float32
+
+
+def _best_here(
+    decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
+) -> Best:
+    """The best of a few sources in host memory."""
+    width, among = min(len(candidates), width), known.candidates
+    best = torch.full((len(ids), k), -torch.inf, dtype=_dtype(sources)).numpy()
+    found = np.full((len(ids), k), -1)
+    for block in blocks_of_candidates(ids, known, width):
+        at = block.start - among.start
+        scores = scores_against(decoder, sources, candidates[at : at + width])
+        scores = scores.to(_dtype(sources)).contiguous()
+        block.leave_out(scores, -torch.inf)
+        keep_best(scores.numpy(), block.first - block.start, block.first, best, found)
+    order = np.lexsort((found, -best))
+    return np.take_along_axis(found, order, 1), np.take_along_axis(best, order, 1)
+
+
+def _best_there(
+    decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
+) -> Best:
+    """The best of a few sources, by operations of torch on the device of their rows."""
+    width, among = min(len(candidates), width), known.candidates
+    best = torch.full((len(ids), k), -torch.inf, dtype=_dtype(sources), device=sources.device)
+    found = torch.full((len(ids), k), -1, device=sources.device)
+    for block in blocks_of_candidates(ids, known, width):
+        at = block.start - among.start
+        scores = scores_against(decoder, sources, candidates[at : at + width]).to(best.dtype)
+        block.leave_out(scores, -torch.inf)
+        best, found = merged(best, found, scores[:, block.first - block.start :], block.first)
+    return found.cpu().numpy(), best.cpu().numpy()
+
+
+def merged(best: Tensor, ids: Tensor, scores: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Scores [n, k], falling, and ids of the best so far with those of a block [n, w], whose ids are from `first`,
+    larger than all so far. After the first few blocks hardly any score is let in."""
+    k = best.shape[1]
+    better = scores > best[:, -1:]  # not if it is NaN
+    counts = better.sum(1)
+    most = int(counts.max()) if len(counts) else 0
+    if not most:
+        return best, ids
+    if most > k:
+        better = _first_of_best(scores.masked_fill(~better, -torch.inf), k) & better
+        counts, most = better.sum(1), k
+    row, column = better.nonzero(as_tuple=True)
+    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    new = best.new_full((len(best), most), -torch.inf)
+    new_ids = ids.new_full((len(best), most), -1)
+    new[row, slot], new_ids[row, slot] = scores[row, column], first + column
+    both, order = torch.cat([best, new], 1).sort(dim=1, descending=True, stable=True)
+    return both[:, :k], torch.cat([ids, new_ids], 1).gather(1, order)[:, :k]
+
+
+def _first_of_best(scores: Tensor, k: int) -> Tensor:
+    """True for k scores of each row, the largest and of equal ones the first."""
+    least = scores.topk(k).values[:, -1:]
+    above, equal = scores > least, scores == least
+    left = k - above.sum(1, keepdim=True, dtype=torch.int32)
+    return above | (equal & (equal.cumsum(1, dtype=torch.int32) <= left))
