@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import Predictions
     from millrace.pipeline.inference.program import export_program
+    from millrace.pipeline.inference.recommend import recommend
+    from millrace.pipeline.inference.recommendations import Recommendations
     from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
@@ -105,6 +107,8 @@ _HOMES = {
     "predict_links": "pipeline.inference.links",
     "Predictions": "pipeline.inference.predictions",
     "export_program": "pipeline.inference.program",
+    "recommend": "pipeline.inference.recommend",
+    "Recommendations": "pipeline.inference.recommendations",
     "Embeddings": "pipeline.inference.embed",
     "embed": "pipeline.inference.embed",
     "open_queue": "pipeline.setup.open_queue",
@@ -207,6 +211,7 @@ __all__ = [
     "Predictions",
     "PyGModel",
     "ReadOptions",
+    "Recommendations",
     "Report",
     "Result",
     "RunError",
@@ -244,6 +249,7 @@ __all__ = [
     "plan",
     "predict",
     "predict_links",
+    "recommend",
     "reorder",
     "report",
     "retexo",

@@ -12,7 +12,7 @@ from ..storage.node_names import NodeNames
 WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or train, val, test or all"
 
 
-def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdArray:
+def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: int = 0) -> IdArray:
     """int64 [n], the selected nodes, in the caller's order; they may repeat.
 
     Args:
@@ -20,6 +20,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
             dataset, a split's name, or names of nodes.
         num_nodes: V.
         dataset: has the splits and the names.
+        first: number of node 0 among those of the dataset.
 
     Raises:
         InputError: anything else, an id outside [0, V), or a name that nodes of several types have.
@@ -31,7 +32,10 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     found = _array(nodes)
     if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:
         # Nodes of other types may have the same names.
-        names, wanted = NodeNames.of(dataset.node_names).between(range(num_nodes)), found.reshape(-1).tolist()
+        names, wanted = (
+            NodeNames.of(dataset.node_names).between(range(first, first + num_nodes)),
+            found.reshape(-1).tolist(),
+        )
         if dataset.graph.types is not None and (name := names.repeated(wanted)) is not None:
             raise InputError(
                 f"nodes of several types are called '{name}'; give the name of a node type, or in Python ids"

@@ -26,6 +26,15 @@ def predict(
     pairs: Annotated[
         Path | None, typer.Option(help="Of a run with task=link: file of pairs to score, with columns src, dst.")
     ] = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="K", help="Of a run with task=link: the K best destinations of each node.")
+    ] = None,
+    include_known: Annotated[
+        bool, typer.Option("--include-known", help="With --top: destinations that a node is linked to, too.")
+    ] = False,
+    at_time: Annotated[
+        str | None, typer.Option("--time", help="With --top, of a run by the sampler temporal: as of this time.")
+    ] = None,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
@@ -34,16 +43,43 @@ def predict(
 ) -> None:
     """Write a run's predictions into a file.
 
-    Each node gets a class and its probability, or values, over full neighbourhoods; each pair of --pairs a score.
+    Each node gets a class and its probability, or values, over full neighbourhoods; each pair of --pairs a score; or
+    with --top each node its best destinations.
     """
     from ...storage.errors import InputError
     from ..inference.links import predict_links_to_file
     from ..inference.predict import check_new_file, predict_to_file
+    from ..inference.recommend import recommend_to_file
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
     settings = cluster_settings(cluster)
     own, out = None if model is None else module_named(model), expanded(out)
+    if top is None and (include_known or at_time is not None):
+        raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
+    if top is not None:
+        if pairs is not None or all_probabilities or embeddings:
+            other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
+            raise InputError(f"--top and {other} are given; expected one of them")
+        when = None if at_time is None else _number(at_time)
+        with Terminal() as terminal:
+            report = recommend_to_file(
+                expanded(run_folder),
+                out,
+                top,
+                nodes,
+                not include_known,
+                when,
+                dataset,
+                own,
+                terminal,
+                workers,
+                scheduler,
+                settings,
+            )
+        ranked = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')} of {report['dataset']}"
+        show(f"{ranked} by {report['model']} in {out} ({report['seconds']:.1f} s)", report, as_json)
+        return
     if pairs is not None:
         if nodes is not None or all_probabilities or embeddings:
             raise InputError("--pairs is given beside options for nodes; expected one of them")
@@ -71,3 +107,15 @@ def predict(
         )
     predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"
     show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)
+
+
+def _number(text: str) -> int | float:
+    """The time that --time gives. Raises InputError if it is no number."""
+    from ...storage.errors import InputError
+
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise InputError(f"--time is '{text}'; expected a number, as the times of edges are")

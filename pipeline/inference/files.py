@@ -54,6 +54,20 @@ def write_npy_pieces(path: str | Path, num_rows: int, pieces: Iterable[Any]) -> 
     written(Path(path), write)
 
 
+def write_tables(path: str | Path, open_writer: Callable[..., Any], tables: Iterable[Any]) -> None:
+    """Write at least one `pyarrow.Table`, one below the other, by a writer of pyarrow."""
+
+    def write(aside: Path) -> None:
+        pieces = iter(tables)
+        first = next(pieces)
+        with open_writer(aside, first.schema) as writer:
+            writer.write_table(first)
+            for table in pieces:
+                writer.write_table(table)
+
+    written(Path(path), write)
+
+
 def write_zarr(
     path: str | Path, num_rows: int, pieces: Iterable[Mapping[str, Any]], attributes: Mapping[str, Any]
 ) -> None:

@@ -114,7 +114,7 @@ def predict_links(
         )
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
     data, from_file = found.data, isinstance(pairs, str | Path)
-    nodes = node_ranges(_types(trained.result, data), data.num_nodes)
+    nodes = node_ranges(types_of_pairs(trained.result, data), data.num_nodes)
     wanted, told = (
         read_pairs(Path(pairs).expanduser(), data, nodes)
         if from_file
@@ -138,7 +138,7 @@ def predict_links(
     return LinkScores(wanted - [n.start for n in nodes], scores.cpu().numpy(), names)
 
 
-def _types(result: Result, data: Dataset) -> GraphTypes | None:
+def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
     """Types of the data, with the relation whose pairs the run has learnt."""
     if data.graph.types is None or result.types is None:
         return None

@@ -115,7 +115,7 @@ def predict_to_file(
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
     wanted, shared = (
-        _parsed(nodes, data, trained.result.task),
+        nodes_of_text(nodes, data, trained.result.task),
         {"workers": workers, "scheduler": scheduler, "cluster": cluster},
     )
     if embeddings:
@@ -146,8 +146,8 @@ def check_new_file(out: Path, embeddings: bool = False) -> None:
         raise InputError(f"{out.parent} cannot be written: permission denied; choose another --out")
 
 
-def _parsed(nodes: str | None, data: Dataset, task: str) -> Any:
-    """Nodes of the command line, for a run of a task."""
+def nodes_of_text(nodes: str | None, data: Dataset, task: str) -> Any:
+    """Nodes of the command line, for a run of a task; with task ``link``, the name of a node type too."""
     if nodes is None or nodes in SPLITS:
         return nodes
     if nodes == "all":

@@ -1,6 +1,6 @@
 """Predictions for nodes: probabilities and classes, or values, and files with a row for each node."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from ...storage.dataset import IdArray, Task
 from ...storage.errors import InputError
-from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_zarr, written
+from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_tables, write_zarr
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
@@ -94,13 +94,13 @@ class Predictions:
         """
         from pyarrow.parquet import ParquetWriter
 
-        written(Path(path), lambda aside: self._write_tables(ParquetWriter, aside, all_probabilities, joined=False))
+        write_tables(path, ParquetWriter, self._tables(all_probabilities, joined=False))
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write the table of `to_parquet` as CSV with a header; multi-label lists are joined by semicolons."""
         from pyarrow.csv import CSVWriter
 
-        written(Path(path), lambda aside: self._write_tables(CSVWriter, aside, all_probabilities, joined=True))
+        write_tables(path, CSVWriter, self._tables(all_probabilities, joined=True))
 
     def to_npy(self, path: str | Path) -> None:
         """Write `probabilities` (or `values`) [n, C] alone, in the order of `nodes`, for `numpy.load`."""
@@ -141,14 +141,9 @@ class Predictions:
             names = None if self.node_names is None else self.node_names[rows]
             yield Predictions(self.nodes[rows], self.logits[rows], self.task, names, self.class_names)
 
-    def _write_tables(self, open_writer: Callable[..., Any], path: Path, all_probabilities: bool, joined: bool) -> None:
-        """Write the table piece by piece, by a writer of pyarrow."""
-        pieces = (piece._table(all_probabilities, joined=joined) for piece in self._pieces())
-        first = next(pieces)
-        with open_writer(path, first.schema) as writer:
-            writer.write_table(first)
-            for table in pieces:
-                writer.write_table(table)
+    def _tables(self, all_probabilities: bool, joined: bool) -> Iterator[Any]:
+        """The table piece by piece."""
+        return (piece._table(all_probabilities, joined=joined) for piece in self._pieces())
 
     def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
         import pyarrow as pa

@@ -21,6 +21,8 @@ from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import Note, silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.evaluate import best_links
+from millrace.stages.evaluate import links as ranking
 from millrace.stages.evaluate.cuda import DeviceBudget
 from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.partition.stage import partition_dataset
@@ -161,6 +163,25 @@ def test_a_stopped_run_goes_on(links, on_host, tmp_path):
         torch.testing.assert_close(value, on_host[1][name], rtol=1e-9, atol=1e-11)
     scores, want = (mr.predict_links(run, [[0, 1], [2, 3]]).scores for run in (tmp_path / "cuda", on_host[0].out))
     np.testing.assert_allclose(scores, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("block", [(1024, 16384), (16, 20)], ids=str)
+def test_the_best_destinations_are_found_there(links, on_host, tmp_path, monkeypatch, block):
+    """In one block, and in many whose last ones are not full."""
+    monkeypatch.setattr(ranking, "PAIRS_THERE", block[0])
+    monkeypatch.setattr(ranking, "NODES_THERE", block[1])
+    trained(links, tmp_path / "cuda", "cuda")
+    want, merges, plain = mr.recommend(on_host[0], 9), [], best_links.merged
+
+    def seen(*args):
+        merges.append(args[2].device.type)
+        return plain(*args)
+
+    monkeypatch.setattr(best_links, "merged", seen)
+    found = mr.recommend(tmp_path / "cuda", 9)
+    assert set(merges) == {"cuda"}
+    assert np.array_equal(found.destinations, want.destinations)
+    np.testing.assert_allclose(found.scores, want.scores, rtol=1e-9)
 
 
 def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatch):

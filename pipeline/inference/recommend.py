@@ -1,0 +1,262 @@
+"""The best destinations of each source by a model of a link task: `mr.recommend`, and `millrace predict --top`."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...stages.evaluate.best_links import NodeRows, best_destinations
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.links import KnownPairs
+from ...stages.links.decoders import decoder_beside
+from ...stages.links.plan import before
+from ...stages.nodes import node_ids
+from ...storage.dataset import SPLITS, Dataset, IdArray
+from ...storage.errors import InputError, whole_number
+from ...storage.graph import Graph, as_times
+from ...storage.links.pairs import node_ranges
+from ...storage.node_names import NodeNames
+from ...storage.plural import counted
+from ..datasets.links import like_edges
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .finished_run import TrainedRun, load
+from .links import types_of_pairs
+from .opened import opened
+from .predict import check_new_file, nodes_of_text
+from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows that are checked at once."""
+
+
+def recommend(
+    run: TrainedRun | Result | str | Path,
+    k: int = 10,
+    nodes: Any = None,
+    dataset: Any = None,
+    *,
+    exclude_known: bool = True,
+    time: Any = None,
+    model: Any = None,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    emit: Emit = silent,
+) -> Recommendations:
+    """The k best destinations of each source, of all nodes that can be one but the source itself and, by default, those
+    that it is known to be linked to. Rows are those of `predict_links`.
+
+    Args:
+        run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
+        k: how many of each, the best first.
+        nodes: sources: ids (a list, an array, a tensor), a mask, names, or ``"train"``, ``"val"`` or ``"test"``, the
+            distinct first ends of that set's pairs; by default all nodes. Where a graph has several types, ids, masks
+            and names are those within the source type of the run's relation.
+        dataset: see `predict_links`.
+        exclude_known: leave out destinations that the source has an edge to, or a positive pair of any set with; in a
+            symmetric graph, an edge or a pair in either direction.
+        time: for a run by the sampler temporal: recommend from what lies before, and leave out links that are known
+            then. By default after all edges.
+        model: for a run of your own module: see `load`.
+        workers: processes that compute the rows of nodes: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+        emit: called with every event.
+
+    Raises:
+        InputError: the run has another task or is not finished, a node is none of the sources' type, or there are fewer
+            than k nodes that can be destinations.
+        StoreError: something in the run's folder is damaged.
+    """
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    found = _open(trained, k, nodes, dataset, exclude_known, time, workers, scheduler, cluster, emit)
+    pieces = list(found.pieces(len(found.sources), emit))
+    return pieces[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Recommender:
+    """All that recommendations are made from."""
+
+    model: nn.Module
+    rows: NodeRows
+    sources: IdArray
+    known: KnownPairs
+    """What is left out."""
+    k: int
+    firsts: tuple[int, int]
+    """Id of the first node that can be a source, and a destination."""
+    node_names: tuple[NodeNames, NodeNames] | None
+
+    def pieces(self, step: int, emit: Emit) -> Iterator[Recommendations]:
+        """Recommendations for `step` sources after the other; one piece, if there are none."""
+        start = time.perf_counter()
+        text = f"ranking {len(self.known.candidates):,} nodes for {counted(len(self.sources), 'source')}"
+        emit(StageStarted("recommend", text, len(self.sources)))
+
+        def advance(done: int, total: int) -> None:
+            emit(StageAdvanced("recommend", done, total))
+
+        first, decoder = 0, decoder_beside(self.model, self.rows.rows)
+        best = best_destinations(decoder, self.rows, self.sources, self.k, self.known, max(1, step), advance)
+        with evaluating(self.model):
+            for ids, scores in best:
+                sources = self.sources[first : (first := first + len(ids))]
+                yield self._piece(sources, ids, scores)
+        if not len(self.sources):
+            nothing = np.empty((0, self.k), np.int64), torch.empty(0, self.k, dtype=self.rows.rows.dtype).numpy()
+            yield self._piece(self.sources, *nothing)
+        emit(StageEnded("recommend", time.perf_counter() - start))
+
+    def _piece(self, sources: IdArray, ids: IdArray, scores: Any) -> Recommendations:
+        of_sources, of_destinations = self.firsts
+        own = np.where(ids < 0, -1, ids - of_destinations)
+        return Recommendations(sources - of_sources, own, scores, self.node_names)
+
+
+def _open(
+    trained: TrainedRun,
+    k: int,
+    nodes: Any,
+    dataset: Any,
+    exclude_known: bool,
+    moment: Any,
+    workers: int,
+    scheduler: str | None,
+    cluster: Mapping[str, Any] | None,
+    emit: Emit,
+    of_text: bool = False,
+) -> Recommender:
+    """Check the arguments of `recommend` and compute the rows of nodes. With `of_text` nodes are those of the command
+    line."""
+    if trained.result.task != "link":
+        raise InputError(
+            f"the task of {trained.folder} is {trained.result.task}, and only links have destinations; expected a run "
+            'with task = "link"'
+        )
+    k = whole_number("k (--top)", k, 1)
+    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "recommend")
+    data, temporal = found.data, found.temporal is not None
+    if moment is not None and not temporal:
+        raise InputError(f"time is given, but {trained.folder} was trained without times; leave it out")
+    when = None if moment is None else like_edges(as_times([moment], "time", 1), data.graph)
+    known = _known(data, trained.result, when, exclude_known)
+    of_sources, among = known.ends or (known.candidates, known.candidates)
+    if k > len(among):
+        raise InputError(
+            f"k (--top) is {k:,}, but {data.name} has {counted(len(among), 'node')} that can be destinations; give as "
+            "many at most"
+        )
+    wanted = nodes_of_text(nodes, data, "") if of_text else nodes
+    sources = _sources(wanted, data, of_sources)
+    ids = np.arange(among.start, among.stop)
+    ids = (
+        ids if sources.size and among.start <= sources.min() <= sources.max() < among.stop else np.union1d(ids, sources)
+    )
+    name = f"{counted(len(ids), 'node')} of {data.name} by {trained.result.model}"
+    start = time.perf_counter()
+    emit(StageStarted("predict", f"computing the rows of {name}"))
+    moments = None
+    if temporal:
+        moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids))
+    rows = found.outputs(trained.model, ids, emit, moments=moments)
+    _check_finite(rows, ids, trained)
+    emit(StageEnded("predict", time.perf_counter() - start))
+    names = None
+    if data.node_names is not None:
+        every = NodeNames.of(data.node_names)
+        names = every.between(of_sources), every.between(among)
+    return Recommender(trained.model, NodeRows(ids, rows), sources, known, k, (of_sources.start, among.start), names)
+
+
+def _known(data: Dataset, result: Result, when: Any, exclude: bool) -> KnownPairs:
+    """Links that are left out: with `when` [1], those of before; none, unless they are to be excluded."""
+    graph, types = data.graph, types_of_pairs(result, data)
+    if not exclude:
+        return KnownPairs(data.num_nodes, np.empty(0, np.int64), ends=node_ranges(types, data.num_nodes))
+    labels = data.labels if data.task == "link" else np.empty((0, 3), np.int64)
+    edges = None if when is None or graph.edge_time is None else graph.edge_time < when
+    if when is not None and data.task == "link" and data.pair_time is not None:
+        labels = labels[data.pair_time < when]
+    return KnownPairs.of(Graph(graph.indptr, graph.indices, types=types, edge_type=graph.edge_type), labels, edges)
+
+
+def _sources(nodes: Any, data: Dataset, among: range) -> IdArray:
+    """int64 [n], ids of the sources that a caller names."""
+    if isinstance(nodes, str) and nodes in SPLITS:
+        if data.task != "link":
+            raise InputError(f"nodes is '{nodes}', but {data.name} has no pairs; give ids, or leave nodes out")
+        return np.unique(data.labels[getattr(data.split, nodes), 0])
+    return node_ids(nodes, len(among), data, among.start) + among.start
+
+
+def _check_finite(rows: Tensor, ids: IdArray, trained: TrainedRun) -> None:
+    """Raise InputError if a row holds NaN or an infinite number: its scores would order nothing."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        wrong = ~rows[first : first + ROWS_AT_ONCE].isfinite().all(1)
+        if wrong.any():
+            node = ids[first + int(wrong.nonzero()[0])]
+            raise InputError(
+                f"the row that {trained.folder} gives for node {node} holds numbers that are not finite, so nothing "
+                "can be ranked; train again with a lower train.lr, or look at the features"
+            )
+
+
+def recommend_to_file(
+    run: Path,
+    out: Path,
+    k: int,
+    nodes: str | None,
+    exclude_known: bool,
+    moment: int | float | None,
+    dataset: str | None,
+    model: nn.Module | None,
+    emit: Emit,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the best destinations by a finished run into a file, piece by piece.
+
+    Args:
+        run: folder of a finished run.
+        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        k: see `recommend`.
+        nodes: ids or names separated by commas, or a set of pairs; None: all.
+        exclude_known: see `recommend`.
+        moment: see `recommend`: its `time`.
+        dataset: see `recommend`.
+        model: see `load`.
+        emit: called with every event.
+        workers: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+
+    Returns:
+        A record of plain values: run, model, dataset, numbers of sources and pairs, file, seconds.
+
+    Raises:
+        InputError: the file exists or cannot be written; see also `recommend`.
+    """
+    check_new_file(out)
+    start = time.perf_counter()
+    trained = load(run, model=model)
+    found = _open(trained, k, nodes, dataset, exclude_known, moment, workers, scheduler, cluster, emit, of_text=True)
+    counts: list[int] = []
+    write_pieces(out, len(found.sources), counted_in(found.pieces(sources_at_once(found.k), emit), counts))
+    return {
+        "run": str(run),
+        "model": trained.result.model,
+        "dataset": trained.result.dataset if dataset is None else dataset,
+        "top": found.k,
+        "sources": len(found.sources),
+        "pairs": sum(counts),
+        "out": str(out),
+        "seconds": time.perf_counter() - start,
+    }

@@ -1,0 +1,114 @@
+"""The best destinations of sources, and files with a row for each pair."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.dataset import IdArray
+from ...storage.node_names import NodeNames
+from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_tables, write_zarr
+
+PIECE_PAIRS = 1 << 20
+"""Pairs of a file that are made at a time."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recommendations:
+    """The k best destinations of n sources, the best first. The larger a score, the likelier the link; of destinations
+    with the same score the smaller id is first."""
+
+    sources: IdArray
+    """int64 [n], in the order of the request; ids within the type of the relation's source, where a graph has
+    several."""
+    destinations: IdArray
+    """int64 [n, k], ids within the type of the relation's destination; -1 where fewer than k are left."""
+    scores: npt.NDArray[np.floating]
+    """[n, k]; -inf where `destinations` is -1."""
+    node_names: tuple[NodeNames, NodeNames] | None = None
+    """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
+
+    @property
+    def source_names(self) -> npt.NDArray[np.str_] | None:
+        """Names of `sources`, [n]; None if nodes have none."""
+        return None if self.node_names is None else np.asarray(self.node_names[0].take(self.sources), np.str_)
+
+    @property
+    def destination_names(self) -> npt.NDArray[np.str_] | None:
+        """Names of `destinations`, [n, k], empty where there are none; None if nodes have none."""
+        if self.node_names is None:
+            return None
+        there = self.destinations >= 0
+        found = np.full(there.shape, "", object)
+        found[there] = self.node_names[1].take(self.destinations[there])
+        return found.astype(np.str_)
+
+    def write(self, path: str | Path) -> None:
+        """Write a file: ``.parquet`` or ``.csv`` with a row for each pair and the columns ``src``, ``dst`` (ids or
+        names), ``rank`` (from 1) and ``score``; ``.npy`` with `destinations` alone; or ``.zarr`` with arrays ``src``
+        [n], ``dst`` and ``score`` [n, k]. An existing one is replaced.
+
+        Raises:
+            InputError: another suffix, or it cannot be written.
+        """
+        step = sources_at_once(self.destinations.shape[1])
+        rows = (slice(a, a + step) for a in range(0, max(1, len(self)), step))
+        pieces = (Recommendations(self.sources[a], self.destinations[a], self.scores[a], self.node_names) for a in rows)
+        write_pieces(path, len(self), pieces)
+
+    def table(self) -> Any:
+        """A `pyarrow.Table` as `write` puts it into a file."""
+        import pyarrow as pa
+
+        rows, places = np.nonzero(self.destinations >= 0)
+        ends = self.sources[rows], self.destinations[rows, places]
+        if self.node_names is not None:
+            named = [pa.array(names.take(nodes), pa.string()) for names, nodes in zip(self.node_names, ends)]
+            return pa.table(dict(zip(("src", "dst"), named)) | self._columns(rows, places))
+        return pa.table({"src": ends[0], "dst": ends[1]} | self._columns(rows, places))
+
+    def _columns(self, rows: IdArray, places: IdArray) -> dict[str, Any]:
+        return {"rank": places + 1, "score": self.scores[rows, places]}
+
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays of a Zarr group."""
+        named = {"src": self.source_names, "dst": self.destination_names}
+        plain = {"src": self.sources, "dst": self.destinations}
+        return {**(plain if self.node_names is None else named), "score": self.scores}
+
+    def __len__(self) -> int:
+        """Number of sources."""
+        return len(self.sources)
+
+    def __repr__(self) -> str:
+        return f"Recommendations({len(self):,} sources, the {self.destinations.shape[1]:,} best of each)"
+
+
+def sources_at_once(k: int) -> int:
+    """Sources whose k best make a piece of a file: a power of two, so that pieces begin where chunks of arrays do."""
+    return min(PIECE_ROWS, 1 << max(0, (PIECE_PAIRS // k).bit_length() - 1))
+
+
+def write_pieces(path: str | Path, count: int, pieces: Iterable[Recommendations]) -> None:
+    """Write at least one piece, of `count` sources together, into a file: see `Recommendations.write`."""
+    kind = check_suffix(Path(path))
+    if kind == ".npy":
+        write_npy_pieces(path, count, (piece.destinations for piece in pieces))
+    elif kind == ".zarr":
+        write_zarr(path, count, (piece._arrays() for piece in pieces), {})
+    else:
+        from pyarrow.csv import CSVWriter
+        from pyarrow.parquet import ParquetWriter
+
+        writer = CSVWriter if kind == ".csv" else ParquetWriter
+        write_tables(path, writer, (piece.table() for piece in pieces))
+
+
+def counted_in(pieces: Iterable[Recommendations], counts: list[int]) -> Iterator[Recommendations]:
+    """The pieces, the number of pairs of each of which is appended to `counts`."""
+    for piece in pieces:
+        counts.append(int((piece.destinations >= 0).sum()))
+        yield piece
