@@ -19,9 +19,12 @@ DIFFERENCE = 1e-9
 """Largest difference of a parameter, relative to the largest of its tensor."""
 MODEL = {"hidden": 16, "layers": 2, "dropout": 0.3}
 SAGE, GAT, GINE = {**MODEL, "name": "sage"}, {**MODEL, "name": "gat", "heads": 2}, {**MODEL, "name": "gine"}
+GCN = {**MODEL, "name": "gcn"}
 RGAT = {**MODEL, "name": "rgat", "heads": 2}
 TYPED, TIMED = "hsbm:nodes=2000,degree=8", "tsbm:nodes=2000,features=16"
-"""Graphs of several types, and with times, in place of the small graph."""
+RATED = "ratings:users=500,features=16"
+"""Graphs of several types, and with times, of nodes and of pairs, in place of the small graph."""
+BY_TIME = {"sampler": {"name": "temporal", "fanout": [5, 4]}}
 SAMPLED = {"sampler": {"name": "neighbor", "fanout": [5, 4]}, "train": {"batch_size": 100}}
 CUT = {"partition": {"method": "hash"}}
 
@@ -45,7 +48,9 @@ ALONE: dict[str, dict[str, Any]] = {
     "bulk, links, GINE, all nodes again": bulk(
         GINE, task="link", sampler={"name": "neighbor", "fanout": [5, 4], "expand": "all"}
     ),
-    "bulk, by time": bulk(SAGE, dataset=TIMED, sampler={"name": "temporal", "fanout": [5, 4]}),
+    "bulk, by time": bulk(GCN, dataset=TIMED, **BY_TIME),
+    "bulk, by time, pinned": bulk(SAGE, dataset=TIMED, **BY_TIME, gpu={"features": "pinned", "topology": "pinned"}),
+    "bulk, links by time": bulk(SAGE, dataset=RATED, task="link", split="time:0.7,0.1", **BY_TIME),
     "bulk, types": bulk(RGAT, dataset=TYPED),
     "grappa": {"system": "grappa", "model": GAT, **SAMPLED, **CUT},
     "sar": {"system": "sar", "model": GAT},
@@ -57,6 +62,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "bulk, partitioned": bulk(GINE, bulk={"topology": "partitioned"}),
     "bulk, types, owned features": bulk(RGAT, dataset=TYPED, features="owned"),
     "bulk, types, partitioned": bulk(RGAT, dataset=TYPED, bulk={"topology": "partitioned"}),
+    "bulk, by time": bulk(GCN, dataset=TIMED, **BY_TIME),
     "bulk, links": bulk(SAGE, task="link"),
     "bulk, links, owned features": bulk(SAGE, task="link", features="owned"),
     "bulk, links, partitioned": bulk(SAGE, task="link", bulk={"topology": "partitioned"}),

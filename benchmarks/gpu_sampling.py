@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from gpu_lab import Lab, Request
 from gpu_links import link_bulks
+from gpu_times import time_bulks
 from peers.train_task import FANOUT
 from torch import Tensor
 
@@ -216,7 +217,7 @@ def _plain_rate(lab: Lab) -> float:
 
 def same_bits(lab: Lab) -> None:
     """Part "bits": a few bulks of every sampler, against the compiled kernels of the CPU; and how fast those are on all
-    of its cores. Samplers that are written as matrices are measured here, and bulks of links.
+    of its cores. Samplers that are written as matrices are measured here, and bulks of links and by time.
 
     Compiling them takes about a minute where nothing is kept from before.
     """
@@ -263,6 +264,7 @@ def same_bits(lab: Lab) -> None:
             lab.add(f"sampling {sampler.name}, as matrices, a bulk of {bulk}", edges / s / 1e9, "G edges/s")
             lab.add(f"sampling {sampler.name}, as matrices, on {cores} cores", edges / own / 1e9, "G edges/s")
     link_bulks(lab)
+    time_bulks(lab)
 
 
 def _indices(m: Any) -> list[np.ndarray]:

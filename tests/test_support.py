@@ -85,10 +85,10 @@ def test_the_table_of_links_and_samples_by_time() -> None:
     everywhere = {
         "`bulk`", "`bulk`, queue `zarr`", '`bulk`, `device = "cuda"`', '`bulk`, `device = "cuda"`, queue `zarr`',
         "`bulk`, learnt features", '`bulk`, learnt features, `device = "cuda"`',
+        '`bulk`, `device = "cuda"`, `kernel = "cuda"`',
     }  # fmt: skip
     assert links_by_time == nodes_by_time == everywhere
     assert of_relation == everywhere | {
-        '`bulk`, `device = "cuda"`, `kernel = "cuda"`',
         '`bulk`, `features = "owned"`', '`bulk`, `device = "cuda"`, `features = "owned"`',
         "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
     }  # fmt: skip

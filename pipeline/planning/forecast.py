@@ -186,7 +186,7 @@ def arrays_of(s: Candidate) -> Mapping[str, tuple[int, ...]]:
     if not s.is_sampled:
         return {"features": (learned,)} if learned else {}
     share, numbers, (row, edge_row) = least_share(s), s.at.numbers, s.row_bytes
-    lists = (4 if numbers.nodes < 2**31 else 8) * numbers.edges * s.is_resident
+    lists = ((4 if numbers.nodes < 2**31 else 8) + 8 * s.reads_times) * numbers.edges * s.is_resident
     held = s.replication / s.ranks if s.exchanges else share
     edges, rows = edge_row * numbers.edges * share, row * numbers.nodes * held
     return {"topology": (round(lists * share),), "features": (learned, round(edges), round(rows))}
@@ -232,7 +232,7 @@ def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
 def table_bytes(s: Candidate, nodes: float, minibatches: float) -> int:
     """Bytes on a GPU of the tables that bulks are drawn by, from a rank's nodes and the minibatches of its epoch."""
     bulk = min(s.job.queue.bulk_size, math.ceil(minibatches))
-    return sampling_backend("cuda").table_bytes(round(nodes), bulk) if s.is_resident else 0
+    return sampling_backend("cuda").table_bytes(round(nodes), bulk) if s.is_resident and not s.reads_times else 0
 
 
 def resident_bulks(s: Candidate, seen: TrialResult) -> float:

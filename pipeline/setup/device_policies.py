@@ -14,6 +14,7 @@ from ...stages.fetch.temporal import TemporalFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.learned.fetch import LearnedFetch
 from ...stages.messages import RankJob
+from ...stages.sample.base import reads_times
 from ...storage.errors import InputError
 from ..config.load import Job
 from ..config.systems import SYSTEMS, System
@@ -88,7 +89,8 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     """
     # Needs Triton.
     from ...stages.fetch.exchange_cuda import DeviceExchangeFetch, DeviceLinkFetch
-    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch, DeviceTemporalFetch
+    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch
+    from ...stages.fetch.temporal_cuda import DeviceTemporalFetch
 
     inner, gpu = system.fetch, job.gpu
     if isinstance(inner, LearnedFetch):
@@ -99,7 +101,10 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         LinkFetch: DeviceGatherFetch,
         TemporalFetch: DeviceTemporalFetch,
     }
-    if (kind := gathers.get(type(inner))) is not None:
+    kind = gathers.get(type(inner))
+    if isinstance(inner, LinkFetch) and reads_times(inner.sample.sampler):
+        kind = DeviceTemporalFetch
+    if kind is not None:
         policy = kind(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
     elif isinstance(inner, CoverageFetch):
         policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)

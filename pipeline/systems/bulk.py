@@ -126,7 +126,7 @@ def _draws_on_device(job: Job) -> bool:
     """True if the sampler has kernels for GPUs that draw from the job's topology."""
     kind = record_type("sampler", SAMPLERS, dict(job.sampler))
     if job.options.topology == "replicated":
-        return not reads_times(kind) and not needs_topology_there(job)
+        return not needs_topology_there(job)
     return job.options.algorithm == "owners" and getattr(kind, "draws_by_owners_on_device", False)
 
 

@@ -31,7 +31,6 @@ from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, ReducePolicy, S
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 from .isolated import Correction, Weights
-from .temporal import degrees_of
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory are uploaded in pieces of this size."""
@@ -107,15 +106,6 @@ class DeviceCoverageFetch(DeviceGatherFetch):
         return features
 
 
-@dataclass(frozen=True)
-class DeviceTemporalFetch(DeviceGatherFetch):
-    """`TemporalFetch` on a device, of minibatches that were drawn on the host."""
-
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceTemporal":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        return DeviceTemporal(placement, *self._rows_of(placement, job))
-
-
 @dataclass(frozen=True, eq=False)
 class Uploaded:
     """Rows that kernels of a device can read."""
@@ -172,6 +162,8 @@ class DeviceGather(HasTargets):
     exchange_s = 0.0
     weights: Weights | None = None
     """Weights of seeds, which stay on the host; None: seeds have none."""
+    frames = True
+    """True if `framed` has what a step reads."""
 
     def __init__(
         self,
@@ -193,7 +185,7 @@ class DeviceGather(HasTargets):
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
         self._labels = cache(lambda: placement.labels.to(device))
         self._degree = cache(lambda: placement.degree.to(device))
-        self._graphs = policy.graphs
+        self._graphs = policy.graphs and self.frames
         self._steps = Leash(device, STEPS_AHEAD)
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
@@ -264,13 +256,6 @@ class DeviceGather(HasTargets):
 
     def idle(self) -> None:
         """See `Fetcher.idle`: no effect, ranks gather by themselves."""
-
-
-class DeviceTemporal(DeviceGather):
-    """`DeviceGather` with the degrees of nodes until the moments of their trees, which the host finds."""
-
-    def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
-        return to_device(degrees_of(work, self._placement), self._device).to(self._placement.degree.dtype)
 
 
 def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows: range | None = None) -> Uploaded:

@@ -64,7 +64,7 @@ class PlannedPairs:
 
         Args:
             work: a minibatch.
-            degree: returns the degrees in the whole graph, on the device.
+            degree: returns the degrees in the whole graph, or of samples by time on a device before the pairs; there.
 
         Raises:
             StoreError: its seeds are not the ends of its pairs.
@@ -82,6 +82,8 @@ class PlannedPairs:
         return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
 
     def _degrees(self, work: MiniBatch, ends: Ends, degree: Degree) -> Tensor:
+        if ends.moments is not None and not work.on_host:
+            return degree()
         if ends.moments is not None:
             data = self.placement
             until = degrees_until(data.graph, work, ends.moments)

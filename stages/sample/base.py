@@ -175,10 +175,10 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
             "leave one of them out"
         )
     name = getattr(sampler, "name", type(sampler).__name__)
-    if kernel == "cugraph" and getattr(sampler, "rows_travel", False):
+    if kernel == "cugraph" and (getattr(sampler, "rows_travel", False) or reads_times(sampler)):
+        what = "draws edges by their times" if reads_times(sampler) else "is written as matrices"
         raise InputError(
-            f'the sampler {name} is written as matrices, but kernel is "cugraph", which has the sampler neighbor only; '
-            "leave kernel out"
+            f'the sampler {name} {what}, but kernel is "cugraph", which has the sampler neighbor only; leave kernel out'
         )
     if not getattr(sampler, "host_only", False):
         return

@@ -17,6 +17,7 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import to_device
 from ..kernels.sampling.device_graph import number_on_device
 from ..kernels.sampling.device_samples import DeviceEdges, DeviceLayers, DeviceList, DeviceSample, Rows, prefix_sums
+from ..kernels.sampling.device_times import TimedSample
 from ..kernels.sampling.samples import NeighborSample
 from .base import Sampler
 
@@ -271,6 +272,39 @@ def one_by_one(
         bound=None,
     )
     return resident(request, [(slice(0, len(samples)), made)], edge_ids)
+
+
+def in_trees(
+    request: BulkRequest,
+    pieces: Iterable[tuple[slice, TimedSample]],
+    until: Callable[[TimedSample], Tensor],
+    ids: Callable[[Tensor], Tensor] | None,
+    bound: int | None,
+) -> Bulk:
+    """A bulk of minibatches whose nodes are in trees.
+
+    Args:
+        request: the minibatches to sample.
+        pieces: ranges of them, each with its samples.
+        until: returns the degrees of all nodes until the moments of their trees.
+        ids: maps positions of edges in the order of time to those in the graph's arrays; None: blocks keep none.
+        bound: see `ResidentBulk`.
+    """
+
+    def made() -> Iterator[tuple[slice, ResidentBulk]]:
+        for piece, d in pieces:
+            (x,) = d.lists
+            x = replace(x, positions=None if ids is None or x.positions is None else ids(x.positions))
+            weight = None if d.weight is None else [d.weight]
+            yield (
+                piece,
+                ResidentBulk(
+                    d.rows, d.node_ends, [x], d.edge_ends, weight, nested=True, bound=bound,
+                    until=lambda d=d: until(d), trees=(d.tree, d.moments),
+                ),
+            )  # fmt: skip
+
+    return resident(request, made(), ids is not None)
 
 
 def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]], edge_ids: bool = False) -> Bulk:

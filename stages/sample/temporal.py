@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,6 +18,12 @@ from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners
 from ..random import NODE, mix
 from .base import per_layer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..kernels.runtime.device_memory import MemoryKind
+    from ..kernels.sampling.device_times import DeviceTimes, TimedSample
 
 Strategy = Literal["uniform", "last"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -134,6 +140,46 @@ class TimedGraph:
         assert weight is not None
         return np.concatenate([[0.0], np.cumsum(weight, dtype=np.float64)])
 
+    def on_device(self, where: "MemoryKind | None" = None) -> "DeviceTimes":
+        """Its copy on the device, made once: where it was placed before, else as `where` says, or if it fits.
+
+        Raises:
+            InputError: there is no GPU.
+        """
+        from ..kernels import sampling_backend
+        from ..kernels.sampling.device_times import RowsOfTypes
+
+        rows = None
+        if self.relations is not None:
+            types, N = self.relations.types, len(self.relations.types.node_types)
+            into = types.ends[:, 1]
+            count = np.bincount(into, minlength=N)
+            first, timed = np.zeros(N, np.int64), np.zeros((N, max(1, count.max(initial=0))), bool)
+            for t in range(N):
+                own = np.flatnonzero(into == t)
+                first[t] = self.relations.first[own].min(initial=0 if not len(own) else self.graph.num_nodes)
+                timed[t, : len(own)] = [r not in self.timeless for r in own.tolist()]
+            rows = RowsOfTypes(np.asarray(types.offsets, np.int64), first, count, timed)
+        kernels = sampling_backend("cuda")
+        given = self.graph, self.time, rows
+        return kernels.times_on_device(*given) if where is None else kernels.place_times(*given, where)
+
+    def degree_on_device(self, sample: "TimedSample") -> "Tensor":
+        """`degree` of the nodes of minibatches on the device, at the moments of their trees."""
+        from ..kernels import sampling_backend
+
+        times, sums = self.on_device(), None
+        if self.graph.edge_weight is not None:
+            sums = times.beside("sums", self._sums)
+        return sampling_backend("cuda").degrees_until(times, sample, sums)
+
+    def trees(self, moments: Times) -> tuple[Times, IdArray]:
+        """The distinct moments of some seeds, ascending, in the dtype of `time`; and the number of each seed's, int64
+        [B]."""
+        when = self.as_time(moments)
+        distinct = np.unique(when)
+        return distinct, np.searchsorted(distinct, when)
+
     def as_time(self, moments: Times) -> Times:
         """Moments in the dtype of `time`. Between whole numbers counts as the one before."""
         if np.issubdtype(self.time.dtype, np.integer) and np.issubdtype(moments.dtype, np.floating):
@@ -154,6 +200,13 @@ def timed_graph(graph: Graph) -> TimedGraph:
         make = TimedGraph.of if graph.types is None else TimedGraph.by_relation
         _timed[graph] = make(graph, graph.edge_time)
     return _timed[graph]
+
+
+def _keys_of_trees(keys: npt.NDArray[np.uint64] | np.uint64, moments: Times) -> npt.NDArray[np.uint64]:
+    """uint64, the random stream of each hop, whose `keys` these are, at each moment."""
+    with np.errstate(over="ignore"):
+        # By the moment itself, so that a draw does not depend on the other seeds.
+        return mix(keys + mix(moments.view(np.uint64)))
 
 
 def moments_of_nodes(minibatch: MiniBatch, moments: Times) -> Times:
@@ -198,7 +251,7 @@ class TemporalSampler:
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str] = "temporal"
-    host_only: ClassVar[bool] = True
+    draws_relations_on_device: ClassVar[bool] = True
     reads_times: ClassVar[bool] = True
     """True if samples depend on the times of edges and seeds."""
 
@@ -235,17 +288,27 @@ class TemporalSampler:
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises InputError: see `check`; or a seed has no time."""
-        self.check(graph)
-        timed, moments, keys = timed_graph(graph), request.moments, request.keys(self.num_layers)
-        if not moments:
-            if graph.node_time is None:
-                raise InputError("the sampler temporal needs the times of seeds, but nodes have none; give node_time")
-            moments = tuple(graph.node_time[seeds] for seeds in request.seeds)
+        if hasattr(kernel, "temporal_pieces"):
+            drawn = self.sample_on_device(graph, request)
+            copies = (MiniBatch(m.epoch, m.index, m.blocks, nested=True) for m in drawn.minibatches)
+            return replace(drawn, minibatches=tuple(copies))
+        timed, moments = self._timed(graph, request)
+        keys = request.keys(self.num_layers)
         made = [
             self._minibatch(timed, seeds.astype(np.int64), moments[i], keys[i], request.epoch, request.indices[i])
             for i, seeds in enumerate(request.seeds)
         ]
         return Bulk(request.epoch, request.number, tuple(made))
+
+    def _timed(self, graph: Graph, request: BulkRequest) -> tuple[TimedGraph, tuple[Times, ...]]:
+        """The graph in the order of time, and the moments of the seeds of each minibatch. Raises what `sample`
+        raises."""
+        self.check(graph)
+        if request.moments:
+            return timed_graph(graph), request.moments
+        if graph.node_time is None:
+            raise InputError("the sampler temporal needs the times of seeds, but nodes have none; give node_time")
+        return timed_graph(graph), tuple(graph.node_time[seeds] for seeds in request.seeds)
 
     def _minibatch(
         self,
@@ -258,15 +321,13 @@ class TemporalSampler:
     ) -> MiniBatch:
         """One minibatch, hop by hop. A node at a moment is one number, moment V + node, by the moment's rank."""
         graph = timed.graph
-        size, distinct = max(timed.num_nodes, 1), np.unique(timed.as_time(moments))
-        tree, node = np.searchsorted(distinct, timed.as_time(moments)), seeds
+        size, node = max(timed.num_nodes, 1), seeds
+        distinct, tree = timed.trees(moments)
         known, place = np.unique(tree * size + node, return_index=True)
         assert len(known) == len(seeds), "a seed is given twice at one moment"
         nodes, kepts, scales, drawn, found, ends = [node], [], [], [], [], [len(node)]
         for hop, fanout in enumerate(self.fanout):
-            with np.errstate(over="ignore"):
-                # By the moment itself, so that a draw does not depend on the other seeds.
-                key = mix(keys[hop] + mix(distinct.view(np.uint64)))[tree]
+            key = _keys_of_trees(keys[hop], distinct)[tree]
             kept, positions, scale = self._drawn(timed, node, distinct[tree], key, fanout)
             kepts.append(kept)
             scales.append(scale)
@@ -320,8 +381,35 @@ class TemporalSampler:
         return np.bincount(of, minlength=len(nodes)), positions[order], scale[order]
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises InputError: samples go by time on the host."""
-        raise InputError('the sampler temporal draws on the host; set kernel = "cpu"')
+        """See `Sampler.sample_on_device`. Raises what `sample` raises."""
+        from ..kernels import sampling_backend
+        from ..kernels.sampling.device_graph import number_on_device
+        from .resident import in_trees
+
+        timed, moments = self._timed(graph, request)
+        kernels, times, keys = sampling_backend("cuda"), timed.on_device(), request.keys(self.num_layers)
+        seeds = [s.astype(np.int64) for s in request.seeds]
+        trees = [timed.trees(m) for m in moments]
+        for s, (_, tree) in zip(seeds, trees, strict=True):
+            assert len(np.unique(tree * max(timed.num_nodes, 1) + s)) == len(s), "a seed is given twice at one moment"
+        pieces = kernels.temporal_pieces(
+            times,
+            seeds,
+            [tree for _, tree in trees],
+            [distinct for distinct, _ in trees],
+            [_keys_of_trees(own[:, None], distinct) for own, (distinct, _) in zip(keys, trees)],
+            self.fanout,
+            last=self.strategy == "last",
+            replace=self.replace,
+            weight=number_on_device(timed.graph, "edge_weight") if timed.graph.is_weighted else None,
+            keep=self.edge_ids,
+        )
+
+        def ids(positions: "Tensor") -> "Tensor":
+            return kernels.look_up(times.beside("order", timed.order), positions)
+
+        bound = None if min(self.fanout) < 0 else max(self.fanout) * times.most_rows
+        return in_trees(request, pieces, timed.degree_on_device, ids if self.edge_ids else None, bound)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Raises InputError: rows are drawn from a whole graph."""

@@ -44,6 +44,12 @@ def test_every_part_runs(tmp_path):
     for sampler in ("neighbor", "labor", "ladies", "fastgcn"):
         assert rows[f"sampling {sampler}, bulks of 2"]["measured"] > 0
         assert told["details"]["bits"][sampler]["equal_bulks"] == 1
+    for strategy in ("uniform", "last"):
+        assert rows[f"sampling by time, {strategy}, bulks of 2"]["ratio"] > 0
+        told["details"]["bits"].pop(f"temporal, sampling by time, {strategy}")
+        assert all(
+            told["details"]["bits"][f"temporal, {x}, {strategy}"]["equal_bulks"] == 3 for x in ("weights", "types")
+        )
     assert all(rows[f"sampling links{way}, bulks of 2"]["ratio"] > 0 for way in ("", ", all nodes again"))
     for name in (
         "mean of layer 1, forward",

@@ -43,11 +43,20 @@ def test_the_kernel_does_not_show(tmp_path, sampler):
 
 @pytest.mark.parametrize("name", kernels.SAMPLING)
 def test_every_kernel_has_every_sampler(name):
-    """Samplers that have no kernel are left out: those written as matrices, and those that draw by time on the host."""
+    """Samplers that are no single kernel are left out: those written as matrices, and those that draw by time."""
     without = (MatrixSampler, TemporalSampler)
     own = [sampler for sampler in SAMPLERS if not issubclass(SAMPLERS.find(sampler), without)]
     assert len(own) >= 4
     assert all(callable(getattr(kernels.sampling_backend(name), sampler)) for sampler in own)
+
+
+def test_the_kernel_does_not_show_by_time(tmp_path):
+    given, data = (
+        SMALL | {"sampler": {"name": "temporal", "fanout": [3, 2]}},
+        "tsbm:nodes=60,classes=2,features=4,seed=1",
+    )
+    seen = [mr.run(data, out=tmp_path / k, kernel=k, **given).parameters_sha256 for k in ("cpu", "reference", "cuda")]
+    assert len(set(seen)) == 1
 
 
 def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):

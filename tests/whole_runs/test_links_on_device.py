@@ -34,6 +34,7 @@ from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.graphs import links_of_multi_edges
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.whole_runs.test_parts_on_device import Dies
+from millrace.tests.whole_runs.test_temporal_on_device import no_draws_on_the_host as no_temporal_draws_on_the_host
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
@@ -189,16 +190,14 @@ def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatc
     agree(links, tmp_path, epochs=1)
 
 
-def test_what_devices_do_not_draw_is_refused_or_drawn_by_processors(links, typed, timed):
+def test_what_devices_do_not_draw_is_refused_or_drawn_by_processors(links, typed):
     """Refused where the job names the kernel."""
     by_edge = {"sampler": {"name": "labor", "fanout": [3, 2], "poisson": True, "iterations": 1}}
     by_relation = {**TYPED, "sampler": {"name": "ladies", "sizes": [30, 20]}}
-    by_time = {"sampler": {"name": "temporal", "fanout": [3, 2]}}
     blocks = {"sampler": {"name": "labor", "fanout": [3, 2]}, "bulk": {"topology": "partitioned"}}
     for data, options, said in (
         (links, by_edge, "the sampler labor with importance iterations draws from a whole graph in host memory"),
         (typed[0], by_relation, "by which the sampler ladies draws no relations in this version"),
-        (timed, by_time, 'the sampler temporal draws from a whole graph in host memory, but kernel is "cuda"'),
         (links, blocks, "for neighbor only, but the sampler is labor; leave kernel out"),
     ):
         table = {**JOB, **options, "device": "cuda"}
@@ -269,10 +268,28 @@ def timed():
     return mr.link_dataset(data, split="time:0.7,0.1")
 
 
-def test_times(timed, tmp_path):
-    """Degrees are those before the pairs."""
-    more = {"sampler": {"name": "temporal", "fanout": [3, 2]}, "train": {"batch_size": 64}, "epochs": 1}
-    assert agree(timed, tmp_path, **more)["kernel"] == "cpu"
+BY_TIME = {"sampler": {"name": "temporal", "fanout": [3, 2], "strategy": "last"}, "train": {"batch_size": 64}}
+
+
+@pytest.mark.parametrize("there", [{}, {"kernel": "cpu"}, {"queue": {"kind": "zarr", "bulk_size": 2}}], ids=str)
+def test_times(timed, tmp_path, there, monkeypatch):
+    """Degrees are those before the pairs, which the device finds of what it has drawn."""
+    more = {**BY_TIME, "epochs": 1}
+    host = trained(timed, tmp_path / "cpu", "cpu", **more)
+    if not there:
+        no_temporal_draws_on_the_host(monkeypatch)
+    assert agree(timed, tmp_path, there, host, **more)["kernel"] == ("cpu" if there else "cuda")
+
+
+def test_times_of_relations(tmp_path, monkeypatch):
+    rng, buys = np.random.default_rng(0), ("user", "buys", "item")
+    user, item, time = (rng.integers(0, n, 150) for n in (20, 15, 40))
+    x = {"item": rng.standard_normal((15, 4)), "user": rng.standard_normal((20, 3))}
+    data = mr.from_relations({buys: (user, item)}, features=x, edge_times={buys: time}, add_reverse=True)
+    links = mr.link_dataset(data, relation="buys", split="time:0.7,0.1")
+    host = trained(links, tmp_path / "cpu", "cpu", **{**TYPED, **BY_TIME})
+    no_temporal_draws_on_the_host(monkeypatch)
+    assert agree(links, tmp_path, host=host, **{**TYPED, **BY_TIME})["kernel"] == "cuda"
 
 
 def test_isolated_ranks_by_one(links, tmp_path):

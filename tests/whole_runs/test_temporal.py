@@ -10,7 +10,6 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.prepare import prepare
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
@@ -193,11 +192,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(data, tmp_path, op
         mr.run(data, out=tmp_path / "run", verbose=False, **{**JOB, "epochs": 1, **options})
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_kernels_of_gpus_are_refused(data):
-    with pytest.raises(InputError, match='draws from a whole graph in host memory, but kernel is "cuda"'):
-        prepare(resolve({"kernel": "cuda", "sampler": JOB["sampler"]}), data)
 
 
 @pytest.mark.parametrize("system", ["sar", "retexo"])

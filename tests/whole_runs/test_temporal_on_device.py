@@ -1,5 +1,4 @@
-"""Samples by time on a GPU, or on a pretended device: drawn on the host, trained on and evaluated there as on
-processors."""
+"""Samples by time on a GPU, or on a pretended device: drawn, trained on and evaluated as on processors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,12 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.precompute import precompute
+from millrace.pipeline.telemetry.events import silent
 from millrace.stages.kernels.runtime import triton_rng
+from millrace.stages.sample.base import check_kernel
+from millrace.stages.sample.temporal import TemporalSampler
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import bulk_ranks
 from millrace.tests.contracts.typed import typed_dataset
@@ -43,40 +47,74 @@ def with_times(data: mr.Dataset) -> mr.Dataset:
     return replace(data, graph=graph)
 
 
+def no_draws_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, whoever draws minibatches of training on the host fails. Evaluation draws there, by no kernel."""
+    plain = TemporalSampler.sample
+
+    def evaluated(self: Any, graph: Any, request: Any, kernel: Any, workspace: Any = None) -> Any:
+        assert kernel is None, "drawn on the host"
+        return plain(self, graph, request, kernel, workspace)
+
+    monkeypatch.setattr(TemporalSampler, "sample", evaluated)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"model": {"name": "gcn"}},
-        {"model": {"name": "gine"}, "gpu": {"features": "pinned"}},
-        {
-            "sampler": {"name": "temporal", "fanout": [2, -1], "strategy": "last"},
-            "queue": {"kind": "zarr", "bulk_size": 2},
-        },
+        {"model": {"name": "gine"}, "gpu": {"features": "pinned", "topology": "pinned"}},
+        {"sampler": {"name": "temporal", "fanout": [2, -1], "strategy": "last", "replace": True}},
     ],
-    ids=["degrees", "features of edges", "queue on disk"],
+    ids=["degrees", "features of edges, all pinned", "last"],
 )
-def test_runs(timed: mr.Dataset, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_runs(timed: mr.Dataset, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of `gcn` read degrees until the moments of trees."""
-    agree(with_edge_rows(timed), tmp_path, **{**JOB, **options})
-    assert 'kernel = "cpu"' in (tmp_path / "cuda" / "job.toml").read_text()
+    host = train(with_edge_rows(timed), tmp_path, "cpu", **{**JOB, **options})
+    no_draws_on_the_host(monkeypatch)
+    agree(with_edge_rows(timed), tmp_path, there=host, **{**JOB, **options})
+    assert 'kernel = "cuda"' in (tmp_path / "cuda" / "job.toml").read_text()
 
 
-def test_node_types_and_relations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", ["cpu", "cuda"])
+def test_who_draws_does_not_show(timed: mr.Dataset, tmp_path: Path, kernel: str) -> None:
+    """Samples that wait on disk are the host's, whoever has drawn them; so are those that the job says."""
+    options = {"model": {"name": "gcn"}, "kernel": kernel}
+    queue = {"kind": "zarr", "bulk_size": 2} if kernel == "cuda" else {"bulk_size": 2}
+    agree(timed, tmp_path, **{**JOB, **options, "queue": queue})
+
+
+def test_weights_of_edges(timed: mr.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(0).random(timed.graph.num_edges).astype(np.float32) + 0.1
+    data = replace(timed, graph=replace(timed.graph, edge_weight=weight))
+    host = train(data, tmp_path, "cpu", **{**JOB, "model": {"name": "gcn"}})
+    no_draws_on_the_host(monkeypatch)
+    agree(data, tmp_path, there=host, **{**JOB, "model": {"name": "gcn"}})
+
+
+def test_node_types_and_relations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = with_times(typed_dataset(degree=20, edge_features=True))
     options = {"model": {"name": "rgat", "heads": 1, "layers": 1}, "hidden": 4, "batch_size": 6}
-    agree(data, tmp_path, **{**JOB, **options, "sampler": {"name": "temporal", "fanout": [2]}})
+    options = {**JOB, **options, "sampler": {"name": "temporal", "fanout": [2]}}
+    host = train(data, tmp_path, "cpu", **options)
+    no_draws_on_the_host(monkeypatch)
+    agree(data, tmp_path, there=host, **options)
+    assert 'kernel = "cuda"' in (tmp_path / "cuda" / "job.toml").read_text()
 
 
 def test_resumed_and_evaluated_on_either_device(
     timed: mr.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**JOB, "epochs": 2}
+    options = {**JOB, "epochs": 2, "model": {"name": "gcn"}}
+    _, host = train(timed, tmp_path, "cpu", **options)
     _, whole = train(timed, tmp_path / "whole", "cuda", **options)
     asked = iter(range(1000))
     assert train(timed, tmp_path / "parts", "cuda", stop=lambda: next(asked) == 2, **options)[1].status == "stopped"
     _, again = train(timed, tmp_path / "parts", "cuda", resume=True, **options)
     assert again.train_loss == pytest.approx(whole.train_loss, rel=1e-9)
-    assert again.test_accuracy == whole.test_accuracy
+    assert again.test_accuracy == whole.test_accuracy == host.test_accuracy
+    learnt = torch.load(Path(again.out) / "model.pt", weights_only=True)
+    for name, value in torch.load(Path(host.out) / "model.pt", weights_only=True).items():
+        torch.testing.assert_close(learnt[name], value, rtol=1e-9, atol=1e-12)
     predicted = mr.predict(tmp_path / "whole" / "cuda", timed, nodes="test")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(triton_rng, "INTERPRETED", False)
@@ -85,25 +123,48 @@ def test_resumed_and_evaluated_on_either_device(
     assert (here.classes == timed.labels[here.nodes]).mean() == pytest.approx(whole.test_accuracy)
 
 
+def rank_that_draws_there(group: Any, *work: Any) -> Any:
+    """`rank_there`, in which whoever draws minibatches of training on the host fails."""
+    no_draws_on_the_host(pytest.MonkeyPatch())
+    return rank_there(group, *work)
+
+
 def test_two_ranks_learn_what_one_does_on_the_host(timed: mr.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
+    """Also after a stop."""
     mr.write_dataset(tmp_path / "store", timed)
     table = {
-        "model": {"name": "gcn", "hidden": 4, "layers": 2}, "epochs": 1, "lr": 0.02, "sampler": JOB["sampler"],
+        "model": {"name": "gcn", "hidden": 4, "layers": 2}, "epochs": 2, "lr": 0.02, "sampler": JOB["sampler"],
         "train": {"batch_size": 4, "minibatches_per_step": 2}, "dtype": "float64", "checkpoint": {"every_epochs": 1},
         "system": "bulk",
     }  # fmt: skip
     want = bulk_ranks.train_bulk(str(tmp_path / "store"), tmp_path / "host", table)[0]
-    monkeypatch.setattr(bulk_ranks, "_rank", rank_there)
-    ranks = bulk_ranks.train_bulk(str(tmp_path / "store"), tmp_path / "there", {**table, "device": "cuda", "ranks": 2})
+    monkeypatch.setattr(bulk_ranks, "_rank", rank_that_draws_there)
+    work = str(tmp_path / "store"), tmp_path / "there", {**table, "device": "cuda", "ranks": 2}
+    bulk_ranks.train_bulk(*work, steps=2)
+    assert not (tmp_path / "there" / "model.pt").exists()
+    ranks = bulk_ranks.train_bulk(*work)
     assert all(rank["test_accuracy"] == want["test_accuracy"] for rank in ranks)
     seen = bulk_ranks.last_parameters(tmp_path / "there")
     for name, value in bulk_ranks.last_parameters(tmp_path / "host").items():
-        torch.testing.assert_close(seen[name], value, rtol=1e-7, atol=1e-12)
+        torch.testing.assert_close(seen[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_draws_on_the_device_are_refused(timed: mr.Dataset, tmp_path: Path) -> None:
-    """Asked for, with what to set in its place."""
-    options = {**JOB, "kernel": "cuda"}
-    with pytest.raises(mr.InputError, match='in host memory, but kernel is "cuda"; set kernel = "cpu"') as refused:
-        train(timed, tmp_path, "cuda", **options)
+def test_samples_that_a_device_has_drawn_for_a_store(timed: mr.Dataset, tmp_path: Path) -> None:
+    """They are those of processors; whoever trains on them copies them."""
+    mr.write_dataset(tmp_path / "store", timed)
+    options = {k: v for k, v in JOB.items() if k not in ("fanout", "check")}
+    store, made = str(tmp_path / "store"), {}
+    for device, kernel in (("cpu", "cpu"), ("cuda", "cuda")):
+        job = resolve({**options, "dataset": store, "seed": 3, "device": device, "kernel": kernel})
+        precompute(job, tmp_path / kernel, emit=silent, stop=lambda: False)
+        made[kernel] = train(store, tmp_path / f"by-{kernel}", "cuda", samples=tmp_path / kernel, **options)[1]
+    assert made["cpu"].train_loss == pytest.approx(made["cuda"].train_loss, rel=1e-12)
+
+
+def test_what_is_refused_is_refused_in_one_sentence(timed: mr.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(mr.InputError, match='"partitioned", where no rank has all edges of a seed') as refused:
+        train(timed, tmp_path, "cuda", **{**JOB, "bulk": {"topology": "partitioned"}})
+    assert "\n" not in str(refused.value)
+    with pytest.raises(mr.InputError, match='draws edges by their times, but kernel is "cugraph"') as refused:
+        check_kernel(TemporalSampler((2,)), "cugraph")
     assert "\n" not in str(refused.value)

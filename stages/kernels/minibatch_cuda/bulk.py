@@ -5,9 +5,9 @@ of a bulk, when it is first needed: above all the transposed lists, along which 
 waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class ResidentBulk:
         *,
         nested: bool,
         bound: int | None,
+        until: Callable[[], Tensor] | None = None,
+        trees: Sequence[Tensor] = (),
     ) -> None:
         """
         Args:
@@ -54,6 +56,8 @@ class ResidentBulk:
             weight: of the edges of each list, float32; None: all alike.
             nested: true if hops share one list.
             bound: maximum edges of a row; None: not known, and the host waits for it.
+            until: returns the degrees of all nodes until the moments of their trees, float64, where samples go by time.
+            trees: what it reads besides: the tree of each node, int32 [n], and the moment of each tree.
         """
         self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = (
             rows.nodes,
@@ -70,6 +74,7 @@ class ResidentBulk:
         self._node_at = prefix_sums(node_ends[-1])
         self._row_at = [prefix_sums(x.rows + 1) for x in lists]
         self._edge_at = [x.edge_at for x in lists]
+        self._until, self._trees = None if until is None else cache(until), trees
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
@@ -97,12 +102,13 @@ class ResidentBulk:
             self.nodes,
             *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None),
             *(self.weight or ()),
+            *self._trees,
         ]
         return parts
 
     def nbytes(self, q: int) -> int:
         """Bytes of minibatch q."""
-        size = int(self.node_ends[-1][q]) * self.nodes.itemsize
+        size = int(self.node_ends[-1][q]) * (self.nodes.itemsize + sum(t.itemsize for t in self._trees[:1]))
         for i, x in enumerate(self.lists):
             e = 4 + (8 if x.positions is not None else 0) + (0 if self.weight is None else self.weight[i].itemsize)
             size += 4 * int(x.rows[q] + 1) + e * int(x.edges[q])
@@ -123,6 +129,12 @@ class ResidentBulk:
     def nodes_of(self, q: int) -> Tensor:
         """[n] ids of the nodes of minibatch q, in the dtype of the graph's."""
         return self.nodes[self._node_at[q] : self._node_at[q + 1]]
+
+    def degrees_until(self, q: int) -> Tensor:
+        """float64 [n], degrees of the nodes of minibatch q until the moments of their trees; found once for all
+        minibatches."""
+        assert self._until is not None
+        return self._until()[self._node_at[q] : self._node_at[q + 1]]
 
     def _at(self, h: int) -> int:
         return 0 if self.nested else h

@@ -15,13 +15,14 @@ from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import extract as extract_cuda
 from millrace.stages.kernels.sampling.cuda import hits as hits_cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
-from millrace.stages.kernels.sampling.cuda import labor_race as race_cuda
 from millrace.stages.kernels.sampling.cuda import relations as relations_cuda
 from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
+from millrace.stages.kernels.sampling.cuda import temporal as temporal_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
 INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits", "size", "want", "room", "k"}
+INT |= {"num_nodes"}
 NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
 NARROW |= {"kept_row", "kept_rank"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
@@ -36,6 +37,13 @@ KERNELS = [
     (draw_cuda._take, {"PLACED": False, "KEEP": False, "BLOCK": 1024}),
     (relations_cuda._segment_positions, {"REPLACE": False, "ROWS": 64, "WIDTH": 16}),
     (relations_cuda._segment_positions, {"REPLACE": True, "ROWS": 64, "WIDTH": 16}),
+    (temporal_cuda._ends_until, {"BLOCK": 1024}),
+    (temporal_cuda._ends_until, {"BLOCK": 1024, "REAL": ("time", "moments")}),
+    (temporal_cuda._draw_until, TILE | {"REPLACE": False}),
+    (temporal_cuda._draw_until, TILE | {"REPLACE": True, "KEEP": False}),
+    (temporal_cuda._take_until, {"KEEP": True, "BLOCK": 1024}),
+    (temporal_cuda._look_up, {"BLOCK": 1024}),
+    (temporal_cuda._look_up, {"BLOCK": 1024, "REAL": ("numbers", "out")}),
     (alias_cuda._independent, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._successive, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._finish_times, {"BLOCK": 1024}),
@@ -43,10 +51,12 @@ KERNELS = [
     (number_cuda._name, {"BLOCK": 4096}),
     (number_cuda._scatter, {"BLOCK": 1024}),
     (number_cuda._translate, {"KEEP": True, "BLOCK": 1024}),
+    (number_cuda._translate, {"KEEP": True, "BLOCK": 1024, "local": None}),
+    (number_cuda._translate, {"KEEP": False, "BLOCK": 1024, "local": None}),
     (labor_cuda._keep_smallest, WALK | {"WIDTH": 64}),
     (labor_cuda._keep_below, WALK | {"WRITE": False}),
     (labor_cuda._keep_below, WALK | {"WRITE": True}),
-    (race_cuda._times, {"BLOCK": 1024}),
+    (labor_cuda._times, {"BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": True, "WEIGHTED": True, "BLOCK": 1}),
@@ -64,12 +74,12 @@ KERNELS = [
 ]
 ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below, extract_cuda._find_known
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
-DIVIDES = alias_cuda._finish_times, race_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
+DIVIDES = alias_cuda._finish_times, labor_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
-CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick"}
+CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "picked"}
 CALLED |= {"_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
-MODULES = alias_cuda, race_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
-MODULES += (relations_cuda,)
+MODULES = alias_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
+MODULES += (relations_cuda, temporal_cuda)
 for module in MODULES:
     for name, kernel in vars(module).items():
         if isinstance(kernel, triton.JITFunction) and name not in CALLED:
@@ -79,13 +89,17 @@ for kernel, given in KERNELS:
     def kind(name):
         if name in given:
             return "constexpr"
+        if name in given.get("REAL", ()):
+            return "*fp64"
+        if kernel.fn.__module__ == temporal_cuda.__name__ and name in ("nodes", "edges"):
+            return "*i64"
         if kernel in IN_ORDER and name in ("values", "sums", "whole", "out"):
             return "*fp32" if kernel is extract_cuda._scale_rows and name == "out" else "*fp64"
-        if kernel in (alias_cuda._finish_times, race_cuda._times) and name == "weight":
+        if kernel in (alias_cuda._finish_times, labor_cuda._times) and name == "weight":
             return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
-    places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
+    places = {(kernel.arg_names.index(name),): value for name, value in given.items() if name != "REAL"}
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
     warps = {"num_warps": 1} if kernel in ONE_WARP else {}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps).asm
@@ -239,4 +253,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "34\n36\n", done.stderr
+    assert done.stdout == "43\n36\n", done.stderr

@@ -19,17 +19,20 @@ from ...runtime.triton_rng import device
 from ..alias import AliasTable
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import Rows, prefix_sums
+from ..device_times import DeviceTimes, TimedSample, place_times, times_on_device
 from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample, with_weights
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
+from . import temporal as temporal_cuda
 from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
 from .draw import Drawn, cumulated
 from .labor_relations import draw_labor_relations, hops_of
 from .relations import segments_of, weights
 from .tables import Tables, Workspace, at_once, table_bytes
+from .temporal import degrees_until, look_up
 from .terms import terms
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "Workspace",
     "at_once",
     "cumulated",
+    "degrees_until",
     "device",
     "draw_rows",
     "fastgcn",
@@ -45,13 +49,17 @@ __all__ = [
     "labor_pieces",
     "ladies",
     "layer_pieces",
+    "look_up",
     "matrix",
     "neighbor",
     "neighbor_of_owners",
     "neighbor_pieces",
+    "place_times",
     "relation_weights",
     "relation_weights_of",
     "table_bytes",
+    "temporal_pieces",
+    "times_on_device",
 ]
 
 
@@ -305,3 +313,42 @@ def fastgcn(
     """See `reference.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
     pieces = layer_pieces(graph, seeds, keys, sizes, every_row=True, **options)
     return [s for _, made in pieces for s in _layers(made, keep_positions)]
+
+
+def temporal_pieces(
+    times: DeviceTimes,
+    seeds: Sequence[npt.NDArray[np.int64]],
+    trees: Sequence[npt.NDArray[np.int64]],
+    moments: Sequence[npt.NDArray[np.number]],
+    keys: Sequence[npt.NDArray[np.uint64]],
+    fanout: Sequence[int],
+    **options: bool | Tensor | None,
+) -> Iterator[tuple[slice, TimedSample]]:
+    """Minibatches of `sample.temporal.TemporalSampler` on the device, in pieces: ranges of them, each with its samples.
+
+    Args:
+        times: the graph.
+        seeds: of each minibatch.
+        trees: number of the tree of each seed, in its minibatch.
+        moments: of the trees of each minibatch, in the dtype of the times of edges.
+        keys: uint64 [L, T], random streams of the hops and trees of each minibatch.
+        fanout: see `temporal.temporal`, as `options`.
+        options: see there.
+
+    Raises:
+        RunError: a minibatch has more edges than its lists can index.
+    """
+    to = times.device
+    for piece in temporal_cuda.pieces(len(seeds), max(map(len, seeds), default=0), fanout, times):
+        nodes, first = np.concatenate(seeds[piece]), prefix_sums(np.array([len(m) for m in moments[piece]], np.int64))
+        tree = np.concatenate([t + at for t, at in zip(trees[piece], first)]).astype(np.int32)
+        grown = temporal_cuda.Trees(
+            to_device(nodes, to),
+            to_device(tree, to),
+            np.array([len(s) for s in seeds[piece]], np.int64),
+            first,
+            to_device(np.concatenate(moments[piece]), to),
+            to_device(np.concatenate(keys[piece], axis=1).view(np.int64), to),
+            times.num_rows(nodes),
+        )
+        yield piece, temporal_cuda.temporal(times, grown, fanout, **options)

@@ -43,17 +43,10 @@ def cumulated(counts: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows", "fanout"])
-def _uniform(
-    indptr, sources, nodes, owner, keys, ends, found, edges, positions, num_rows, fanout, stride,
-    REPLACE: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
-    start = tl.load(indptr + v, mask=live, other=0)
-    degree = (tl.load(indptr + v + 1, mask=live, other=0) - start)[:, None]
-    word = node_word(tl.load(keys + q, mask=live, other=0), v)
-    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    bits = draw_word(word[:, None], column) >> 32
+@triton.jit
+def picked(word, degree, column, fanout, REPLACE: tl.constexpr):
+    """Edges that a list of `degree` keeps, and the places in it of the draws in each column."""
+    bits = draw_word(word, column) >> 32
     if REPLACE:
         kept = tl.where(degree > 0, fanout, 0)
         pick = (bits * degree.to(tl.uint64)) >> 32
@@ -67,6 +60,20 @@ def _uniform(
             repeated = tl.max(((column < i) & (pick == mine)).to(tl.int32), axis=1)[:, None]
             pick = tl.where((column == i) & (repeated > 0), last, pick)
         pick = tl.where(degree <= fanout, column, pick)
+    return kept, pick
+
+
+@triton.jit(do_not_specialize=["num_rows", "fanout"])
+def _uniform(
+    indptr, sources, nodes, owner, keys, ends, found, edges, positions, num_rows, fanout, stride,
+    REPLACE: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
+    start = tl.load(indptr + v, mask=live, other=0)
+    degree = (tl.load(indptr + v + 1, mask=live, other=0) - start)[:, None]
+    word = node_word(tl.load(keys + q, mask=live, other=0), v)
+    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
+    kept, pick = picked(word[:, None], degree, column, fanout, REPLACE)
     some = live[:, None] & (column < kept)
     at = start[:, None] + pick.to(tl.int64)
     u = tl.load(sources + at, mask=some, other=0)

@@ -75,8 +75,10 @@ def _translate(
     e = tl.load(bounds + q) + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < tl.load(bounds + q + 1)
     out = e + tl.load(shift + q)
-    u = tl.load(sources + e, mask=some, other=0).to(tl.int64)
-    tl.store(indices + out, tl.load(local + q * stride + u, mask=some, other=0), mask=some)
+    x = tl.load(sources + e, mask=some, other=0)
+    if local is not None:
+        x = tl.load(local + q * stride + x.to(tl.int64), mask=some, other=0)
+    tl.store(indices + out, x, mask=some)
     if KEEP:
         tl.store(kept + out, tl.load(positions + e, mask=some, other=0), mask=some)
 
@@ -208,28 +210,44 @@ def merged(groups: list[Group]) -> Group:
     return Group(rows, counts)
 
 
-def joined(hops: list[Hop], tables: Tables) -> DeviceList:
-    """Edges of these hops as one list, their sources translated to numbers."""
+def joined(hops: list[Hop], tables: Tables | None) -> DeviceList:
+    """Edges of these hops as one list, their sources translated to numbers; without tables they are numbers."""
     rows, edges = np.sum([h.group.counts for h in hops], axis=0), np.sum([h.counts for h in hops], axis=0)
-    k, device, first = len(rows), tables.local.device, hops[0].drawn
+    k, first = len(rows), hops[0].drawn
+    device = first.ends.device
     indptr = torch.zeros(int(rows.sum()) + k, dtype=torch.int32, device=device)
     indices = torch.empty(int(edges.sum()), dtype=torch.int32, device=device)
     positions = None if first.positions is None else torch.empty(len(indices), dtype=torch.int64, device=device)
-    row_at, edge_at, seen = prefix_sums(rows + 1)[:-1] + 1, prefix_sums(edges)[:-1], np.zeros(k, np.int64)
+    row_at, seen = prefix_sums(rows + 1)[:-1] + 1, np.zeros(k, np.int64)
     for h in hops:
+        shift = row_at - prefix_sums(h.group.counts)[:-1]
+        _put(h.drawn.ends[1:], h.group, shift, seen - prefix_sums(h.counts)[:-1], indptr)
+        row_at, seen = row_at + h.group.counts, seen + h.counts
+    _join(hops, [h.drawn.sources for h in hops], indices, tables, positions)
+    return DeviceList(indptr, indices, positions, rows, edges)
+
+
+def joined_numbers(hops: list[Hop], numbers: list[Tensor]) -> Tensor:
+    """Numbers of the edges of these hops, in the order of `joined`."""
+    out = torch.empty(sum(int(h.counts.sum()) for h in hops), dtype=numbers[0].dtype, device=numbers[0].device)
+    _join(hops, numbers, out, None, None)
+    return out
+
+
+def _join(hops: list[Hop], numbers: list[Tensor], out: Tensor, tables: Tables | None, positions: Tensor | None) -> None:
+    """Put numbers of the edges of each hop, translated if there are tables, into `out`, and positions beside them."""
+    at = prefix_sums(np.sum([h.counts for h in hops], axis=0))[:-1]
+    local, stride = (None, 0) if tables is None else (tables.local, tables.stride)
+    for h, x in zip(hops, numbers):
         bounds = prefix_sums(h.counts)
-        _put(h.drawn.ends[1:], h.group, row_at - prefix_sums(h.group.counts)[:-1], seen - bounds[:-1], indptr)
         longest = int(h.counts.max(initial=0))
         if longest:
-            launch(_translate, programs(longest, BLOCK), k)(
-                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions,
-                to_device(bounds, device),
-                to_device(edge_at - bounds[:-1], device), tables.local, tables.stride, indices,
-                indices if positions is None else positions,
+            launch(_translate, programs(longest, BLOCK), len(h.counts))(
+                x, x if positions is None else h.drawn.positions, to_device(bounds, out.device),
+                to_device(at - bounds[:-1], out.device), local, stride, out, out if positions is None else positions,
                 KEEP=positions is not None, BLOCK=BLOCK,
             )  # fmt: skip
-        row_at, edge_at, seen = row_at + h.group.counts, edge_at + h.counts, seen + h.counts
-    return DeviceList(indptr, indices, positions, rows, edges)
+        at = at + h.counts
 
 
 def forget(rows: Rows, tables: Tables) -> None:

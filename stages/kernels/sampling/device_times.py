@@ -1,0 +1,118 @@
+"""Edges in the order of time, in memory that the kernels of a GPU can read, copied there once."""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ....storage.graph import Graph
+from ..runtime.device_memory import MemoryKind, device_readable, to_device, wait_for_copies
+from .device_graph import DeviceGraph, place_graph
+from .device_samples import DeviceSample
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfTypes:
+    """Rows of a graph with N node types, of which each node has one for each relation into its type, side by side."""
+
+    offsets: npt.NDArray[np.int64]
+    """int64 [N+1], first node of each type, and V."""
+    first: npt.NDArray[np.int64]
+    """int64 [N], first row of the first node of each type."""
+    count: npt.NDArray[np.int64]
+    """int64 [N], rows of each node of a type."""
+    timed: npt.NDArray[np.bool_]
+    """bool [N, largest count], True for rows whose edges have times."""
+
+    def types_of(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """int64 [n], type of each node."""
+        return np.searchsorted(self.offsets[:-1], nodes, side="right") - 1
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTimes:
+    """A graph whose rows are in the order of time, on the device."""
+
+    lists: DeviceGraph
+    """In-neighbour lists."""
+    time: Tensor
+    """int64 or float64 [E], time of each edge; where the sources of edges lie."""
+    num_nodes: int
+    """V."""
+    rows: RowsOfTypes | None
+    """Of a graph with types; None: a row is a node."""
+    by_type: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    """The same on the device."""
+    _others: dict[str, Tensor]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of a node, at most."""
+        return 1 if self.rows is None else self.rows.timed.shape[1]
+
+    def num_rows(self, nodes: npt.NDArray[np.int64]) -> int:
+        """Rows of all these nodes."""
+        return len(nodes) if self.rows is None else int(self.rows.count[self.rows.types_of(nodes)].sum())
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.lists.device
+
+    def beside(self, name: str, array: npt.NDArray[np.number]) -> Tensor:
+        """Numbers of the edges, or of their ends, copied once to where the sources lie."""
+        if name not in self._others:
+            self._others[name] = device_readable(array, self.device, self.lists.placed)
+            wait_for_copies(self.device)
+        return self._others[name]
+
+
+@dataclass(frozen=True, eq=False)
+class TimedSample(DeviceSample):
+    """k minibatches whose nodes are in trees: those of all that is not later than a moment."""
+
+    tree: Tensor
+    """int32 [n], the tree of each node, ascending within each hop of a minibatch."""
+    moments: Tensor
+    """[T], the moment of each tree."""
+    weight: Tensor | None
+    """float32 [sum of edges], `Block.weight`; None: edges are alike."""
+
+
+# A property of the graph: kept as long as it is.
+_known: WeakKeyDictionary[Graph, DeviceTimes] = WeakKeyDictionary()
+
+
+def place_times(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | None, where: MemoryKind) -> DeviceTimes:
+    """Put a graph in the order of time into memory that kernels can read.
+
+    Args:
+        graph: in-neighbour lists, each in the order of time.
+        time: int64 or float64 [E], of its edges.
+        rows: of a graph with types.
+        where: location of the sources and the times of edges, see `place_graph`.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    known = _known.get(graph)
+    if known is not None and known.lists.placed == where:
+        return known
+    lists = place_graph(graph, where)
+    by_type, num_nodes = None, graph.num_nodes
+    if rows is not None:
+        arrays = rows.offsets[:-1], rows.first, rows.count, rows.timed
+        offsets, first, count, timed = (to_device(x, lists.device) for x in arrays)
+        by_type, num_nodes = (offsets, first, count, timed), int(rows.offsets[-1])
+    placed = device_readable(time, lists.device, where)
+    found = _known[graph] = DeviceTimes(lists, placed, num_nodes, rows, by_type, {})
+    wait_for_copies(lists.device)
+    return found
+
+
+def times_on_device(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | None) -> DeviceTimes:
+    """See `place_times`; where it was placed before, else on the device if it fits."""
+    return _known.get(graph) or place_times(graph, time, rows, "auto")
