@@ -55,8 +55,8 @@ def predict(
     data, classes = found.data, found.class_names
     if found.task == "link":
         raise InputError(
-            f"the task of {found.name} is link, which scores pairs of nodes; use mr.predict_links(run, pairs), or "
-            "mr.embed(run) for the rows of nodes"
+            f"the task of {found.name} is link, which scores pairs of nodes; use mr.predict_links(run, pairs), "
+            "mr.recommend(run) for the best of each node, or mr.embed(run) for the rows of nodes"
         )
     ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
@@ -110,7 +110,9 @@ def predict_to_file(
     start = time.perf_counter()
     trained = load(run, model=model)
     if trained.result.task == "link" and not embeddings:
-        raise InputError(f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, or --embeddings")
+        raise InputError(
+            f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, --top K, or --embeddings"
+        )
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)

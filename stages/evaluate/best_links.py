@@ -16,11 +16,15 @@ from torch import Tensor
 
 from ...storage.dataset import IdArray
 from ..kernels.best_of_rows import keep_best
-from ..kernels.runtime.threads import side_by_side
+from ..kernels.runtime.threads import get_num_threads, side_by_side
 from ..links.decoders import FEW
 from . import links
 from .links import KnownPairs, blocks_of_candidates, scores_against
 
+BETWEEN_REPORTS = 1 << 32
+"""Scores between two reports of progress: seconds of work."""
+CHUNKS_OF_THREAD = 4
+"""Chunks of sources that a thread at least has between two reports, so that none waits long for the others."""
 Best = tuple[IdArray, npt.NDArray[np.floating]]
 """int64 [n, k], the best destinations of each source, the best first, and their scores; -1 and -inf where fewer than k
 candidates have a score."""
@@ -75,6 +79,7 @@ def best_destinations(
     padded = max(FEW, size)
     candidates = rows.between(known.candidates)
     best_of = _best_here if on_host else _best_there
+    together = max(CHUNKS_OF_THREAD * get_num_threads(), BETWEEN_REPORTS // max(1, size * len(candidates)))
     for begin in range(0, total, step):
         end = min(begin + step, total)
         ids = np.empty((end - begin, k), np.int64)
@@ -87,15 +92,16 @@ def best_destinations(
             for array, of_chunk in zip((ids, scores), found):
                 array[first - begin : first - begin + size] = of_chunk[: end - first][:size]
 
-        chunks = [(first,) for first in range(begin, end, size)]
-        if on_host:
-            side_by_side(find, chunks)
-        else:
-            for (first,) in chunks:
-                find(first)
+        for span in range(begin, end, size * together):
+            stop = min(span + size * together, end)
+            if on_host:
+                side_by_side(find, [(first,) for first in range(span, stop, size)])
+            else:
+                for first in range(span, stop, size):
+                    find(first)
+            if on_progress is not None:
+                on_progress(stop, total)
         yield ids, scores
-        if on_progress is not None:
-            on_progress(end, total)
 
 
 def _dtype(rows: Tensor) -> torch.dtype:

@@ -114,15 +114,21 @@ def test_equal_rows_are_in_the_order_of_ids(name, width, there):
         assert scores.dtype == np.float32
 
 
-def test_threads_and_pieces_do_not_show(monkeypatch):
+@pytest.mark.usefixtures("one_thread")
+def test_threads_pieces_and_reports_do_not_show(monkeypatch):
     rows, known = torch.randn(3000, 16), KnownPairs(3000, np.arange(0, 9_000_000, 7))
     sources = np.random.default_rng(0).permutation(3000)[:700].tolist()
-    torch.set_num_threads(1)
     want = found_in(DOT, rows, sources, 20, known, step=700)
+    monkeypatch.setattr(best_links, "BETWEEN_REPORTS", 1)
+    monkeypatch.setattr(best_links, "CHUNKS_OF_THREAD", 1)
     torch.set_num_threads(2)
-    for step in (1, 256, 300):
+    for step in (1, 256, 300, 700):
         for a, b in zip(want, found_in(DOT, rows, sources, 20, known, step=step)):
             assert np.array_equal(a, b)
+    reports: list[tuple[int, int]] = []
+    of = NodeRows(np.arange(3000), rows)
+    list(best_destinations(DOT, of, np.array(sources), 20, known, 600, lambda *at: reports.append(at)))
+    assert reports == [(512, 700), (600, 700), (700, 700)]
 
 
 def test_a_source_linked_to_everything_has_none():

@@ -71,6 +71,10 @@ def test_with_types_ranks_are_among_nodes_of_the_destinations_type(graph, data):
             patch.setattr(links, "PAIRS", size[0])
             patch.setattr(links, "NODES", size[1])
             assert filtered_ranks(DOT, rows, pairs, known).tolist() == expected
+    some = np.arange(graph.num_edges) % 3 == 0
+    of_some = np.stack([graph.indices, np.repeat(np.arange(n), graph.in_degree)], 1)[own & some].astype(np.int64)
+    early = KnownPairs.of(graph, np.empty((0, 3), np.int64), some)
+    assert early.keys.tolist() == sorted({u * n + v for u, v in of_some.tolist()})
     for u, w in known.unknown(20, "test").tolist():
         assert u in known.ends[0] and w in known.ends[1] and (u, w) not in linked
 
