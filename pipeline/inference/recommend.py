@@ -103,9 +103,10 @@ class Recommender:
         def advance(done: int, total: int) -> None:
             emit(StageAdvanced("recommend", done, total))
 
-        first, decoder = 0, decoder_beside(self.model, self.rows.rows)
-        best = best_destinations(decoder, self.rows, self.sources, self.k, self.known, max(1, step), advance)
+        first = 0
         with evaluating(self.model):
+            decoder = decoder_beside(self.model, self.rows.rows)
+            best = best_destinations(decoder, self.rows, self.sources, self.k, self.known, max(1, step), advance)
             for ids, scores in best:
                 sources = self.sources[first : (first := first + len(ids))]
                 yield self._piece(sources, ids, scores)
