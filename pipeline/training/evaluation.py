@@ -18,6 +18,7 @@ from ...stages.evaluate.links import KnownPairs
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
 from ...stages.evaluate.scored import scored, split_rows, temporal_scored
+from ...stages.evaluate.temporal import Chunk
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
@@ -28,6 +29,7 @@ from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.features import CountedFeatures, FeatureStore
+from ...storage.graph import Graph
 from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
@@ -82,6 +84,14 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
 
 
+def chunks_there(graph: Graph, rows: torch.Tensor | None) -> Chunk:
+    """Draws of the device that trains on this graph, for evaluation by time; see `ChunksThere`."""
+    # Needs Triton.
+    from ...stages.evaluate.temporal_cuda import ChunksThere
+
+    return ChunksThere(graph, rows)
+
+
 @dataclass(frozen=True)
 class Leaders:
     """Ranks that evaluate for all."""
@@ -125,10 +135,12 @@ def _by_leaders(
 
     def evaluated(module: nn.Module, split: str, among: Group | None, advance: Progress) -> Scored | None:
         by_class = split == "test"
+        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
         if prepared.reads_times:
             sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
-            return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance)
-        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+            there = job.resident and job.produce
+            chunk = chunks_there(prepared.placement.graph, rows) if there else None
+            return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance, chunk)
         limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
         found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
         if group.rank > 0:

@@ -11,7 +11,7 @@ from ..links.decoders import decoder_beside
 from .layerwise import by_split, outputs
 from .links import KnownPairs, link_metrics
 from .measures import Measures, Scored
-from .temporal import temporal_link_metrics, temporal_outputs
+from .temporal import Chunk, temporal_link_metrics, temporal_outputs
 
 Rows = dict[str, tuple[Tensor, Tensor]] | Tensor
 
@@ -34,6 +34,7 @@ def temporal_scored(
     known: Callable[[], KnownPairs],
     by_class: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
+    chunk: Chunk | None = None,
 ) -> Scored | None:
     """`scored` where samples go by time: nodes and pairs at their times. See `temporal`."""
     numbers, data = getattr(dataset.split, split), (dataset.graph, dataset.features, sampler)
@@ -42,11 +43,11 @@ def temporal_scored(
     if dataset.task == "link":
         times, names = dataset.pair_time, measures.all_names
         assert times is not None
-        of_pairs = (dataset.labels, times, numbers, split, names, known(), seed, on_progress)
+        of_pairs = (dataset.labels, times, numbers, split, names, known(), seed, on_progress, chunk)
         return Scored(None, temporal_link_metrics(model, *data, *of_pairs))
     times = dataset.graph.node_time
     assert times is not None
-    rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress)
+    rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress, chunk)
     return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known, by_class)
 
 

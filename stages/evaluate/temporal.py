@@ -23,6 +23,8 @@ from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
 from .links import KnownPairs, metrics_of
 
+Chunk = Callable[[nn.Module, Graph, FeatureStore, TemporalSampler, BulkRequest], Tensor]
+"""Returns a model's outputs for the seeds, and perhaps other nodes behind them, of the one minibatch of a request."""
 CHUNK = 1024
 """Seeds of a minibatch of an evaluation. Fixed, since drawn samples depend on it."""
 PAIRS = 128
@@ -41,12 +43,13 @@ def temporal_outputs(
     moments: Times,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    chunk: Chunk | None = None,
 ) -> Tensor:
     """[n, C], the model's outputs for `nodes` at their moments, over the sampler's draws: exact if it takes all
     in-edges (fanout -1), else the same in every call with the same nodes.
 
     Args:
-        model: of at most as many layers as the sampler has hops; rows are on its device, draws on the host.
+        model: of at most as many layers as the sampler has hops; rows are on its device.
         graph: with times of edges.
         features: rows of all nodes.
         sampler: draws the neighbourhoods.
@@ -54,6 +57,7 @@ def temporal_outputs(
         moments: [n], times.
         seed: of the draws.
         on_progress: called with (nodes done, nodes in all).
+        chunk: computes outputs; by default from draws of the host.
     """
     as_model(model)
     short = TemporalSampler(
@@ -70,16 +74,17 @@ def temporal_outputs(
     key, found = stream(seed, Purpose.EVALUATE), []
     with evaluating(model):
         for number, at in enumerate(range(0, len(nodes), CHUNK)):
-            chunk = slice(at, at + CHUNK)
-            request = BulkRequest(key, 0, number, number, (nodes[chunk],), moments=(when[chunk],))
-            found.append(_chunk(model, graph, features, short, request))
+            some = slice(at, at + CHUNK)
+            request = BulkRequest(key, 0, number, number, (nodes[some],), moments=(when[some],))
+            out = (chunk or _on_host)(model, graph, features, short, request)
+            found.append(_of_seeds(model, out, len(nodes[some])))
             if on_progress is not None:
                 on_progress(min(at + CHUNK, len(nodes)), len(nodes))
     rows = torch.cat(found) if found else torch.empty(0, 0)
     return rows[torch.from_numpy(back).to(rows.device)]
 
 
-def _chunk(
+def _on_host(
     model: nn.Module, graph: Graph, features: FeatureStore, sampler: TemporalSampler, request: BulkRequest
 ) -> Tensor:
     work = sampler.sample(graph, request, None).minibatches[0]
@@ -104,11 +109,15 @@ def _chunk(
     ]
     rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(**to)
     with torch.no_grad():
-        out = model(neighbourhoods, rows)
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) < len(request.seeds[0]):
+        return model(neighbourhoods, rows)
+
+
+def _of_seeds(model: nn.Module, out: Any, count: int) -> Tensor:
+    """The first rows of a model's output. Raises InputError if it is none."""
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) < count:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"{type(model).__name__} returned {seen}; expected a row for each of {len(request.seeds[0])}")
-    return out[: len(request.seeds[0])].float() if out.dtype == torch.bfloat16 else out[: len(request.seeds[0])]
+        raise InputError(f"{type(model).__name__} returned {seen}; expected a row for each of {count}")
+    return out[:count].float() if out.dtype == torch.bfloat16 else out[:count]
 
 
 def temporal_link_metrics(
@@ -124,6 +133,7 @@ def temporal_link_metrics(
     known: KnownPairs,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    chunk: Chunk | None = None,
 ) -> dict[str, float]:
     """Metrics of the positive pairs of a set, each from what lies before it. A pair (u, v) is ranked among
     `NEGATIVES` pairs (u, w) at its time, the same in every run, for nodes w that are destinations of pairs and never
@@ -142,13 +152,14 @@ def temporal_link_metrics(
         known: pairs that are no negatives.
         seed: of the draws.
         on_progress: called with (pairs done, pairs in all).
+        chunk: see `temporal_outputs`.
     """
     every, valid = _with_negatives(labels[numbers, :2], np.unique(labels[:, 1]), known, name)
     scores, decoder = [], decoder_of(model)
     for at in range(0, len(every), PAIRS):
         ends = Ends.of(every[at : at + PAIRS], time[numbers[at : at + PAIRS]], graph.num_nodes)
         assert ends.moments is not None
-        rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed)
+        rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed, chunk=chunk)
         with evaluating(model):
             positions = torch.from_numpy(ends.positions).to(rows.device)
             scores.append(decoder(rows[positions[..., 0]], rows[positions[..., 1]]).float())
