@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.custom.callback import Callback, RunView
     from millrace.pipeline.datasets import (
         ReadOptions,
+        edge_dataset,
         from_networkx,
         from_pyg,
         from_relations,
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
         open_dataset,
     )
     from millrace.pipeline.dry_run import dry_run
+    from millrace.pipeline.inference.edges import predict_edges
     from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.links import LinkScores, predict_links
     from millrace.pipeline.inference.predict import predict
-    from millrace.pipeline.inference.predictions import Predictions
+    from millrace.pipeline.inference.predictions import EdgePredictions, Predictions
     from millrace.pipeline.inference.program import export_program
     from millrace.pipeline.inference.recommend import recommend
     from millrace.pipeline.inference.recommendations import Recommendations
@@ -84,6 +86,7 @@ _HOMES = {
     "from_relations": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
+    "edge_dataset": "pipeline.datasets",
     "link_dataset": "pipeline.datasets",
     "convert": "pipeline.ingest.convert",
     "conv_weights": "pipeline.interop.conv_weights",
@@ -104,7 +107,9 @@ _HOMES = {
     "RunView": "pipeline.custom.callback",
     "predict": "pipeline.inference.predict",
     "LinkScores": "pipeline.inference.links",
+    "predict_edges": "pipeline.inference.edges",
     "predict_links": "pipeline.inference.links",
+    "EdgePredictions": "pipeline.inference.predictions",
     "Predictions": "pipeline.inference.predictions",
     "export_program": "pipeline.inference.program",
     "recommend": "pipeline.inference.recommend",
@@ -188,6 +193,7 @@ __all__ = [
     "Callback",
     "Cluster",
     "Dataset",
+    "EdgePredictions",
     "Embeddings",
     "FastGCNSampler",
     "Graph",
@@ -228,6 +234,7 @@ __all__ = [
     "convert",
     "destinations",
     "dry_run",
+    "edge_dataset",
     "embed",
     "export_program",
     "from_edges",
@@ -248,6 +255,7 @@ __all__ = [
     "partitioner",
     "plan",
     "predict",
+    "predict_edges",
     "predict_links",
     "recommend",
     "reorder",

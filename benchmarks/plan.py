@@ -115,6 +115,8 @@ def of_other_tasks(options: dict[str, Any]) -> list[Case]:
         Case("links, many", links.replace("15", "18"), 1, {**many, "epochs": 2}, ("bulk",), of_links),
         Case("links, types", "hsbm:nodes=30000,degree=6,features=64", 2, {**options, "model": "rgcn"}, config=typed),
         *(Case("time", tsbm, ranks, options, config=by_time) for ranks in (1, 2)),
+        *(Case("labels of edges", "payments:accounts=20000,features=64", ranks, options) for ranks in (1, 2)),
+        Case("labels of edges, a stand-in", "payments:accounts=20000", 1, options, ("bulk",), most_edges=100_000),
         Case("links, time", "ratings:users=4000,items=4000", 2, {**options, "split": "time:0.8,0.1"}, config=rated),
     ]
     learned = {"learned": {"width": 64}}

@@ -64,6 +64,7 @@ TYPED_MODELS = ("rgcn", "hgt", "sage")
 
 
 TIMED = "tsbm:nodes=60"
+PAYMENTS = "payments:accounts=30,degree=3,features=5"
 LINK_JOBS: dict[str, dict[str, Any]] = {
     "`bulk`": {"system": "bulk"},
     "`bulk`, queue `zarr`": {"system": "bulk", **QUEUES["zarr"]},
@@ -187,11 +188,14 @@ def typed_support() -> str:
 
 
 def link_support() -> str:
-    """The table of links, and of samples by time."""
+    """The table of links, of samples by time, and of labels of edges."""
     plain, typed, timed = (mr.open_dataset(spec, seed=0) for spec in (DATASET, TYPED, TIMED))
     sage, rgcn = ({"model": {"name": name, "hidden": 8, "layers": 2}} for name in ("sage", "rgcn"))
     by_time = {**sage, "sampler": {"name": "temporal", "fanout": [3, 3]}}
     relation = mr.link_dataset(typed, relation=typed.graph.types.relations[0])
+    ends = relation.labels[:, :2] - relation.labels[:, :2].min(0)  # ids within the types
+    rated = mr.edge_dataset(typed, ends, ends[:, 0] % 3, relation=typed.graph.types.relations[0])
+    payments = mr.open_dataset(PAYMENTS)
     return job_table(
         LINK_JOBS,
         {
@@ -199,6 +203,9 @@ def link_support() -> str:
             "links of a relation": Column(relation, rgcn),
             "links by time": Column(mr.link_dataset(timed, split="time:0.7,0.15"), by_time),
             "nodes by time": Column(timed, by_time),
+            "labels of edges": Column(payments, sage),
+            "... of a relation": Column(rated, rgcn),
+            "... by time": Column(mr.open_dataset(PAYMENTS, split="time:0.6,0.2"), by_time),
         },
     )
 

@@ -54,7 +54,9 @@ class Batch:
     """The structure, as `millrace.to_pyg` and `to_dgl_blocks` take it."""
     pairs: Tensor | None = None
     """int64 [b, 1 + k, 2] in a link task: positive pairs, each with its k negatives, as rows of what a model gives. `y`
-    is [b] zeros."""
+    is [b] zeros. [b, 2] of labelled edges, whose labels are `y`."""
+    pair_features: Tensor | None = None
+    """[b, K], features of the labelled edges; None: they have none."""
 
 
 class _Seat(Solo):
@@ -149,9 +151,11 @@ class Minibatches:
                             continue
                         work = feed.get(epoch, index)
                         got = fetcher.fetch(work)
-                        pairs = None if got.links is None else got.links.pairs
-                        inputs = got.neighbourhoods, got.h, got.y
-                        yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, pairs)
+                        links, inputs = got.links, (got.neighbourhoods, got.h, got.y)
+                        of_pairs = (None, None) if links is None else (links.pairs, links.features)
+                        if links is not None and links.labelled:
+                            of_pairs = links.pairs[:, 0], links.features
+                        yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, *of_pairs)
                     feed.release(epoch, steps.minibatches_of(step).stop - 1)
         finally:
             feed.close()

@@ -63,8 +63,8 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     job = for_task(job, dataset, system.sample.sampler)
-    check_links(job, dataset.task)
-    check_types(job, system, dataset.graph.types, RGCN(), dataset.task)
+    check_links(job, dataset)
+    check_types(job, system, dataset.graph.types, RGCN(), dataset.of_pairs)
     system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
     if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")

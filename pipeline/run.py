@@ -267,5 +267,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         out=str(out),
         types=prepared.outline.types,
         num_edge_features=prepared.outline.edge_width if prepared.reads_edges else 0,
+        labels_of="edges" if prepared.outline.row_width else "nodes",
+        num_pair_features=prepared.outline.pair_width,
         versions=versions(),
     )

@@ -62,8 +62,11 @@ class Placement:
     split: Split
     edge_features: FeatureStore | None = field(default=None, kw_only=True)
     """[E, D], row e is of the graph's edge at position e; None: there are none, or the model reads none."""
+    pairs: Pairs | None = field(default=None, kw_only=True)
+    """All pairs of a link task, or all labelled edges, of which `split` has the numbers of those to train on; None:
+    nodes are labelled."""
     pair_time: npt.NDArray[np.number] | None = field(default=None, kw_only=True)
-    """[N], times of the pairs of a link task; None: they have none."""
+    """[N], times of the pairs; None: they have none."""
 
     @property
     def seeds(self) -> npt.NDArray[np.int64]:
@@ -103,7 +106,7 @@ class Part:
     types: GraphTypes | None = None
     """Types of the whole graph; None: there is one type of nodes and edges."""
     pairs: Pairs | None = None
-    """All pairs of a link task, by global ids; None: nodes are labelled."""
+    """All pairs of a link task, or all labelled edges, by global ids; None: nodes are labelled."""
 
 
 class Peers(Protocol):
@@ -152,7 +155,8 @@ class Fetched:
     h: Tensor
     """[num_src of neighbourhoods[0], F]; may lie in a buffer that the next fetch reuses."""
     y: Tensor
-    """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
+    """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result. Of labelled
+    edges, those of the b pairs."""
     weight: Tensor | None = None
     """float64 [B], weight of each seed, on the host or the device; None: all alike."""
     begun: "Begun | None" = None
@@ -160,26 +164,33 @@ class Fetched:
     clients: "tuple[Fetched, ...]" = ()
     """The same work divided among simulated clients."""
     links: "PairsToScore | None" = None
-    """Pairs of a link task; None: the first B rows of the model's result are the outputs."""
+    """Pairs whose scores are the outputs; None: the first B rows of the model's result are."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairsToScore:
-    """Pairs whose scores are the outputs of a link task."""
+    """Pairs whose scores are the outputs: of a link task, or of labelled edges."""
 
     pairs: Tensor
-    """int64 [b, 1 + k, 2], positions among the rows of the model's result: a positive pair, and its negatives. On the
-    host."""
-    decoder: Callable[[Tensor, Tensor], Tensor] | None
-    """See `links.decoders.Decoder.forward`; None where nothing is trained."""
+    """int64 [b, 1 + k, 2], positions among the rows of the model's result: a positive pair, and its negatives; [b, 1,
+    2] of labelled edges. On the host."""
+    decoder: Callable[..., Tensor] | None
+    """See `links.decoders.Decoder.forward`, or `links.edge_head.EdgeHead.forward` of labelled edges; None where nothing
+    is trained."""
     there: Tensor | None = None
     """`pairs` on the device of the rows; None: that is the host."""
+    labelled: bool = False
+    features: Tensor | None = None
+    """[b, K], of labelled edges, on the device of the rows; None: they have none."""
 
     def scores(self, rows: Tensor) -> Tensor:
-        """[b, 1 + k], from the rows of the nodes [B, D]."""
+        """[b, 1 + k], from the rows of the nodes [B, D]; [b, C] of labelled edges."""
         assert self.decoder is not None
         pairs = self.pairs if self.there is None else self.there
-        return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
+        if not self.labelled:
+            return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
+        source, destination = pairs[:, 0].unbind(1)
+        return self.decoder(rows[source], rows[destination], *(() if self.features is None else (self.features,)))
 
 
 @dataclass(frozen=True, eq=False)

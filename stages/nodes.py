@@ -28,6 +28,10 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
     if nodes is None or (isinstance(nodes, str) and nodes == "all"):
         return np.arange(num_nodes, dtype=np.int64)
     if isinstance(nodes, str) and dataset is not None and nodes in SPLITS:
+        if dataset.of_pairs:
+            raise InputError(
+                f"nodes is '{nodes}', but the sets of {dataset.name} are of pairs; expected ids of nodes, or all"
+            )
         return getattr(dataset.split, nodes)
     found = _array(nodes)
     if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:

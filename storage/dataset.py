@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
-from .links.pairs import check_pairs, node_ranges
+from .links.pairs import PairLabels, Pairs, check_pairs, node_ranges
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
@@ -22,11 +22,13 @@ WITHOUT_ACCURACY = ("regression", "link")
 """Tasks whose outputs are no classes."""
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
+PAIR_ARRAYS = ("pair_time", "pairs", "pair_features")
+"""Attributes of a `Dataset` that are arrays of pairs, or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Three disjoint sets of labelled nodes; of a link task, of numbers of pairs."""
+    """Three disjoint sets of labelled nodes, or of numbers of pairs where pairs are labelled."""
 
     train: IdArray
     """int64, ascending, distinct."""
@@ -36,13 +38,14 @@ class Split:
     def __repr__(self) -> str:
         return f"Split(train={len(self.train):,}, val={len(self.val):,}, test={len(self.test):,})"
 
-    def check(self, num_nodes: int) -> "Split":
-        """Check that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
+    def check(self, num_nodes: int, unit: str = "node") -> "Split":
+        """Check that the sets are sorted, distinct, in range and disjoint: ids of so many nodes, or of another `unit`.
+        Raises InputError otherwise."""
         for name in SPLITS:
             ids = getattr(self, name)
             if ids.dtype != np.int64 or ids.ndim != 1:
                 raise InputError(
-                    f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of node ids"
+                    f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of {unit} ids"
                 )
             if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
                 raise InputError(f"split '{name}' holds ids outside [0, {num_nodes}); correct the split")
@@ -52,7 +55,7 @@ class Split:
             both = np.intersect1d(getattr(self, a), getattr(self, b), assume_unique=True)
             if len(both):
                 raise InputError(
-                    f"{counted(len(both), 'node')} (first: {both[0]}) {are(len(both))} in the {a} and the {b} split; "
+                    f"{counted(len(both), unit)} (first: {both[0]}) {are(len(both))} in the {a} and the {b} split; "
                     "make them disjoint"
                 )
         return self
@@ -68,7 +71,8 @@ class Dataset:
     """[V, F] rows; memory, memory-mapped or Zarr."""
     labels: npt.NDArray[Any]
     """Multi-class and binary: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1. Regression: float32
-    [V, C]. NaN in a matrix is not known. Link: int64 [N, 3], pairs in place of nodes, see `storage.links.pairs`."""
+    [V, C]. NaN in a matrix is not known. With `pairs` they have N rows in place of V. Link: int64 [N, 3], pairs in
+    place of nodes, see `storage.links.pairs`."""
     split: Split
     num_classes: int
     """C: classes, 2 if binary; targets of a regression; 1 of links, the score of a pair."""
@@ -80,8 +84,16 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
     """Name of each class, or target, in the input. None if they are called by their numbers."""
     pair_time: npt.NDArray[Any] | None = None
-    """int64 or float64 [N], of links: the time of each pair, which is predicted from earlier edges only. None: pairs
-    have no times."""
+    """int64 or float64 [N], of links and labelled edges: the time of each pair, which is predicted from earlier edges
+    only. None: pairs have no times."""
+    pairs: npt.NDArray[np.int64] | None = None
+    """int64 [N, 2], source and destination of the edges that `labels` and `split` are of. None: they are of nodes, or
+    the task is link."""
+    pair_features: npt.NDArray[np.float32] | None = None
+    """float32 [N, K], of `pairs`, which their prediction reads; None: they have none."""
+    hides_pairs: bool = False
+    """True if a pair of `pairs` is predicted without its own edge: those of val and test are left out of the graph, and
+    those of a minibatch out of its samples."""
 
     @property
     def num_nodes(self) -> int:
@@ -89,15 +101,35 @@ class Dataset:
         return self.graph.num_nodes
 
     @property
+    def of_pairs(self) -> bool:
+        """True if labels and split are of pairs of nodes: the task is link, or edges are labelled."""
+        return self.task == "link" or self.pairs is not None
+
+    @property
+    def has_edge_labels(self) -> bool:
+        """True if labels are of edges, with a class or a target each."""
+        return self.of_pairs and self.task != "link"
+
+    @property
+    def num_pair_features(self) -> int:
+        """K, columns of `pair_features`; 0 without any."""
+        return 0 if self.pair_features is None else self.pair_features.shape[1]
+
+    @property
+    def pair_table(self) -> npt.NDArray[np.int64]:
+        """int64 [N, 2], `pairs`; of a link task [N, 3], `labels`."""
+        return self.labels if self.pairs is None else self.pairs
+
+    @property
     def num_targets(self) -> int:
         """Nodes that a model predicts, or gives rows for: V, or in a graph with types the nodes of the first type, but
-        all of a link task."""
+        all where pairs are labelled."""
         types = self.graph.types
-        return self.num_nodes if types is None or self.task == "link" else types.num_nodes(0)
+        return self.num_nodes if types is None or self.of_pairs else types.num_nodes(0)
 
     @property
     def num_outputs(self) -> int:
-        """Columns of a model for it: C, and 1 if binary."""
+        """Outputs of a model for a node or a pair: C, and 1 if binary."""
         return outputs_of(self.task, self.num_classes)
 
     @property
@@ -117,7 +149,7 @@ class Dataset:
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Number of nodes in each set of the split."""
+        """Number of nodes, or of pairs, in each set of the split."""
         return {name: len(getattr(self.split, name)) for name in SPLITS}
 
     @property
@@ -135,7 +167,8 @@ class Dataset:
         return self.num_nodes
 
     def __repr__(self) -> str:
-        features, classes = counted(self.num_features, "feature"), counted_outputs(self.task, self.num_classes)
+        features = counted(self.num_features, "feature")
+        classes = counted_outputs(self.task, self.num_classes, self.has_edge_labels)
         edges = counted(self.graph.num_edges, "edge")
         if self.num_edge_features:
             edges += f" with {counted(self.num_edge_features, 'feature')}"
@@ -147,7 +180,7 @@ class Dataset:
         """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
         edge_weight, edge_attr, edge_time and node_time if there are any. A graph with types is a `HeteroData`: see
         `from_pyg`. Links have ``train_edge_label_index``, ... in place of y and masks, of a `HeteroData` at their edge
-        type.
+        type; labelled edges also ``train_edge_label``, ..., and ``train_edge_label_attr`` if they have features.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -183,14 +216,18 @@ class Dataset:
                 if graph.edge_features is not None and (width := types.edge_widths[r]):
                     rows = graph.edge_features.gather(np.flatnonzero(own))
                     data[relation].edge_attr = torch.from_numpy(rows[:, :width].copy())
-            links = self.task == "link"
-            target = data[types.relations[types.pair_relations[0]] if links else types.node_types[0]]
-        if self.task != "link":
+            target = data[types.relations[types.pair_relations[0]] if self.of_pairs else types.node_types[0]]
+        if not self.of_pairs:
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
         for name in SPLITS:
-            if self.task == "link":
-                pairs = self.labels[getattr(self.split, name), :2] - [e.start for e in node_ranges(types, len(nodes))]
+            if self.of_pairs:
+                chosen = getattr(self.split, name)
+                pairs = self.pair_table[chosen, :2] - [e.start for e in node_ranges(types, len(nodes))]
                 target[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
+                of_pairs = {"": self.labels, "_attr": self.pair_features} if self.pairs is not None else {}
+                for suffix, rows in of_pairs.items():
+                    if rows is not None:
+                        target[f"{name}_edge_label{suffix}"] = torch.from_numpy(rows[chosen])
                 continue
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
@@ -226,19 +263,43 @@ class Dataset:
             check_pairs(self.labels, n, self.graph.types)
             if self.pair_time is not None:
                 check_times("pair_time", self.pair_time, len(self.labels))
-            self.split.check(len(self.labels))
+            self.split.check(len(self.labels), "pair")
             return self._check_names()
+        if self.pairs is not None:
+            self._check_labelled_pairs(self.pairs)
+        rows = n if self.pairs is None else len(self.pairs)
         want, dtype = (2, np.float32) if self.task in MATRIX_TASKS else (1, np.int64)
-        if self.labels.ndim != want or len(self.labels) != n:
+        if self.labels.ndim != want or len(self.labels) != rows:
             raise InputError(
                 f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and "
-                f"{counted(n, 'row')}"
+                f"{counted(rows, 'row')}"
             )
         if self.labels.dtype != dtype:
             raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
-        self.split.check(n)
+        self.split.check(rows, self._unit)
         self._check_labels()
         return self._check_names()
+
+    @property
+    def _unit(self) -> str:
+        return "node" if self.pairs is None else "edge"
+
+    def _check_labelled_pairs(self, pairs: npt.NDArray[np.int64]) -> None:
+        check_pairs(pairs, self.num_nodes, self.graph.types, columns=2)
+        if self.pair_time is not None:
+            check_times("pair_time", self.pair_time, len(pairs))
+        rows = self.pair_features
+        if rows is None:
+            return
+        if rows.dtype != np.float32 or rows.ndim != 2 or len(rows) != len(pairs) or not rows.shape[1]:
+            raise InputError(
+                f"features of labelled edges are {rows.dtype}{list(rows.shape)}; expected float32 [{len(pairs)}, K]"
+            )
+        if not np.isfinite(rows).all():
+            bad = int(np.argmin(np.isfinite(rows).all(1)))
+            raise InputError(
+                f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct the data"
+            )
 
     def _check_names(self) -> "Dataset":
         n = self.num_nodes
@@ -256,7 +317,7 @@ class Dataset:
             ids = getattr(self.split, name)
             if len(bad := ids[bare[ids]]):
                 raise InputError(
-                    f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} "
+                    f"{counted(len(bad), self._unit)} of the {name} split (first: {bad[0]}) {are(len(bad))} "
                     f"unlabelled ({'NaN' if self.task in MATRIX_TASKS else '-1'}); leave them out of the split"
                 )
         if self.task not in MATRIX_TASKS:
@@ -277,20 +338,36 @@ class Dataset:
 
 
 def is_labelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """[V], True for nodes with a label: a class number from 0, or some value of a matrix that is not NaN."""
+    """[V], True for rows with a label: a class number from 0, or some value of a matrix that is not NaN."""
     return np.asarray(labels >= 0 if labels.ndim == 1 else ~np.isnan(labels).all(axis=1))
 
 
+def pairs_of(dataset: Dataset, dtype: npt.DTypeLike = np.float32) -> Pairs | None:
+    """The pairs of a dataset, with labels and features in the floating-point `dtype`; None if nodes are labelled."""
+    if not dataset.of_pairs:
+        return None
+    labels = None
+    if dataset.pairs is not None:
+        values, features = dataset.labels, dataset.pair_features
+        labels = PairLabels(
+            values.astype(dtype, copy=False) if dataset.task in MATRIX_TASKS else values,
+            None if features is None else features.astype(dtype, copy=False),
+            dataset.hides_pairs,
+        )
+    return Pairs(dataset.pair_table, {name: getattr(dataset.split, name) for name in SPLITS}, labels=labels)
+
+
 def outputs_of(task: Task, num_classes: int) -> int:
-    """Columns of a model for a task: C, and 1 if binary."""
+    """Outputs of a model for a task: C, and 1 if binary."""
     return 1 if task == "binary" else num_classes
 
 
-def counted_outputs(task: str, number: int) -> str:
-    """``3 classes``, or ``2 targets``."""
+def counted_outputs(task: str, number: int, of_edges: bool = False) -> str:
+    """``3 classes``, or ``2 targets``, or ``3 classes of edges``."""
     if task == "link":
         return "links"
-    return counted(number, "target") if task == "regression" else counted(number, "class", "classes")
+    found = counted(number, "target") if task == "regression" else counted(number, "class", "classes")
+    return f"{found} of edges" if of_edges else found
 
 
 def check_one_type(dataset: Dataset, doing: str) -> None:
@@ -308,9 +385,11 @@ def require_dataset(value: object) -> None:
 
 
 def require_nodes(dataset: Dataset, work: str) -> None:
-    """Raise InputError if a dataset has links to predict, where `work` (a clause such as ``reorder renumbers``) takes
-    the labels of nodes."""
-    if dataset.task == "link":
+    """Raise InputError if a dataset has links to predict, or labelled edges, where `work` (a clause such as ``reorder
+    renumbers``) takes the labels of nodes."""
+    if dataset.of_pairs:
+        links = dataset.task == "link"
         raise InputError(
-            f"the task of {dataset.name} is link, and {work} nodes with their labels; do so before links are made of it"
+            f"{f'the task of {dataset.name} is link' if links else f'the labels of {dataset.name} are of edges'}, and "
+            f"{work} nodes with their labels; do so before {'links are made of it' if links else 'edges get labels'}"
         )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving
-from .dataset import SPLITS, Dataset, Split, Task, require_dataset
+from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, Task, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import ArrayFeatures, FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from .fingerprint import (
@@ -149,33 +149,26 @@ def write_dataset(
     _check_formats(features_format, graph_format, feature_dtype)
     require_dataset(dataset)
     dataset.check()
-    typed = dataset.features.parts if isinstance(dataset.features, TypedFeatures) else None
-    before = dataset.features.kind if isinstance(dataset.features, WidenedFeatures | TypedFeatures) else None
+    path, graph, split, features = Path(path), dataset.graph, dataset.split, dataset.features
+    typed = features.parts if isinstance(features, TypedFeatures) else None
+    before = features.kind if isinstance(features, WidenedFeatures | TypedFeatures) else None
     kind = before if feature_dtype is None else feature_dtype
-    path, graph, split = Path(path), dataset.graph, dataset.split
     of_graph: dict[str, Any] = {
         name: _DigestedArray(array, dtype)
         for name, dtype in GRAPH_DIGESTS.items()
         if (array := graph.written(name)) is not None
     }
-    arrays: dict[str, Rows] = {
-        **of_graph,
-        "labels": dataset.labels,
-        "train": split.train,
-        "val": split.val,
-        "test": split.test,
-    }
+    arrays: dict[str, Rows] = {**of_graph, "labels": dataset.labels, **{name: getattr(split, name) for name in SPLITS}}
     arrays |= {name: array for name in OF_SOME_GRAPHS if (array := getattr(graph, name)) is not None}
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
-    if dataset.pair_time is not None:
-        arrays["pair_time"] = dataset.pair_time
+    arrays |= {name: array for name in PAIR_ARRAYS if (array := getattr(dataset, name)) is not None}
     of_edges = None if graph.edge_features is None else _DigestedRows(graph.edge_features, None)
     if of_edges is not None:
         arrays[OF_EDGES] = of_edges
     flat = {*(of_graph if graph_format == "npy" else ()), *([OF_EDGES] if features_format == "npy" else [])}
-    whole = {"": dataset.features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
+    whole = {"": features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
     rows = {suffix: _DigestedRows(part, kind) for suffix, part in whole.items()}
     meta: dict[str, Any] = {
         "name": dataset.name,
@@ -188,6 +181,7 @@ def write_dataset(
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
+        **({"hides_pairs": True} if dataset.hides_pairs else {}),
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -225,8 +219,8 @@ def _check_formats(features_format: str, graph_format: str, feature_dtype: str |
         if chosen not in ("zarr", "npy"):
             raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
     if feature_dtype is not None and feature_dtype not in FEATURE_DTYPES:
-        known = f"expected {', '.join(FEATURE_DTYPES)}{nearest(feature_dtype, FEATURE_DTYPES)}"
-        raise InputError(f"feature_dtype is '{feature_dtype}'; {known}")
+        known = f"{', '.join(FEATURE_DTYPES)}{nearest(feature_dtype, FEATURE_DTYPES)}"
+        raise InputError(f"feature_dtype is '{feature_dtype}'; expected {known}")
 
 
 def features_file(suffix: str = "") -> str:
@@ -382,14 +376,14 @@ def open_stored(path: Path) -> StoredDataset:
         StoreError: the store is absent, incomplete or damaged.
     """
     store, place = open_store(Path(path), KIND), features_access(path)
-    graph, links = StoredGraph(store), store.meta.get("task") == "link"
+    graph, of_pairs = StoredGraph(store), "pairs" in store or store.meta.get("task") == "link"
     none = np.empty(0, np.int64)
     return StoredDataset(
         graph,
         open_features(store, place),
         open_edge_features(store, place),
-        np.broadcast_to(np.int64(0), graph.num_nodes) if links else StoredRows(store, "labels"),
-        {name: none if links else StoredRows(store, name) for name in SPLITS},
+        np.broadcast_to(np.int64(0), graph.num_nodes) if of_pairs else StoredRows(store, "labels"),
+        {name: none if of_pairs else StoredRows(store, name) for name in SPLITS},
     )
 
 
@@ -442,7 +436,8 @@ def open_dataset_store(
             tuple(map(str, store.value("notes", list))),
             called,
             tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
-            store.read("pair_time") if "pair_time" in store else None,
+            **{name: store.read(name) for name in PAIR_ARRAYS if name in store},
+            hides_pairs=bool(store.meta.get("hides_pairs", False)),
         )
     check_loaded(store, dataset, graph)
     with proving(store.path):

@@ -224,9 +224,13 @@ class DatasetDigests:
             assert of_edges is not None
             return features_fingerprint(of_edges) if name == "edge_features" else features_digest(of_edges)
         digest = array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
-        if name == "labels" and dataset.pair_time is not None:
-            return digest_record({"pairs": digest, "times": array_digest(dataset.pair_time)})
-        return digest
+        if name != "labels" or (dataset.pairs is None and dataset.pair_time is None):
+            return digest
+        record: dict[str, Any] = {"pairs": digest}
+        if dataset.pairs is not None:
+            record = {"values": digest, "pairs": array_digest(dataset.pairs), "hidden": dataset.hides_pairs}
+        of_pairs = {"times": dataset.pair_time, "features": dataset.pair_features}
+        return digest_record(record | {k: array_digest(a) for k, a in of_pairs.items() if a is not None})
 
     def fingerprint(self) -> dict[str, str]:
         """See `dataset_fingerprint`."""

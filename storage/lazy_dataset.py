@@ -219,12 +219,13 @@ class LazyDataset(Dataset):
                 task=cast(Task, store.value("task", str)),
                 notes=tuple(map(str, store.value("notes", list))),
                 class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
+                hides_pairs=bool(store.meta.get("hides_pairs", False)),
                 _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
                 _width=features_shape(store)[1],
             )
             rows = (entries["labels"]["shape"][0], features_shape(store)[0])
             there = f"it has {rows[0]} labels and {rows[1]} feature rows of {self.num_nodes} nodes"
-            labelled = self.num_nodes if self.task != "link" else rows[0]
+            labelled = rows[0] if self.of_pairs else self.num_nodes
             require(rows == (labelled, self.num_nodes), there)
         if features != "memory":
             _ = self.features  # refuses a place that does not fit how the store was written
@@ -249,10 +250,30 @@ class LazyDataset(Dataset):
         """See `Dataset.has_pair_times`."""
         return "pair_time" in self._store
 
+    @property
+    def of_pairs(self) -> bool:
+        """See `Dataset.of_pairs`."""
+        return self.task == "link" or "pairs" in self._store
+
     @cached_property
     def pair_time(self) -> npt.NDArray[Any] | None:
         """See `Dataset.pair_time`."""
         return self._store.read("pair_time") if "pair_time" in self._store else None
+
+    @cached_property
+    def pairs(self) -> npt.NDArray[np.int64] | None:
+        """See `Dataset.pairs`."""
+        return self._store.read("pairs") if "pairs" in self._store else None
+
+    @property
+    def num_pair_features(self) -> int:
+        """See `Dataset.num_pair_features`."""
+        return self._store.entries["pair_features"]["shape"][1] if "pair_features" in self._store else 0
+
+    @cached_property
+    def pair_features(self) -> npt.NDArray[np.float32] | None:
+        """See `Dataset.pair_features`."""
+        return self._store.read("pair_features") if "pair_features" in self._store else None
 
     @property
     def has_unknown(self) -> bool:
@@ -285,7 +306,8 @@ class LazyDataset(Dataset):
         """See `Dataset.split`."""
         split = Split(*(self._store.read(name) for name in SPLITS))
         with proving(self._store.path):
-            return split.check(self.num_nodes if self.task != "link" else self._store.entries["labels"]["shape"][0])
+            rows = self._store.entries["labels"]["shape"][0] if self.of_pairs else self.num_nodes
+            return split.check(rows, "pair" if self.of_pairs else "node")
 
     @cached_property
     def node_names(self) -> NodeNames | None:
@@ -330,6 +352,9 @@ class LazyDataset(Dataset):
             self.node_names,
             self.class_names,
             self.pair_time,
+            self.pairs,
+            self.pair_features,
+            self.hides_pairs,
         )
 
 

@@ -81,7 +81,7 @@ def test_the_table_of_typed_graphs() -> None:
 
 @pytest.mark.usefixtures("on_device")
 def test_the_table_of_links_and_samples_by_time() -> None:
-    links, of_relation, links_by_time, nodes_by_time = jobs_that_run(support.link_support())
+    links, of_relation, links_by_time, nodes_by_time, *edges = jobs_that_run(support.link_support())
     everywhere = {
         "`bulk`", "`bulk`, queue `zarr`", '`bulk`, `device = "cuda"`', '`bulk`, `device = "cuda"`, queue `zarr`',
         "`bulk`, learnt features", '`bulk`, learnt features, `device = "cuda"`',
@@ -93,6 +93,7 @@ def test_the_table_of_links_and_samples_by_time() -> None:
         "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
     }  # fmt: skip
     assert links == of_relation | {"`grappa`", '`grappa`, `device = "cuda"`'}
+    assert edges == [links, of_relation, links_by_time]
 
 
 @pytest.mark.parametrize("model", ["of PyG", "own module"])

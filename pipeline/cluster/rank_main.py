@@ -225,7 +225,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
         outline, folder = Outline(**spec.outline), Path(spec.parts)
-        pairs = opened() if outline.task == "link" else None
+        pairs = opened() if outline.of_pairs else None
         return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code, dataset=pairs)
     dataset = opened()
     prepared = prepare(job, dataset, model=module, code=code)

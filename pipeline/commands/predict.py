@@ -24,7 +24,11 @@ def predict(
         bool, typer.Option("--embeddings", help="Write the rows that the last layer reads, in place of classes.")
     ] = False,
     pairs: Annotated[
-        Path | None, typer.Option(help="Of a run with task=link: file of pairs to score, with columns src, dst.")
+        str | None,
+        typer.Option(
+            help="Of a run with task=link: file of pairs to score, with columns src, dst; with labels_of=edges also "
+            "train | val | test | all.  [default: all labelled edges]"
+        ),
     ] = None,
     top: Annotated[
         int | None, typer.Option(metavar="K", help="Of a run with task=link: the K best destinations of each node.")
@@ -43,10 +47,12 @@ def predict(
 ) -> None:
     """Write a run's predictions into a file.
 
-    Each node gets a class and its probability, or values, over full neighbourhoods; each pair of --pairs a score; or
-    with --top each node its best destinations.
+    Each node, or each labelled edge, gets a class and its probability, or values, over full neighbourhoods; each pair
+    of --pairs a score; or with --top each node its best destinations.
     """
     from ...storage.errors import InputError
+    from ..inference.edges import SETS, predict_edges_to_file
+    from ..inference.finished_run import of_edges
     from ..inference.links import predict_links_to_file
     from ..inference.predict import check_new_file, predict_to_file
     from ..inference.recommend import recommend_to_file
@@ -80,13 +86,24 @@ def predict(
         ranked = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')} of {report['dataset']}"
         show(f"{ranked} by {report['model']} in {out} ({report['seconds']:.1f} s)", report, as_json)
         return
+    if not embeddings and nodes is None and of_edges(expanded(run_folder)):
+        check_new_file(out)
+        given = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
+        shared = (workers, scheduler, settings)
+        with Terminal() as terminal:
+            report = predict_edges_to_file(
+                expanded(run_folder), out, given, dataset, all_probabilities, own, terminal, *shared
+            )
+        predicted = f"{counted(report['edges'], 'edge')} of {report['dataset']} by {report['model']}"
+        show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)
+        return
     if pairs is not None:
         if nodes is not None or all_probabilities or embeddings:
             raise InputError("--pairs is given beside options for nodes; expected one of them")
         check_new_file(out)
         with Terminal() as terminal:
             report = predict_links_to_file(
-                expanded(run_folder), out, expanded(pairs), dataset, own, terminal, workers, scheduler, settings
+                expanded(run_folder), out, expanded(Path(pairs)), dataset, own, terminal, workers, scheduler, settings
             )
         scored = f"{counted(report['pairs'], 'pair')} of {report['dataset']} by {report['model']}"
         show(f"{scored} in {out} ({report['seconds']:.1f} s)", report, as_json)

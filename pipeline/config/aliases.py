@@ -24,6 +24,7 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "monitor": ("train", "monitor"),
     "loss": ("train", "loss"),
     "task": ("read", "task"),
+    "labels_of": ("read", "labels_of"),
     "pairs": ("read", "pairs"),
     "relation": ("read", "relation"),
     "decoder": ("link", "decoder"),

@@ -122,18 +122,25 @@ def make_system(job: Job) -> System:
 
 
 def with_links(job: Job, system: System, dataset: Dataset) -> System:
-    """The system for a dataset: with minibatches of pairs, if its task is link.
+    """The system for a dataset: with minibatches of pairs, if its task is link or its edges are labelled.
 
     Raises:
         InputError: the system trains nodes only, or there are no negatives as wanted.
     """
-    if dataset.task != "link":
+    if not dataset.of_pairs:
         return system
-    negatives, entry = negatives_of(job), SYSTEMS.find(system.name)
+    entry, able = SYSTEMS.find(system.name), systems_for(links=True, relations=dataset.graph.types is not None)
+    if dataset.pairs is not None:
+        if not entry.trains_links:
+            raise InputError(
+                f"labels are of edges, but system '{system.name}' trains each node on the rank that has it, and an "
+                f"edge's two ends may be on two; use {able}"
+            )
+        return entry.with_links(system, None, dataset.hides_pairs)
+    negatives = negatives_of(job)
     if not entry.trains_links:
         # Of a sampled minibatch the edges of its own pairs are taken out; of a full batch these are all.
         why = "on labelled nodes" if entry.samples else "all pairs at once, each of which would see its own edge"
-        able = systems_for(links=True, relations=dataset.graph.types is not None)
         raise InputError(f"the task is link, but system '{system.name}' trains {why}; use {able}")
     found = entry.with_links(system, negatives)
     negatives.check(lambda: num_edges_of_pairs(dataset.graph), lambda: len(given_negatives(dataset.labels, "train")))

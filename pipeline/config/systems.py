@@ -137,8 +137,13 @@ class Registered:
             "out"
         )
 
-    def with_links(self, system: System, negatives: Negatives) -> System:
-        """The system with minibatches of pairs and their negatives; for one that `trains_links`.
+    def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
+        """The system with minibatches of pairs; for one that `trains_links`.
+
+        Args:
+            system: of this kind.
+            negatives: the law of the pairs' negatives; None: pairs are labelled.
+            hidden: minibatches are drawn without the pairs' own edges.
 
         Raises:
             InputError: this form of the system trains nodes only.

@@ -1,6 +1,7 @@
 """Datasets from files, stores, generators and other packages' objects, checked and cleaned when they are opened."""
 
 from .cleaning.options import ReadOptions
+from .edges import edge_dataset
 from .links import link_dataset
 from .open import is_name, open_dataset
 from .readers.python import from_networkx, from_pyg, from_scipy
@@ -16,6 +17,7 @@ __all__ = [
     "from_relations",
     "from_scipy",
     "is_name",
+    "edge_dataset",
     "link_dataset",
     "open_dataset",
 ]

@@ -12,11 +12,20 @@ from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import make_split
+from .edge_labels import labelled_edges
+from .edges import with_labelled_edges
 from .links import link_dataset
+from .pair_relation import with_pair_relation
 from .readers.npz import read_npz
 from .readers.public import how_to_get
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, check_no_table_options, forms, reader_of
+
+OF_EDGE_LABELS = (
+    "labels_of", "labelled_edges", "label_columns", "edge_feature_columns", "edge_time", "ignored_labels", "nan_labels",
+    "label_gaps", "overlapping_splits", "unlabelled_in_split",
+)  # fmt: skip
+"""Options for reading labels of edges, whose graph may be clean."""
 
 
 def open_dataset(
@@ -64,6 +73,10 @@ def open_dataset(
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
     ):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
+    if options.labels_of == "edges":
+        return _with_edge_labels(spec, Request(name, options, split, seed, features, graph))
+    if options.labelled_edges != "seen":
+        raise InputError("labelled_edges is 'hidden', but labels are of nodes; set labels_of=edges, or leave it out")
     if options.task == "link":
         plain = _opened(spec, Request(name, replace(options, pairs=None, relation=None), None, seed, features, graph))
         return link_dataset(plain, pairs=options.pairs, split=split, seed=seed, relation=options.relation)
@@ -71,6 +84,32 @@ def open_dataset(
         if (given := getattr(options, key)) is not None:
             raise InputError(f"{key} is '{given}', but the task is not link; set task=link, or leave {key} out")
     return _opened(spec, Request(name, options, split, seed, features, graph))
+
+
+def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
+    """Open a dataset whose labels are of edges: the graph first, as if for links, then the labels."""
+    options = request.options
+    if options.task == "link":
+        raise InputError("task is 'link', which has no labels, but labels_of is 'edges'; leave one of them out")
+    of_graph = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
+    if options.pairs is not None:  # columns are those of that table, and where the graph is one, of both
+        of_graph = replace(of_graph, label_columns=None)
+        if not _is_tables(spec):
+            of_graph = replace(of_graph, edge_feature_columns=None, edge_time=None)
+    plain = _opened(spec, replace(request, options=of_graph, split=None))
+    if plain.of_pairs:
+        for key in ("pairs", "relation"):
+            if (given := getattr(options, key)) is not None:
+                raise InputError(f"{key} is '{given}', but {plain.name} has its pairs; leave {key} out")
+        return _finished(plain, replace(request, options=replace(DEFAULT_OPTIONS, task=options.task)))
+    plain = with_pair_relation(plain, options.relation)
+    found = labelled_edges(spec, options, plain)
+    return with_labelled_edges(plain, found, request.split, request.seed, options)
+
+
+def _is_tables(spec: str | Path | object) -> bool:
+    reader = reader_of(spec)
+    return reader is not None and reader.name in ("edge-file", "tables", "typed-tables")
 
 
 def _opened(spec: str | Path | object, request: Request) -> Dataset:
@@ -144,21 +183,28 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
     """A clean dataset with the name, task and split of the request."""
     _check_no_options(request.options, dataset.name)
     notes, task = list(dataset.notes), request.options.task or dataset.task
+    if request.options.labels_of == "edges":
+        return replace(dataset, name=request.name or dataset.name)
     if task == "link":
         if dataset.task == "link" and request.split is not None:
             raise InputError(
                 f"split is '{request.split}', but the pairs of {dataset.name} are split already; leave it out"
             )
         return replace(dataset, name=request.name or dataset.name)
+    if dataset.hides_pairs and request.split is not None:
+        raise InputError(
+            f"split is '{request.split}', but val and test edges are left out of the graph of {dataset.name} already; "
+            "leave it out"
+        )
     labels, number = as_task(dataset, task)
-    parts = make_split(
-        labels, dataset.split, request.split, request.seed, request.options, notes, dataset.graph.node_time
-    )
+    times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
+    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, times, unit)
     name = request.name or dataset.name
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 
 
 def _check_no_options(options: ReadOptions, what: str) -> None:
-    given = [f.name for f in fields(options) if f.name != "task" and getattr(options, f.name) != f.default]
+    free = ("task", *(OF_EDGE_LABELS if options.labels_of == "edges" else ()))
+    given = [f.name for f in fields(options) if f.name not in free and getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is already clean and takes no reading options; leave out {', '.join(given)}")

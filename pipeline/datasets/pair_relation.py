@@ -59,7 +59,7 @@ def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) ->
         back, forth = _keys(graph, r, turned=True) if turned else none, _keys(graph, r) if same else none
         if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(back, pairs)):
             found.append(r)
-            notes.append(f"Edges of {text} are treated as the reverses of {name}, and held out with them.")
+            notes.append(f"Edges of {text} are treated as the reverses of {name}, and held out where these are.")
         elif len(pairs) and (share := (contains(back, pairs) | contains(forth, pairs)).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "

@@ -36,7 +36,7 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     Raises:
         InputError: the file cannot be read, or a pair has an end that is no node.
     """
-    _require_file(path)
+    require_file(path)
     if path.suffix == ".npz":
         arrays, held = load_members(path, (*SETS, *TIMES))
         if not arrays:
@@ -48,7 +48,7 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
             raise InputError(
                 f"{path} has no column '{key}' of train, val or test; it holds {', '.join(table.column_names)}"
             )
-    pairs, splits = _ends(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
+    pairs, splits = ends_of_table(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
     if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
         raise InputError(f"{path}: split is '{wrong[0]}'; expected train, val or test{nearest(wrong[0], SPLITS)}")
     negative = np.zeros(len(pairs), bool)
@@ -73,7 +73,7 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
     Raises:
         InputError: see `read_sets`.
     """
-    _require_file(path)
+    require_file(path)
     if path.suffix == ".npy":
         try:
             rows = np.load(path, allow_pickle=False)
@@ -81,7 +81,7 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
             raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
         return as_pairs(rows, dataset, str(path), ends), None
     table = _table(path)
-    return _ends(table, path, dataset, ends), _time(table, path)
+    return ends_of_table(table, path, dataset, ends), _time(table, path)
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
@@ -186,7 +186,8 @@ def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[
     return sets, times
 
 
-def _require_file(path: Path) -> None:
+def require_file(path: Path) -> None:
+    """Raise InputError unless a path is that of a file of pairs, by its suffix."""
     if not path.is_file():
         raise InputError(f"{path} is no file of pairs; {FORMS}")
     if not path.name.lower().endswith((*KINDS, ".npy", ".npz")):
@@ -210,7 +211,14 @@ def _time(table: "Table", path: Path) -> npt.NDArray[Any] | None:
     return None if times is None else as_times(times, f"{path}: time", table.num_rows)
 
 
-def _ends(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None) -> PairArray:
+def ends_of_table(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None) -> PairArray:
+    """int64 [n, 2], the columns src and dst of a table. `ends` as in `as_pairs`.
+
+    Raises:
+        InputError: a column is missing, or an end is no node.
+    """
+    import pyarrow as pa
+
     from .readers.parquet import is_list
 
     columns = []
@@ -220,6 +228,9 @@ def _ends(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None
         column = table[key]
         if column.null_count or is_list(column.type):
             raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
+        if dataset.node_names is None and pa.types.is_integer(column.type):
+            columns.append(column.to_numpy())
+            continue
         values = column.to_pylist()
         columns.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
     return as_pairs(np.stack(columns, 1), dataset, str(path), ends)

@@ -103,9 +103,10 @@ def embed(
     Args:
         run: as in `predict`.
         dataset: as in `predict`.
-        nodes: as in `predict`. For links on a graph with several types, the name of a node type is allowed too, and ids
+        nodes: as in `predict`. For pairs on a graph with several types, the name of a node type is allowed too, and ids
             are then those within it; other ids count through all types in order.
-        layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L for links.
+        layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L where pairs are
+            predicted.
         model: as in `predict`.
         workers: as in `predict`.
         scheduler: as in `predict`.
@@ -118,20 +119,20 @@ def embed(
     """
     found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed")
     num_layers = int(layered(found.model).num_layers)
-    if layer is None and found.task == "link":
+    if layer is None and found.of_pairs:
         layer = num_layers
     if layer is None and num_layers == 1:
         raise InputError(f"{found.name} has one layer, which reads the features; give layer=1 for what it computes")
     applied = num_layers - 1 if layer is None else layer
     if type(applied) is not int or not 1 <= applied <= num_layers:
         raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
-    data, links = found.data, found.task == "link"
+    data, of_pairs = found.data, found.of_pairs
     types, first = data.graph.types, 0
-    if links and types is not None and isinstance(nodes, str) and nodes in types.node_types:
+    if of_pairs and types is not None and isinstance(nodes, str) and nodes in types.node_types:
         first, stop = types.offsets[(t := types.node_type(nodes)) : t + 2]
         ids = np.arange(first, stop)
     else:
-        ids = node_ids(nodes, data.num_nodes if links else data.num_targets, data)
+        ids = node_ids(nodes, data.num_nodes if of_pairs else data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
     rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)

@@ -54,8 +54,12 @@ def evaluate_run(
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "evaluate")
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
-    if (data.num_classes, data.task) != (classes, result.task):
-        seen, wanted = (f"{counted_outputs(d.task, d.num_classes)} ({d.task})" for d in (data, result))
+    of_edges = data.has_edge_labels
+    if (data.num_classes, data.task, of_edges) != (classes, result.task, result.labels_of == "edges"):
+        seen, wanted = (
+            f"{counted_outputs(d.task, d.num_classes, edges)} ({d.task})"
+            for d, edges in ((data, of_edges), (result, result.labels_of == "edges"))
+        )
         raise InputError(
             f"{data.name} has {seen}, but {result.model} of {run} predicts {wanted}; give a dataset with the same"
         )

@@ -177,9 +177,16 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
     width = job.learned.num_read(result.num_features)
     outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
+    if result.labels_of == "edges":
+        outline = replace(outline, row_width=job.link.width, pair_width=result.num_pair_features)
     outline = replace(outline, edge_width=result.num_edge_features)
     make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
+
+
+def of_edges(folder: Path) -> bool:
+    """True if a folder has a finished run whose labels are of edges."""
+    return (folder / RESULT).is_file() and (read_result(folder) or {}).get("labels_of") == "edges"
 
 
 def job_of(folder: Path) -> Job:

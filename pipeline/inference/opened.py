@@ -40,6 +40,13 @@ class Opened:
     job: Job
     workers: Workers | None
     """Who computes outputs; None: this process."""
+    of_edges: bool = False
+    """True if the model predicts labels of edges."""
+
+    @property
+    def of_pairs(self) -> bool:
+        """True if the model predicts pairs of nodes."""
+        return self.task == "link" or self.of_edges
 
     @property
     def temporal(self) -> Any:
@@ -61,12 +68,12 @@ class Opened:
         return sampler
 
     def check_times(self) -> npt.NDArray[Any]:
-        """The times of the data's nodes, or of its pairs if the task is link. Raises InputError if there are none."""
-        data, what = self.data, "pairs" if self.data.task == "link" else "nodes"
-        if (times := data.pair_time if data.task == "link" else data.graph.node_time) is None:
+        """The times of the data's nodes, or of its pairs. Raises InputError if there are none."""
+        data, what = self.data, "pairs" if self.data.of_pairs else "nodes"
+        if (times := data.pair_time if data.of_pairs else data.graph.node_time) is None:
             raise InputError(
                 f"{self.name} was trained by the sampler {self.job.sampler['name']} to predict {what} at their times, "
-                f"but those of {data.name} have none; give {'pairs with times' if data.task == 'link' else 'node_time'}"
+                f"but those of {data.name} have none; give {'pairs with times' if data.of_pairs else 'node_time'}"
             )
         return times
 
@@ -87,9 +94,10 @@ class Opened:
             emit(StageAdvanced(stage, done, rows))
 
         if (sampler := self.temporal) is not None:
-            if moments is None and data.task == "link":
+            if moments is None and self.of_pairs:
+                use = "predict_links" if self.task == "link" else "predict_edges"
                 raise InputError(
-                    f"{self.name} predicts pairs of nodes at their times, and nodes alone have none; use predict_links"
+                    f"{self.name} predicts pairs of nodes at their times, and nodes alone have none; use {use}"
                 )
             moments = self.check_times()[nodes] if moments is None else moments
             seed = self.job.seed_of("minibatches")
@@ -140,5 +148,5 @@ def opened(
         return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
     trained = run if isinstance(run, TrainedRun) else load(run, model=model)
     result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None)
-    names = result.class_names
-    return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by)
+    names, of_edges = result.class_names, result.labels_of == "edges"
+    return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)

@@ -58,6 +58,10 @@ def predict(
             f"the task of {found.name} is link, which scores pairs of nodes; use mr.predict_links(run, pairs), "
             "mr.recommend(run) for the best of each node, or mr.embed(run) for the rows of nodes"
         )
+    if found.of_edges:
+        raise InputError(
+            f"{found.name} predicts labels of edges; use mr.predict_edges(run), or mr.embed(run) for nodes"
+        )
     ids = node_ids(nodes, data.num_targets, data)
     start = time.perf_counter()
     emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
@@ -113,11 +117,14 @@ def predict_to_file(
         raise InputError(
             f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, --top K, or --embeddings"
         )
+    of_edges = trained.result.labels_of == "edges"
+    if of_edges and not embeddings:
+        raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
     data = trained.open_dataset(dataset, emit=emit)
     wanted, shared = (
-        nodes_of_text(nodes, data, trained.result.task),
+        nodes_of_text(nodes, data, of_edges or trained.result.task == "link"),
         {"workers": workers, "scheduler": scheduler, "cluster": cluster},
     )
     if embeddings:
@@ -148,13 +155,13 @@ def check_new_file(out: Path, embeddings: bool = False) -> None:
         raise InputError(f"{out.parent} cannot be written: permission denied; choose another --out")
 
 
-def nodes_of_text(nodes: str | None, data: Dataset, task: str) -> Any:
-    """Nodes of the command line, for a run of a task; with task ``link``, the name of a node type too."""
+def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
+    """Nodes of the command line; of a run that predicts pairs, the name of a node type too."""
     if nodes is None or nodes in SPLITS:
         return nodes
     if nodes == "all":
         return None
-    if task == "link" and data.graph.types is not None and nodes in data.graph.types.node_types:
+    if of_pairs and data.graph.types is not None and nodes in data.graph.types.node_types:
         return nodes
     parts = [part.strip() for part in nodes.split(",")]
     # Where nodes have names, `7` is a name and not an id: files of predictions contain names.

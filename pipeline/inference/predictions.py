@@ -1,7 +1,7 @@
-"""Predictions for nodes: probabilities and classes, or values, and files with a row for each node."""
+"""Predictions for nodes or edges: probabilities and classes, or values, and files with a row for each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Predictions:
         ``probability`` [n, C], or ``value`` [n, C]; its attribute ``class_names`` has the names, if there are any."""
 
         def arrays(p: "Predictions") -> dict[str, Any]:
-            named = {"node": p.nodes if p.node_names is None else np.asarray(list(p.node_names), "U")}
+            named = {key: np.asarray(of, "U") if isinstance(of, list) else of for key, of in p._called().items()}
             if p.task == "regression":
                 return {**named, "value": p.values}
             return {**named, "class": p.classes, "probability": p.probabilities}
@@ -139,7 +139,11 @@ class Predictions:
         for first in range(0, max(1, len(self)), PIECE_ROWS):
             rows = slice(first, first + PIECE_ROWS)
             names = None if self.node_names is None else self.node_names[rows]
-            yield Predictions(self.nodes[rows], self.logits[rows], self.task, names, self.class_names)
+            yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names)
+
+    def _called(self) -> dict[str, Any]:
+        """Columns that say what a row is of: ids, or lists of names."""
+        return {"node": self.nodes if self.node_names is None else list(self.node_names)}
 
     def _tables(self, all_probabilities: bool, joined: bool) -> Iterator[Any]:
         """The table piece by piece."""
@@ -149,7 +153,7 @@ class Predictions:
         import pyarrow as pa
 
         named = self.class_names
-        columns: dict[str, Any] = {"node": self.nodes if self.node_names is None else list(self.node_names)}
+        columns: dict[str, Any] = self._called()
         if self.task == "regression":
             self._require(classes=all_probabilities)
             several = self.values.shape[1] > 1 or named is not None
@@ -182,3 +186,26 @@ class Predictions:
         width = 2 if self.task == "binary" else self.logits.shape[1]
         labels = f"{width} targets" if self.task == "regression" else f"{width} classes"
         return f"Predictions({len(self):,} nodes, {labels}, {self.task})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EdgePredictions(Predictions):
+    """Predictions of a model for n edges. Files have columns ``src`` and ``dst`` in place of ``node``."""
+
+    nodes: IdArray
+    """int64 [n, 2], source and destination of each edge, in the order of the request; ids within the types of the
+    relation's ends, where the graph has several."""
+    node_names: Any = None
+    """[n, 2], names of these nodes, where their dataset has names."""
+
+    @property
+    def pairs(self) -> IdArray:
+        """int64 [n, 2], `nodes`."""
+        return self.nodes
+
+    def _called(self) -> dict[str, Any]:
+        ends = self.nodes if self.node_names is None else self.node_names
+        return {key: of if self.node_names is None else of.tolist() for key, of in zip(("src", "dst"), ends.T)}
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("nodes", "edges").replace("Predictions", "EdgePredictions", 1)

@@ -154,7 +154,7 @@ def _open(
             f"k (--top) is {k:,}, but {data.name} has {counted(len(among), 'node')} that can be destinations; give as "
             "many at most"
         )
-    wanted = nodes_of_text(nodes, data, "") if of_text else nodes
+    wanted = nodes_of_text(nodes, data, False) if of_text else nodes
     sources = _sources(wanted, data, of_sources)
     ids = np.arange(among.start, among.stop)
     ids = (

@@ -131,6 +131,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return "times are read with the whole graph"
     if options.task == "link":
         return "links are taken out of the whole graph"
+    if options.labels_of == "edges":
+        return "labels of edges are read beside the whole graph"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
@@ -149,7 +151,7 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
         commit(folder, out)
     store = open_store(out, KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
-    labels = counted_outputs(store.value("task", str), store.value("num_classes", int))
+    labels = counted_outputs(store.value("task", str), store.value("num_classes", int), "pairs" in store)
     sizes = f"{nodes:,} nodes, {edges:,} edges, {labels}"
     emit(StageEnded("convert", time.perf_counter() - start, f"{store.meta['name']}: {sizes}"))
     for note in store.meta["notes"]:

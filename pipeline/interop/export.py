@@ -78,7 +78,8 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None, pairs
         features: `FeatureStore`, tensor or array [V, F]; the minibatch's rows become ``x``.
         labels: tensor or array [V] or [V, C]; the minibatch's rows become ``y``.
         pairs: `Batch.pairs` of a link task, [b, 1 + k, 2]; they become ``edge_label_index`` [2, b (1 + k)], positive
-            pairs first, and ``edge_label``, 1 for those and 0 for negatives.
+            pairs first, and ``edge_label``, 1 for those and 0 for negatives. Of labelled edges [b, 2]; they become
+            ``edge_label_index`` [2, b], and their labels are `Batch.y`.
 
     Raises:
         InputError: every layer has its own edge list, or features or labels have too few rows.
@@ -105,7 +106,9 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None, pairs
         out.x = _rows(features, graph.node, "features")
     if labels is not None:
         out.y = _rows(labels, graph.node, "labels")
-    if pairs is not None:
+    if pairs is not None and pairs.ndim == 2:
+        out.edge_label_index = pairs.T.contiguous()
+    elif pairs is not None:
         out.edge_label_index = pairs.transpose(0, 1).reshape(-1, 2).T.contiguous()
         out.edge_label = (torch.arange(out.edge_label_index.shape[1]) < len(pairs)).float()
     return out

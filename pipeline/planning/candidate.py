@@ -121,7 +121,7 @@ class Candidate:
     @property
     def evaluates_seeds(self) -> bool:
         """True if what evaluating a split costs goes by its seeds, or its pairs."""
-        return self.reads_times or self.at.numbers.task == "link"
+        return self.reads_times or self.at.numbers.of_pairs
 
     @property
     def exchanges(self) -> bool:
@@ -168,9 +168,9 @@ class Candidate:
     def _train_by_parts(self, cut: CutCounts) -> npt.NDArray[np.integer]:
         """[P, P], train pairs by the parts of their sources and destinations; train nodes on the diagonal."""
         data = self.at.dataset
-        if data.task != "link":
+        if not data.of_pairs:
             return np.diag(cut.train)
-        source, destination = cut.book.part(data.labels[data.split.train, :2].T)
+        source, destination = cut.book.part(data.pair_table[data.split.train, :2].T)
         return np.bincount(source * cut.size + destination, minlength=cut.size**2).reshape(cut.size, cut.size)
 
     @property

@@ -115,7 +115,7 @@ def least_bytes(s: Candidate) -> Parts:
         rows = s.at.dataset.features
         used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))
         features -= nodes * s.row_bytes[0] * (1 - used / (rows.num_rows * rows.num_features))
-    pairs = {"pairs": 24 * s.at.numbers.pairs} if s.at.numbers.pairs else {}
+    pairs = {"pairs": s.at.numbers.pair_bytes * s.at.numbers.pairs} if s.at.numbers.pairs else {}
     return {
         "graph": round(graph * share),
         "features": round(features),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from ...storage.dataset import Dataset, Task
+from ...storage.dataset import MATRIX_TASKS, Dataset, Task
 from ...storage.errors import InputError, whole_number
 from ...storage.plural import counted
 from ..config.load import Job, resolve
@@ -30,7 +30,7 @@ class Numbers:
     classes: int = 16
     """C."""
     train: float = 0.1
-    """Share of train nodes; of links, train pairs for each node, of which there may be several."""
+    """Share of train nodes; where pairs are labelled, train pairs for each node, of which there may be several."""
     task: Task = "multiclass"
     """Task of the labels; `classes` are the targets of a regression."""
     edge_features: int = 0
@@ -38,19 +38,28 @@ class Numbers:
     node_types: int = 1
     relations: int = 1
     pairs: int = 0
-    """N, pairs of all sets, given negatives too; 0: the task is not link."""
+    """N, pairs of all sets, given negatives too; 0: nodes are labelled."""
+    pair_bytes: int = 24
+    """Bytes of a pair, with its label and features."""
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 2), ("edges", 0), ("features", 1), ("classes", 1)):
             value: float = getattr(self, name)
             if not isinstance(value, Real) or not value >= least:
                 raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
-        if not isinstance(self.train, Real) or not self.train > 0 or (self.train > 1 and self.task != "link"):
+        if not isinstance(self.train, Real) or not self.train > 0 or (self.train > 1 and not self.of_pairs):
             raise InputError(f"the share of train nodes is {self.train!r}; expected a number above 0, at most 1")
+
+    @property
+    def of_pairs(self) -> bool:
+        """See `Dataset.of_pairs`."""
+        return self.task == "link" or self.pairs > 0
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
         """The size of a dataset."""
+        edges, width = dataset.has_edge_labels, dataset.num_classes
+        of_labels = 4 * width if dataset.task in MATRIX_TASKS else 8
         n, types = dataset.num_nodes, dataset.graph.types
         return cls(
             n,
@@ -61,7 +70,8 @@ class Numbers:
             dataset.task,
             dataset.num_edge_features,
             *((1, 1) if types is None else (len(types.node_types), types.num_relations)),
-            len(dataset.labels) if dataset.task == "link" else 0,
+            len(dataset.labels) if dataset.of_pairs else 0,
+            16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
         )
 
     @property

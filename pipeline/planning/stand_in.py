@@ -54,12 +54,12 @@ def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
 
 
 def with_pairs(made: Dataset, like: Dataset) -> Dataset:
-    """The graph `made` with as many pairs for each node as `like` has, whose task is link. Train pairs are edges, and
-    some of them several times if there are fewer; the others join the source of one edge to the destination of
-    another."""
+    """The graph `made` with as many pairs for each node as `like` has, whose labels are of pairs. Train pairs are
+    edges, and some of them several times if there are fewer; the others join the source of one edge to the destination
+    of another. Labels and features of edges are some of `like`."""
     rng, graph, scale = np.random.default_rng(0), made.graph, made.num_nodes / like.num_nodes
     every = np.stack(np.divmod(edge_keys(graph)[of_pairs(graph)], graph.num_nodes), axis=1)
-    pairs, numbers, kinds = [], [], like.labels[:, 2]
+    pairs, numbers, kinds = [], [], like.pair_table[:, 2:]
     for name in SPLITS:
         ends = rng.integers(0, len(every), (max(1, round(scale * like.split_sizes[name])), 2))
         rows = every[ends[:, 0]] if name == "train" else np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1)
@@ -68,6 +68,18 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
     for kind in KIND_OF.values():
         ends = rng.integers(0, len(every), (round(scale * np.count_nonzero(kinds == kind)), 2))
         pairs.append(np.insert(np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1), 2, kind, axis=1))
+    table, split = np.concatenate(pairs), Split(*numbers)
+    if like.task == "link":
+        return replace(made, labels=table, split=split, num_classes=1, task="link", class_names=None).check()
+    drawn = rng.choice(like.split.train, len(table))
     return replace(
-        made, labels=np.concatenate(pairs), split=Split(*numbers), num_classes=1, task="link", class_names=None
+        made,
+        labels=like.labels[drawn],
+        split=split,
+        num_classes=like.num_classes,
+        task=like.task,
+        class_names=like.class_names,
+        pairs=table[:, :2],
+        pair_features=None if like.pair_features is None else like.pair_features[drawn],
+        hides_pairs=like.hides_pairs,
     ).check()

@@ -23,10 +23,11 @@ def as_text(plan: Plan) -> str:
         f" of {counted(n.relations, 'relation')}" * (n.relations > 1),
     )
     edges = f"{n.edges:,} edges{many[1]}" + f" with {counted(n.edge_features, 'feature')}" * (n.edge_features > 0)
-    train = f"{n.train * n.nodes:,.0f} pairs" if n.task == "link" else f"{n.train:.1%}"
+    unit = "pairs" if n.task == "link" else "edges"
+    train = f"{n.train * n.nodes:,.0f} {unit}" if n.of_pairs else f"{n.train:.1%}"
     lines = [
         f"{plan.dataset}: {n.nodes:,} nodes{many[0]}, {edges}, {n.features} features, "
-        f"{counted_outputs(n.task, n.classes)}, {train} to train on",
+        f"{counted_outputs(n.task, n.classes, n.of_pairs)}, {train} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
         ROW.format(*HEAD) + f"{'on GPU':>11}" * (plan.device_bytes > 0),

@@ -213,8 +213,10 @@ def _first_messages(s: Candidate, ranks: int, minibatches: float, tried: Dataset
     """Bytes that ranks send when they place their blocks; of the trial on the dataset `tried`, or of the run."""
     c, data = s.replication, s.at.dataset
     blocks, growth = ranks // c, 1.0 if tried is not None else s.at.growth
-    if data.task == "link":
-        numel = round(2 * len(data.labels) * growth)
+    if data.of_pairs:
+        # The edges that pairs are, where these are to be taken out of samples.
+        hidden = data.task == "link" or data.hides_pairs
+        numel = round(2 * len(data.labels) * growth) if hidden else 0
         renumbered = 0 if _has_ranges(s) else (ranks - 1) * c * ID_BYTES * data.num_nodes * growth
         return c * sum(ring_bytes(numel, 8, r, blocks) for r in range(blocks)) + renumbered
     of_labels = 8 if data.labels.ndim == 1 else data.labels.shape[1] * TORCH_DTYPES[s.job.dtype].itemsize

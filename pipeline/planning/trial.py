@@ -13,6 +13,7 @@ from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...stages.links.plan import LinkPlan
 from ...stages.links.train_pairs import TrainPairs
+from ...storage.dataset import pairs_of
 from ..config.load import Job
 from ..config.records import negatives_of
 from .candidate import Candidate
@@ -99,9 +100,10 @@ def plan_of(s: Candidate, seeds: Any) -> SeedPlan:
     """Seeds of a trial's minibatches, all in one bulk: nodes, or ends of pairs and of their negatives."""
     job, data = s.job, s.at.dataset
     shape = seeds, job.train.batch_size, -(-len(seeds) // job.train.batch_size), job.seed_of("minibatches")
-    if data.task != "link":
+    if (pairs := pairs_of(data)) is None:
         return SeedPlan(*shape)
-    return LinkPlan(*shape, links=TrainPairs.of(data.graph, data.labels, negatives_of(job), data.pair_time))
+    negatives, time = negatives_of(job) if data.task == "link" else None, data.pair_time if s.reads_times else None
+    return LinkPlan(*shape, links=TrainPairs.of(data.graph, pairs, negatives, time))
 
 
 def measured(

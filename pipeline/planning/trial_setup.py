@@ -64,7 +64,7 @@ def _free_on_gpu() -> int:
 def _standing_in(job: Job, numbers: Numbers, like: Dataset | None, made: Dataset) -> tuple[Numbers, Dataset]:
     """The numbers, and the graph `made` in place of the dataset `like`, with pairs if the task is link; if there is no
     such dataset, by the split of the job."""
-    if numbers.task == "link" and like is not None:
+    if numbers.of_pairs and like is not None:
         return numbers, with_pairs(made, like)
     if like is not None or job.read.task != "link":
         return numbers, made
@@ -105,8 +105,13 @@ class Trials:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         stands_in = data is None or numbers.is_large
         self._by_time = reads_times(build("sampler", SAMPLERS, job.sampler))
+        if data is None and job.read.labels_of == "edges":
+            raise InputError(
+                "labels_of is 'edges', and a plan by numbers of nodes and edges knows nothing of labelled ones; give a "
+                "dataset that has some"
+            )
         if data is None or stands_in:
-            if self._by_time or (data is not None and data.has_pair_times):
+            if self._by_time or (data is not None and data.task == "link" and data.has_pair_times):
                 raise InputError(
                     f"samples by time are planned on the graph itself, of at most {MOST_EDGES:,} edges: no generated "
                     "graph has its times; plan on a part of it, or with the sampler neighbor and pairs without times"
@@ -124,7 +129,7 @@ class Trials:
         most = MOST_RANKS if backend(job) == "gloo" else min(MOST_RANKS, max(2, gpus))
         self._ranks = min(job.ranks, most, max(2, per_host))
         outline = Outline.of(data, job)
-        if stands_in and numbers.task != "link":
+        if stands_in and not numbers.of_pairs:
             outline = replace(outline, task=numbers.task, num_classes=numbers.classes)
         self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, gpus, room, cluster.link)
         self._spec, self._scratch, self._emit = spec, scratch, emit
@@ -155,9 +160,9 @@ class Trials:
                 f"samples go by time, but system '{system.name}' passes messages over all edges, whatever their times"
             )
         job, system, _ = with_edges(job, system, None, data)
-        check_links(job, data.task)
+        check_links(job, data)
         record = build("model", MODELS, job.model)
-        check_types(job, system, data.graph.types, record, data.task)
+        check_types(job, system, data.graph.types, record, data.of_pairs)
         if reads_edges(record):
             check_edges(job, system)
         system = with_links(job, keeping_edges(system, data.graph.types), data)
@@ -229,9 +234,9 @@ class Trials:
             return None
         if (key := (repr(partitioner), parts)) not in self._cuts:
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
-            links, train = data.task == "link", data.split.train
-            book = make_book(partitioner, data.graph, parts, self._seed, None if links else train)
-            nodes = data.labels[train, 1] if links else train
+            train = data.split.train
+            book = make_book(partitioner, data.graph, parts, self._seed, None if data.of_pairs else train)
+            nodes = data.pair_table[train, 1] if data.of_pairs else train
             self._cuts[key] = count_cut(data.graph, book, nodes, int(job.model["layers"]))
         return self._cuts[key]
 
@@ -247,7 +252,7 @@ class Trials:
         job, stands_in = s.job, self.at.stands_in
         # Trials are too short for a schedule, and a stand-in has classes, whatever the task is.
         train: dict[str, Any] = {"patience": None, "monitor": None, "schedule": Schedule()}
-        if stands_in and s.at.numbers.task != "link":
+        if stands_in and not s.at.numbers.of_pairs:
             train |= {"loss": LossOptions(), "metrics": []}
         if s.is_sampled:
             # Evaluation would take too long beside sampled epochs. Beside full batches it is needed: it leaves caches

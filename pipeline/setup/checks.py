@@ -23,14 +23,14 @@ from ...stages.models import MODELS
 from ...stages.models.base import Stack
 from ...stages.models.pyg.model import PyGModel
 from ...stages.sample.base import reads_times
-from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Task
+from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.records import needs_topology_there
-from ..config.schema import Learned, Links, Train
+from ..config.schema import Learned, Train
 from ..config.systems import SYSTEMS, System, systems_for
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
@@ -83,7 +83,7 @@ def check_available(job: Job) -> None:
         )
 
 
-def check_types(job: Job, system: System, types: GraphTypes | None, record: Any, task: Task) -> None:
+def check_types(job: Job, system: System, types: GraphTypes | None, record: Any, of_pairs: bool) -> None:
     """Refuse jobs on graphs with several types of nodes or edges that this version cannot run.
 
     Args:
@@ -91,7 +91,7 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
         system: the training system.
         types: of the graph; None: it has one type of nodes and edges.
         record: the model's record, or a user's module.
-        task: of the dataset.
+        of_pairs: see `Dataset.of_pairs`.
 
     Raises:
         InputError: names the key to change.
@@ -112,7 +112,7 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
             "of your own over neighbourhood.relations()"
         )
     if why := SYSTEMS.find(system.name).no_relations:
-        able = systems_for(links=task == "link", relations=True)
+        able = systems_for(links=of_pairs, relations=True)
         raise InputError(f"{graph}, but system '{system.name}' {why}; use {able}")
     if isinstance(system.sample, SampledByOwners):
         if not hasattr(sampler := system.sample.sampler, "by_relation"):
@@ -233,7 +233,7 @@ def check_own_code(
             f"{system.name}.distill is {distill}, but the loss is {seen}, which knows no soft labels; leave one out"
         )
     if code.loss is not None and isinstance(model, Stack) and not isinstance(model, PyGModel):
-        matrix, width = outline.task in MATRIX_TASKS, outline.num_outputs
+        matrix, width = outline.task in MATRIX_TASKS, outline.num_scores
         y = torch.zeros(2, width) if matrix else torch.zeros(2, dtype=torch.int64)
         try:
             of_each_seed(code.loss, torch.zeros(2, width, requires_grad=True), y)
@@ -314,19 +314,21 @@ def check_learned(job: Job, system: System) -> None:
         raise InputError(f"{seen} train.ema averages the parameters of the model and no learnt rows; leave it out")
 
 
-def check_links(job: Job, task: Task) -> None:
-    """Refuse keys of links for another task, and links where this version does not train them.
+def check_links(job: Job, dataset: Dataset) -> None:
+    """Refuse keys of links for another task, and pairs where this version does not train them.
 
     Raises:
         InputError: names the key to change.
     """
-    if task != "link":
-        if job.link != Links():
-            given = ", ".join(f"link.{key}" for key in job.link.model_dump(exclude_defaults=True))
-            raise InputError(f'{given} is set, but the task is {task}; leave it out, or set task = "link"')
-        return
-    if job.kernel == "cugraph":
-        raise InputError("kernel is 'cugraph', which draws no samples of links in this version; leave kernel out")
+    if dataset.task != "link":
+        given = job.link.model_dump(exclude_defaults=True)
+        if wrong := [f"link.{key}" for key in given if key != "width" or not dataset.of_pairs]:
+            of = " of edges" if dataset.of_pairs else ""
+            raise InputError(
+                f'{", ".join(wrong)} is set, but the task is {dataset.task}{of}; leave it out, or set task = "link"'
+            )
+    if dataset.of_pairs and job.kernel == "cugraph":
+        raise InputError("kernel is 'cugraph', which draws no samples of pairs in this version; leave kernel out")
 
 
 def check_times(job: Job, system: System, dataset: Dataset) -> None:
@@ -337,7 +339,7 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
     """
     sampler = system.sample.sampler
     if sampler is None or not reads_times(sampler):
-        if dataset.has_pair_times:
+        if dataset.has_pair_times and dataset.task == "link":
             raise InputError(
                 f"the pairs of {dataset.name} have times, and its graph holds edges that are later; use the sampler "
                 'temporal under system "bulk"'
@@ -351,11 +353,16 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
     if not isinstance(system.fetch, TemporalFetch | LinkFetch):
         raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
     sampler.check(dataset.graph)
-    times = dataset.pair_time if dataset.task == "link" else dataset.graph.node_time
-    if times is None and dataset.task == "link":
+    if dataset.hides_pairs:
         raise InputError(
-            f'{seen} the pairs of {dataset.name} have none; use split = "time:0.7,0.15", or give pairs with times'
+            f"{seen} edges of {dataset.name} are left out of its graph (labelled_edges=hidden); samples by time see no "
+            "edge before its time anyway: leave it out"
         )
+    times = dataset.pair_time if dataset.of_pairs else dataset.graph.node_time
+    if times is None and dataset.of_pairs:
+        what = "pairs" if dataset.task == "link" else "labelled edges"
+        how = 'use split = "time:0.7,0.15", or give pairs with times' if dataset.task == "link" else "give their times"
+        raise InputError(f"{seen} the {what} of {dataset.name} have none; {how}")
     if times is None:
         raise InputError(
             f"{seen} the nodes of {dataset.name}, which are seeds, have none; give node_time (PyG, .npz, "

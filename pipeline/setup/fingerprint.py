@@ -129,8 +129,8 @@ def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, 
 
 def sets_digest(dataset: Dataset, digests: DatasetDigests | None = None) -> str:
     """Digest of the train set: of its nodes, or of its pairs."""
-    links = ["labels"] if dataset.task == "link" else []
-    return (digests or DatasetDigests(dataset)).of("train", *links)
+    pairs = ["labels"] if dataset.of_pairs else []
+    return (digests or DatasetDigests(dataset)).of("train", *pairs)
 
 
 def _drawn_by(job: Job, system: System) -> dict[str, str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.links.decoders import make_decoder
+from ...stages.links.edge_head import EdgeHead
 from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
@@ -48,12 +49,13 @@ class Outline:
     num_features: int
     """Columns that the model reads."""
     num_classes: int
-    """See `Dataset.num_classes`; of links, the columns of the model's rows."""
+    """See `Dataset.num_classes`; of links, the columns of a node's row."""
     task: Task
     splits: dict[str, int]
-    """Number of nodes in each split."""
+    """Number of nodes, or of pairs, in each split."""
     train_counts: list[list[int]] | None = None
-    """Train nodes with each label, and train nodes whose label is known, for each of C classes; None: not counted."""
+    """Train nodes, or pairs, with each label, and those whose label is known, for each of C classes; None: not
+    counted."""
     has_unknown: bool = False
     """True if some value of a multi-label matrix is not known."""
     types: dict[str, Any] | None = None
@@ -61,9 +63,29 @@ class Outline:
     of each."""
     edge_width: int = 0
     """D, columns of the edges' features; 0: they have none."""
+    row_width: int = 0
+    """Columns of a node's row, of which the outputs of labelled edges are made; 0: nodes are labelled, or the task is
+    link."""
+    pair_width: int = 0
+    """K, features of labelled edges that their outputs are made of; 0: they have none."""
+
+    @property
+    def of_pairs(self) -> bool:
+        """See `Dataset.of_pairs`."""
+        return self.task == "link" or self.row_width > 0
+
+    @property
+    def unit(self) -> str:
+        """Word for one of the things that are labelled."""
+        return "edge" if self.row_width else "pair" if self.task == "link" else "node"
 
     @property
     def num_outputs(self) -> int:
+        """Columns that the model gives for a node."""
+        return self.row_width or self.num_scores
+
+    @property
+    def num_scores(self) -> int:
         """See `Dataset.num_outputs`."""
         return outputs_of(self.task, self.num_classes)
 
@@ -81,6 +103,8 @@ class Outline:
             has_unknown=dataset.has_unknown,
             types=types_of(dataset),
             edge_width=dataset.num_edge_features,
+            row_width=job.link.width if job is not None and dataset.has_edge_labels else 0,
+            pair_width=dataset.num_pair_features,
         )
 
 
@@ -162,14 +186,14 @@ def model_of(
             module,
             outline.num_features,
             outline.num_outputs,
-            outline.task,
+            "link" if outline.of_pairs else outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
             outline.edge_width,
             given,
         )
-        if outline.task == "link" and not hasattr(module, "decoder"):
+        if outline.of_pairs and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-            module.decoder = make_decoder(job.link.decoder, outline.num_outputs)
+            module.decoder = head_of(job, outline)
         if outline.types is not None:
             vars(module)["reads_blocks"] = True  # relations are those of one block
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
@@ -187,14 +211,22 @@ def model_of(
             built = record.build_typed(given, outline.num_outputs)
         else:
             built = system.schedule.build(record, outline.num_features, outline.num_outputs)
-        if outline.task == "link":
-            built.decoder = make_decoder(job.link.decoder, outline.num_outputs)
+        if outline.of_pairs:
+            built.decoder = head_of(job, outline)
         return with_initial_parameters(built.to(dtype), job)
 
     decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
+    decoder = {"head": [outline.row_width, outline.pair_width]} if outline.row_width else decoder
     # Left out where no features of edges are read, so that older checkpoints fit.
     options = {k: v for k, v in vars(record).items() if k != "edge_width" or v}
     return make, {"name": record.name, **options, **decoder}, record.name
+
+
+def head_of(job: Job, outline: Outline) -> nn.Module:
+    """The part of a model that makes scores of pairs, or outputs of labelled edges, from rows of nodes."""
+    if outline.task == "link":
+        return make_decoder(job.link.decoder, outline.num_outputs)
+    return EdgeHead(outline.row_width, outline.pair_width, outline.num_scores)
 
 
 def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | None:
@@ -227,7 +259,7 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
         raise InputError('train.loss.pos_weight is a list, but the task is link; expected one number, or "balanced"')
     if task == "multilabel" and "class_weights" in given:
         raise InputError(
-            "train.loss.class_weights are factors of nodes by their class, but the task is multilabel; use "
+            f"train.loss.class_weights are factors of {outline.unit}s by their class, but the task is multilabel; use "
             "train.loss.pos_weight"
         )
     without_function = task == "multiclass" or (task == "multilabel" and not outline.has_unknown)
@@ -240,7 +272,7 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
         name,
         class_weights=_numbers("class_weights", options.class_weights, outline.num_classes, _balanced, outline),
         pos_weight=_numbers(
-            "pos_weight", positive, 1 if task == "link" else outline.num_outputs, _balanced_positive, outline
+            "pos_weight", positive, 1 if task == "link" else outline.num_scores, _balanced_positive, outline
         ),
         balanced=of_pairs,
         label_smoothing=options.label_smoothing,
@@ -292,4 +324,4 @@ def _balanced_positive(outline: Outline) -> list[float]:
     """Train nodes without the label for each one with it; 1 where there are none with it."""
     assert outline.train_counts is not None
     pairs = list(zip(*outline.train_counts))
-    return [(known - there) / there if there else 1.0 for there, known in pairs[-outline.num_outputs :]]
+    return [(known - there) / there if there else 1.0 for there, known in pairs[-outline.num_scores :]]

@@ -61,7 +61,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"
-    labels = counted_outputs(dataset.task, dataset.num_classes)
+    labels = counted_outputs(dataset.task, dataset.num_classes, dataset.has_edge_labels)
     emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {labels}"))
     for note in dataset.notes:
         emit(Note(with_keys(note)))

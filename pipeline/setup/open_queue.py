@@ -10,7 +10,9 @@ import numpy as np
 from ...stages.assignment import SeedPlan
 from ...stages.links.plan import LinkPlan
 from ...stages.links.train_pairs import TrainPairs
-from ...storage.dataset import Dataset
+from ...stages.sample import SAMPLERS
+from ...stages.sample.base import reads_times
+from ...storage.dataset import Dataset, pairs_of
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.plural import counted
@@ -23,7 +25,7 @@ from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest
 from ...storage.urls import is_url
 from ..config.load import Job
-from ..config.records import negatives_of
+from ..config.records import build, negatives_of
 from ..config.systems import SYSTEMS
 from .prepare import Prepared
 from .run_folder import is_locked, locked
@@ -63,8 +65,12 @@ def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
 def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
     """Plan of the seeds of all ranks' minibatches."""
     sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
-    if dataset.task == "link":
-        links = TrainPairs.of(dataset.graph, dataset.labels, negatives_of(job), dataset.pair_time)
+    if dataset.of_pairs:
+        negatives = negatives_of(job) if dataset.pairs is None else None
+        time = dataset.pair_time if reads_times(build("sampler", SAMPLERS, job.sampler)) else None
+        pairs = pairs_of(dataset)
+        assert pairs is not None
+        links = TrainPairs.of(dataset.graph, pairs, negatives, time)
         return LinkPlan(dataset.split.train, *sizes, links=links)
     return SeedPlan(dataset.split.train, *sizes)
 
@@ -82,8 +88,8 @@ def count_minibatches(job: Job, seeds: int) -> int:
 def expected(prepared: Prepared) -> Expected:
     """Seeds and number of layers that the run's minibatches must have."""
     # Any node may be the end of a negative.
-    is_seed = np.full(prepared.dataset.num_nodes, prepared.outline.task == "link")
-    if prepared.outline.task != "link":
+    is_seed = np.full(prepared.dataset.num_nodes, prepared.outline.of_pairs)
+    if not prepared.outline.of_pairs:
         is_seed[prepared.dataset.split.train] = True
     return Expected(is_seed, prepared.system.sample.num_layers)
 

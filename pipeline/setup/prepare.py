@@ -18,11 +18,10 @@ from ...stages.messages import Loss, Part, Placement
 from ...stages.models import MODELS, RGCN
 from ...stages.models.base import reads_edges
 from ...stages.sample.base import check_kernel, reads_times
-from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
+from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import InputError, RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
-from ...storage.links.pairs import Pairs
 from ...storage.store.scratch import Arrays, InFiles, in_memory
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job
@@ -127,9 +126,9 @@ def prepare(
     if job.features == "owned":
         system = SYSTEMS.find(system.name).owning(system)
     job, system, model = with_edges(job, system, model, dataset)
-    check_links(job, dataset.task)
+    check_links(job, dataset)
     record = build("model", MODELS, job.model) if model is None else model
-    check_types(job, system, dataset.graph.types, record, dataset.task)
+    check_types(job, system, dataset.graph.types, record, dataset.of_pairs)
     system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
     check_losses(job, system)
     check_times(job, system, dataset)
@@ -195,15 +194,23 @@ def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
     features = with_learned_width(job, features, typed=dataset.graph.types is not None)
-    labels = torch.from_numpy(dataset.labels)
-    if dataset.task in MATRIX_TASKS:
+    pairs = pairs_of(dataset, job.dtype)
+    labels = torch.from_numpy(dataset.labels) if pairs is None else torch.zeros(dataset.num_nodes, dtype=torch.int64)
+    if pairs is None and dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)
     degree = torch.from_numpy(dataset.graph.degree).to(dtype)
     of_edges = dataset.graph.edge_features if edges else None
     if of_edges is not None and of_edges.dtype != np.dtype(job.dtype):
         of_edges = ConvertedFeatures(of_edges, job.dtype)
     return Placement(
-        dataset.graph, features, labels, degree, dataset.split, edge_features=of_edges, pair_time=dataset.pair_time
+        dataset.graph,
+        features,
+        labels,
+        degree,
+        dataset.split,
+        edge_features=of_edges,
+        pairs=pairs,
+        pair_time=dataset.pair_time,
     )
 
 
@@ -252,7 +259,7 @@ def prepare_part(
         fingerprint: the run's fingerprint, from the driver.
         model: see `prepare`.
         code: see `prepare`.
-        dataset: the whole dataset of a link task, of which only the pairs are read.
+        dataset: the whole dataset where pairs are labelled, of which only these are read.
 
     Raises:
         StoreError: the part is damaged.
@@ -260,16 +267,19 @@ def prepare_part(
     """
     system = keeping_edges(make_system(without_partitioner(job)), outline.types)
     pairs = None
-    if outline.task == "link":
+    if outline.of_pairs:
         assert dataset is not None
         if sets_digest(dataset) != fingerprint["seeds"]:
             raise RunError(f"rank {rank} sees other pairs than the driver; give all the same files")
-        pairs = Pairs(dataset.labels, {name: getattr(dataset.split, name) for name in SPLITS})
-        system = SYSTEMS.find(system.name).with_links(system, negatives_of(job))
+        pairs = pairs_of(dataset, job.dtype)
+        negatives = negatives_of(job) if outline.task == "link" else None
+        hidden = outline.task == "link" or dataset.hides_pairs
+        system = SYSTEMS.find(system.name).with_links(system, negatives, hidden)
     make, _, name = model_of(job, outline, system, model)
     edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
     classes = outline.num_classes
-    matrix, types = outline.task in MATRIX_TASKS, None if outline.types is None else GraphTypes.of_record(outline.types)
+    matrix = outline.task in MATRIX_TASKS and not outline.of_pairs
+    types = None if outline.types is None else GraphTypes.of_record(outline.types)
     parts = Parts(
         folder,
         TORCH_DTYPES[job.dtype],

@@ -71,7 +71,7 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
     # or of the same dataset, passed once more; pairs keep theirs.
     update = {"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()}
-    return job.model_copy(update=update | ({"split": None} if dataset.task == "link" else {}))
+    return job.model_copy(update=update | ({"split": None} if dataset.task == "link" or dataset.hides_pairs else {}))
 
 
 def keep_inputs(

@@ -139,7 +139,7 @@ def _misshapen(result: dict[str, Any]) -> str | None:
     hints = get_type_hints(Result) | {
         "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
         "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
-        **dict.fromkeys(("num_nodes", "num_edges", "num_edge_features"), Count),
+        **dict.fromkeys(("num_nodes", "num_edges", "num_edge_features", "num_pair_features"), Count),
         **dict.fromkeys(("ranks", "epochs", "minibatches", "sampled_edges"), Count),
         **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
         **dict.fromkeys(("val_metrics", "test_metrics"), dict[str, FiniteFloat | None]),
@@ -255,6 +255,10 @@ class Result:
     type, name, destination type) and ``widths`` of the features; else None."""
     num_edge_features: int = 0
     """D, columns of the edges' features that the model reads; 0 if it reads none."""
+    labels_of: str = "nodes"
+    """What labels, splits and metrics are of: ``nodes``, or ``edges``."""
+    num_pair_features: int = 0
+    """K, features of labelled edges that their outputs are made of; 0 if there are none."""
     versions: dict[str, str] = field(default_factory=versions)
     """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION

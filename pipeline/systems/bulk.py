@@ -191,35 +191,34 @@ class _Bulk(Registered):
         known = {f.name for f in fields(ExchangeFetch)}
         return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
 
-    def with_links(self, system: System, negatives: Negatives) -> System:
+    def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
         """See `Registered.with_links`. In a partitioned topology every rank has all pairs."""
-        sample, fetch, partition = system.sample, system.fetch, system.partition
+        sample, fetch = system.sample, system.fetch
         if isinstance(sample, SampledByOwners):
-            assert isinstance(partition, Blocks)
-            if negatives.law == "degree":
+            if negatives is not None and negatives.law == "degree":
                 raise InputError(
                     'link.negatives is "degree", but bulk.topology is "partitioned", where no rank has the degrees of '
                     'all nodes; use "uniform" or "destinations"'
                 )
             if sample.local_seeds:
                 raise InputError(
-                    "bulk.local_seeds is true, but the task is link, and the two ends of a pair have owners of their "
-                    "own; leave it out"
+                    "bulk.local_seeds is true, but minibatches are of pairs, whose two ends have owners of their own; "
+                    "leave it out"
                 )
             options = {f.name: getattr(sample, f.name) for f in fields(SampledByOwners)}
-            if not reads_times(sample.sampler):
+            if hidden and not reads_times(sample.sampler):
                 options["sampler"] = WithoutOwnEdges(sample.sampler)
-            sample, partition = LinksByOwners(**options, negatives=negatives), replace(partition, links=True)
+            sample = LinksByOwners(**options, negatives=negatives)
         else:
             assert isinstance(sample, Sampled)
-            sample = SampledLinks.of(sample.sampler, negatives)
+            sample = SampledLinks.of(sample.sampler, negatives, hidden)
         if isinstance(fetch, ExchangeFetch):
             owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}
             fetch = LinkExchangeFetch(**owned, sample=sample)
         else:
             assert isinstance(sample, SampledLinks)
             fetch = LinkFetch(sample)
-        return replace(system, partition=partition, sample=sample, fetch=fetch)
+        return replace(system, sample=sample, fetch=fetch)
 
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. A partitioned topology owns them anyway."""

@@ -125,18 +125,17 @@ class _Grappa(Registered):
             job = job.with_defaults(kernel="cuda")
         return job
 
-    def with_links(self, system: System, negatives: Negatives) -> System:
+    def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
         """See `Registered.with_links`. Every rank has all pairs, and trains on those of its own chunks."""
-        assert isinstance(system.partition, Chunks)
         assert isinstance(system.sample, Local)
         assert isinstance(system.fetch, CoverageFetch)
         sampler = system.sample.sampler
-        drawn = sampler if reads_times(sampler) else WithoutOwnEdges(sampler)
+        drawn = sampler if reads_times(sampler) or not hidden else WithoutOwnEdges(sampler)
         # Its name is that of the sampler inside.
         # pyrefly: ignore[bad-argument-type]
         sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
         fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
-        return replace(system, partition=replace(system.partition, links=True), sample=sample, fetch=fetch)
+        return replace(system, sample=sample, fetch=fetch)
 
     def unmapped(self, job: Job) -> str:
         """See `Registered.unmapped`."""

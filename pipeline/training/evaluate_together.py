@@ -5,6 +5,7 @@ any layer.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ...stages.comm.base import Group
 from ...stages.evaluate.cuda import DeviceBudget
+from ...stages.evaluate.edges import scored_edges
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs, link_metrics, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
@@ -97,17 +99,70 @@ def evaluate_links_together(
     """
     visitor, module = _where_visited(module, visits), _on_host(module)
     with group.counting("evaluation"), evaluating(module), evaluating(visitor):
-        h, own = _rows_of(visitor, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
-        rows = torch.cat(_at_first(h[own], group, "activations"))
-        numbers = torch.zeros(len(names), dtype=torch.float64)
+        rows, found = _all_rows(visitor, share, visits, num_layers, group), None
         if group.rank == 0:
-            labels = pairs.labels
+            table = pairs.table
             if known.order is not None:
-                rows, labels = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).labels
-            found = link_metrics(decoder_of(module), rows, labels, pairs.sets[split], split, names, known)
-            numbers = torch.tensor([found[name] for name in names], dtype=torch.float64)
-        group.broadcast(numbers, 0, "control")
-    return Scored(None, dict(zip(names, numbers.tolist())))
+                rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
+            values = link_metrics(decoder_of(module), rows, table, pairs.sets[split], split, names, known)
+            found = Scored(None, values)
+        return told(found, names, group)
+
+
+def evaluate_edges_together(
+    module: nn.Module,
+    share: Share,
+    visits: Visits,
+    pairs: Pairs,
+    split: str,
+    num_layers: int,
+    group: Group,
+    measures: Measures,
+    by_class: bool = False,
+) -> Scored:
+    """Metrics of the labelled edges of a set, which is not empty: each rank computes its own rows, and the first one,
+    which gets all of them, scores. All ranks call this at the same time.
+
+    Args:
+        module: see `evaluate_together`; has a head.
+        share: of this rank.
+        visits: of the same.
+        pairs: by the numbers of the nodes in the order of the ranks.
+        split: train, val or test.
+        num_layers: L.
+        group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
+        measures: what is measured.
+        by_class: see `Measures.of`.
+    """
+    visitor, module = _where_visited(module, visits), _on_host(module)
+    with group.counting("evaluation"), evaluating(module), evaluating(visitor):
+        rows, found = _all_rows(visitor, share, visits, num_layers, group), None
+        if group.rank == 0:
+            numbers = pairs.sets[split]
+            assert pairs.labels is not None
+            own = pairs.labels.take(numbers)
+            of_pairs = (pairs.table[numbers], own.values, own.features)
+            found = scored_edges(measures, decoder_of(module), rows, *of_pairs, by_class)
+        return told(found, measures.all_names, group)
+
+
+def told(scored: Scored | None, names: Sequence[str], group: Group) -> Scored:
+    """The metrics that the first rank has, on all; counts by class stay there. Collective.
+
+    Args:
+        scored: of the first rank; None on the others.
+        names: of its metrics besides accuracy.
+        group: the ranks.
+    """
+    numbers = torch.zeros(1 + len(names), dtype=torch.float64)
+    if group.rank == 0:
+        assert scored is not None
+        accuracy = math.nan if scored.accuracy is None else scored.accuracy
+        numbers = torch.tensor([accuracy, *(scored.values[k] for k in names)], dtype=torch.float64)
+    group.broadcast(numbers, 0, "control")
+    accuracy, *values = numbers.tolist()
+    counts = None if scored is None else scored.counts
+    return Scored(None if math.isnan(accuracy) else accuracy, dict(zip(names, values)), counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +178,7 @@ class KnownOfBlocks(KnownPairs):
     def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfBlocks":
         """Collective: the first rank gets the known destinations of the set's sources, all get the same `drawn`."""
         assert placed.pairs is not None
-        labels, numbers, new, n = placed.pairs.labels, placed.pairs.sets[split], placed.pairs.new, placed.num_nodes
+        labels, numbers, new, n = placed.pairs.table, placed.pairs.sets[split], placed.pairs.new, placed.num_nodes
         types = placed.graph.types
         ends = node_ranges(None if types is None else types.in_ranges(), n)
         edges = np.unique(edge_keys(placed.graph, n, placed.first)[of_pairs(placed.graph)])
@@ -174,6 +229,12 @@ def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:
     """The rows of all ranks on the first, in order; nothing on the others."""
     nothing = rows[:0]
     return group.all_to_all([rows] + [nothing] * (group.size - 1), kind)
+
+
+def _all_rows(module: nn.Module, share: Share, visits: Visits, num_layers: int, group: Group) -> Tensor:
+    """[V, C] on the first rank, outputs of all nodes in the order of the ranks; others get none. Collective."""
+    h, own = _rows_of(module, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
+    return torch.cat(_at_first(h[own], group, "activations"))
 
 
 def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Evaluation of a model by the ranks of a run: validation after epochs, and the test split in the end."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +33,14 @@ from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
-from .evaluate_together import KnownOfBlocks, evaluate_links_together, evaluate_together, fits_there
+from .evaluate_together import (
+    KnownOfBlocks,
+    evaluate_edges_together,
+    evaluate_links_together,
+    evaluate_together,
+    fits_there,
+    told,
+)
 from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
@@ -159,19 +165,11 @@ def _by_leaders(
 
         if not len(getattr(dataset.split, split)):
             return None
-        names, found = job.measures.all_names, None
-        numbers = torch.zeros(1 + len(names), dtype=torch.float64)
+        found = None
         if group.rank in (who := leaders()).ranks:
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
                 found = evaluated(module, split, who.group, advance)
-            if group.rank == 0:
-                assert found is not None
-                accuracy = math.nan if found.accuracy is None else found.accuracy
-                numbers = torch.tensor([accuracy, *(found.values[k] for k in names)], dtype=torch.float64)
-        group.broadcast(numbers, 0, "control")
-        accuracy, *values = numbers.tolist()
-        accuracy = None if math.isnan(accuracy) else accuracy
-        return Scored(accuracy, dict(zip(names, values)), None if found is None else found.counts)
+        return told(found, job.measures.all_names, group)
 
     return score
 
@@ -198,11 +196,21 @@ def _together(
         return held, Visits(held, (), PREFETCH_BYTES, job.group, device)
 
     @cache
-    def pairs(split: str) -> tuple[Pairs, KnownOfBlocks]:
+    def block() -> BlockRows:
         with job.group.counting("evaluation"):
-            block = placed()
-            assert isinstance(block, BlockRows) and block.pairs is not None
-            return block.pairs, KnownOfBlocks.of_blocks(block, split, job.group)
+            found = placed()
+        assert isinstance(found, BlockRows)
+        return found
+
+    def pairs() -> Pairs:
+        found = block().pairs
+        assert found is not None
+        return found
+
+    @cache
+    def known(split: str) -> KnownOfBlocks:
+        with job.group.counting("evaluation"):
+            return KnownOfBlocks.of_blocks(block(), split, job.group)
 
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:
@@ -213,7 +221,10 @@ def _together(
             held.renew(features.learned_columns, features.rows.gather(np.arange(features.num_rows)))
         if prepared.outline.task == "link":
             order = split, job.num_layers, job.group, job.measures.all_names
-            return evaluate_links_together(module, *visits(), *pairs(split), *order)
+            return evaluate_links_together(module, *visits(), pairs(), known(split), *order)
+        if prepared.outline.of_pairs:
+            order = split, job.num_layers, job.group, job.measures
+            return evaluate_edges_together(module, *visits(), pairs(), *order, by_class=split == "test")
         return evaluate_together(
             module, *visits(), split, job.num_layers, job.group, job.measures, by_class=split == "test"
         )

@@ -52,4 +52,4 @@ def _seeds_of(rank: int, data: object) -> tuple[int, str]:
     part, pairs = data.peers.part(rank), data.pairs
     if pairs is None:
         return len(part.split.train), "seeds"
-    return int(np.isin(pairs.labels[pairs.sets["train"], 1], part.owned).sum()), "train pairs"
+    return int(np.isin(pairs.table[pairs.sets["train"], 1], part.owned).sum()), "train pairs"

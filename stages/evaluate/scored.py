@@ -7,13 +7,16 @@ import numpy as np
 from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset, IdArray
+from ...storage.links.pairs import PairArray
 from ..links.decoders import decoder_beside
+from ..links.plan import Ends
+from .edges import RowsOfEnds, scored_edges
 from .layerwise import by_split, outputs
 from .links import KnownPairs, link_metrics
 from .measures import Measures, Scored
 from .temporal import Chunk, temporal_link_metrics, temporal_outputs
 
-Rows = dict[str, tuple[Tensor, Tensor]] | Tensor
+Rows = dict[str, tuple[Tensor, Tensor]] | Tensor | RowsOfEnds
 
 
 def split_rows(
@@ -45,6 +48,12 @@ def temporal_scored(
         assert times is not None
         of_pairs = (dataset.labels, times, numbers, split, names, known(), seed, on_progress, chunk)
         return Scored(None, temporal_link_metrics(model, *data, *of_pairs))
+    if dataset.pairs is not None:
+        assert dataset.pair_time is not None
+        ends = Ends.of(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
+        assert ends.moments is not None
+        rows = temporal_outputs(model, *data, ends.nodes, ends.moments, seed, on_progress, chunk)
+        return _of_edges(measures, model, dataset, rows, ends.positions, numbers, by_class)
     times = dataset.graph.node_time
     assert times is not None
     rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress, chunk)
@@ -52,14 +61,21 @@ def temporal_scored(
 
 
 def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArray:
-    """int64, nodes whose outputs `rows_of` takes: those of the splits, one after the other; of links, all."""
+    """int64, nodes whose outputs `rows_of` takes: those of the splits, one after the other; of links, all; of labelled
+    edges, the distinct ends, ascending."""
     if dataset.task == "link":
         return np.arange(dataset.num_nodes)
+    if dataset.pairs is not None:
+        ends = [dataset.pairs[getattr(dataset.split, name)].reshape(-1) for name in splits]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *ends]))
     return np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
 
 
 def rows_of(outputs: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> Rows:
-    """Outputs and labels of the nodes of each split that has any; of links, the rows of all nodes, [V, D]."""
+    """Outputs and labels of the nodes of each split that has any; of links, the rows of all nodes, [V, D]; of labelled
+    edges, those of their ends."""
+    if dataset.pairs is not None:
+        return RowsOfEnds(nodes_to_evaluate(dataset, splits), outputs)
     return outputs if dataset.task == "link" else by_split(outputs, dataset, splits)
 
 
@@ -76,18 +92,38 @@ def scored(
 
     Args:
         measures: what is measured.
-        model: has a decoder, if the task is link.
+        model: has a decoder, if pairs are labelled.
         dataset: the data.
         rows: see `split_rows`.
         split: train, val or test.
         known: pairs that rankings leave out.
         by_class: see `Measures.of`.
     """
-    if not isinstance(rows, Tensor):
+    if isinstance(rows, dict):
         return measures.of(*rows[split], by_class) if split in rows else None
     numbers = getattr(dataset.split, split)
     if not len(numbers):
         return None
+    if isinstance(rows, RowsOfEnds):
+        assert dataset.pairs is not None
+        positions = rows.positions(dataset.pairs[numbers])
+        return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class)
     decoder, names = decoder_beside(model, rows), measures.all_names
     values = link_metrics(decoder, rows, dataset.labels, numbers, split, names, known())
     return Scored(None, values)
+
+
+def _of_edges(
+    measures: Measures,
+    model: nn.Module,
+    dataset: Dataset,
+    rows: Tensor,
+    positions: PairArray,
+    numbers: IdArray,
+    by_class: bool,
+) -> Scored:
+    """Metrics of the labelled edges of these `numbers`, whose ends are at `positions` among the rows."""
+    features = None if dataset.pair_features is None else dataset.pair_features[numbers]
+    return scored_edges(
+        measures, decoder_beside(model, rows), rows, positions, dataset.labels[numbers], features, by_class
+    )

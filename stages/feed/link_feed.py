@@ -1,4 +1,4 @@
-"""Minibatches of positive pairs with their negatives."""
+"""Minibatches of pairs: positive ones with their negatives, or labelled edges."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,29 +21,33 @@ from .queue_feed import Sampled
 
 @dataclass(frozen=True)
 class SampledLinks(Sampled):
-    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges, or of what lies before the
-    pairs."""
+    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges unless these may be seen, or of what
+    lies before the pairs."""
 
-    negatives: Negatives = field(default_factory=Negatives)
+    negatives: Negatives | None = field(default_factory=Negatives)
+    """None: pairs are labelled."""
 
     @classmethod
-    def of(cls, sampler: Sampler, negatives: Negatives) -> "SampledLinks":
+    def of(cls, sampler: Sampler, negatives: Negatives | None, hidden: bool = True) -> "SampledLinks":
         """
         Args:
             sampler: draws the neighbourhoods of the ends.
-            negatives: their law.
+            negatives: their law; None: pairs are labelled.
+            hidden: the pairs' own edges are taken out of what it draws, unless it draws by time.
         """
         # Its name is that of the sampler inside.
         # pyrefly: ignore[bad-argument-type]
-        return cls(sampler if reads_times(sampler) else WithoutOwnEdges(sampler), negatives)
+        return cls(sampler if reads_times(sampler) or not hidden else WithoutOwnEdges(sampler), negatives)
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""
-        return {**self.sampler.record(), "negatives": self.negatives.record()}
+        return {**self.sampler.record(), **_record(self.negatives)}
 
     def plan(self, placement: Placement, job: RankJob) -> LinkPlan:
         """See `Sampled.plan`."""
-        links = TrainPairs.of(placement.graph, placement.labels.numpy(), self.negatives, placement.pair_time)
+        assert placement.pairs is not None
+        time = placement.pair_time if reads_times(self.sampler) else None
+        links = TrainPairs.of(placement.graph, placement.pairs, self.negatives, time)
         return LinkPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed, links=links)
 
 
@@ -52,17 +56,17 @@ class LinksByOwners(SampledByOwners):
     """`SampledLinks` over block rows: every rank has all pairs, and takes the own edges out of the samples that the
     owners of the rows have drawn for it."""
 
-    negatives: Negatives = field(default_factory=Negatives)
+    negatives: Negatives | None = field(default_factory=Negatives)
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""
-        return {**super().record(), "negatives": self.negatives.record()}
+        return {**super().record(), **_record(self.negatives)}
 
     def plan(self, placement: BlockRows, job: RankJob) -> LinkPlan:
         """See `SampledByOwners.plan`."""
         assert placement.pairs is not None
         ranks = job.group.size
-        links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs.labels, self.negatives)
+        links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs, self.negatives)
         plan = LinkPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, links=links)
         return replace(plan, steps=Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank))
 
@@ -72,11 +76,11 @@ class LocalLinks(Local):
     """`Local` minibatches of pairs: a rank trains on the pairs between nodes of the chunks that it sees, whose
     destination is in its own. Negatives are drawn of the nodes of these chunks."""
 
-    negatives: Negatives = field(default_factory=Negatives)
+    negatives: Negatives | None = field(default_factory=Negatives)
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""
-        return {**super().record(), "negatives": self.negatives.record()}
+        return {**super().record(), **_record(self.negatives)}
 
     def num_minibatches(self, placement: Any, job: RankJob) -> int:
         """See `Local.num_minibatches`; of a placement `Isolated`.
@@ -85,7 +89,8 @@ class LocalLinks(Local):
             InputError: see `Local.num_minibatches`; or no rank has a pair to train on, or one has no negatives for its
                 pairs.
         """
-        found, seen, law = super().num_minibatches(placement, job), placement.pairs, self.negatives.law
+        found, seen = super().num_minibatches(placement, job), placement.seen
+        law = None if self.negatives is None else self.negatives.law
         lacking = (law == "given" and not len(seen.given)) or (law == "degree" and not placement.graph.num_edges)
         numbers = torch.tensor([len(placement.seeds), len(placement.seeds) > 0 and lacking], dtype=torch.float64)
         job.group.all_reduce(numbers, "control")
@@ -106,5 +111,10 @@ class LocalLinks(Local):
     def plan(self, placement: Any, job: RankJob) -> LinkPlan:
         """See `Local.plan`."""
         plan = super().plan(placement, job)
-        links = TrainPairs.of_seen(placement.graph, placement.num_visible, placement.pairs, self.negatives)
+        links = TrainPairs.of_seen(placement.graph, placement.num_visible, placement.seen, self.negatives)
         return LinkPlan(plan.seeds, plan.batch_size, plan.bulk_size, plan.seed, links=links)
+
+
+def _record(negatives: Negatives | None) -> dict[str, Any]:
+    """The entry of a sample policy's record."""
+    return {"labels of": "edges"} if negatives is None else {"negatives": negatives.record()}

@@ -1,4 +1,4 @@
-"""The assignment of positive pairs to minibatches, whose seeds are the ends of the pairs and of their negatives."""
+"""The assignment of pairs to minibatches, whose seeds are the ends of the pairs and of their negatives."""
 
 from dataclasses import dataclass, field
 
@@ -57,7 +57,7 @@ def before(time: npt.NDArray[np.number]) -> npt.NDArray[np.number]:
 
 @dataclass(frozen=True, eq=False)
 class LinkPlan(SeedPlan):
-    """A `SeedPlan` over numbers of positive pairs, `batch_size` of them in a minibatch.
+    """A `SeedPlan` over numbers of pairs, `batch_size` of them in a minibatch: positive pairs, or labelled ones.
 
     The negatives of a minibatch depend on the seed, the epoch and its index, and on nothing else.
     """
@@ -65,7 +65,7 @@ class LinkPlan(SeedPlan):
     links: TrainPairs = field(kw_only=True)
 
     def numbers(self, index: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """int64 [b], numbers of the positive pairs of a minibatch."""
+        """int64 [b], numbers of the pairs of a minibatch."""
         return self.order(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
 
     def pairs(self, index: int, epoch: int) -> PairArray:

@@ -1,4 +1,4 @@
-"""Pairs of a link task in place of labels: what a minibatch is trained on, and the degrees that its layers read."""
+"""Pairs that a minibatch is trained on in place of its seeds, and the degrees that its layers read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class PlannedPairs:
             ranks: see above.
         """
         plan: LinkPlan = sample.plan(placement, job)
-        if isinstance(placement, BlockRows):
+        if isinstance(placement, BlockRows) and plan.links.hidden:
             links = plan.links
             own = own_weights(links.graph, links.pairs, links.num_nodes, placement.first)
             assert placement.column is not None
@@ -77,9 +77,19 @@ class PlannedPairs:
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
             )
         there = None if self.device is None else to_device(ends.positions, self.device)
-        links = PairsToScore(torch.from_numpy(ends.positions), self.decoder, there)
-        y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
-        return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
+        positions = torch.from_numpy(ends.positions)
+        if (labels := plan.links.labels) is None:
+            y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
+            return cache(lambda: self._degrees(work, ends, degree)), {
+                "y": y,
+                "links": PairsToScore(positions, self.decoder, there),
+            }
+        own = labels.take(plan.numbers(index, work.epoch))
+        to = self.device or torch.device("cpu")
+        y, features = (None if a is None else to_device(a, to) for a in (own.values, own.features))
+        links = PairsToScore(positions, self.decoder, there, labelled=True, features=features)
+        exact = ends.moments is None and not labels.hidden
+        return cache(degree if exact else lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
 
     def _degrees(self, work: MiniBatch, ends: Ends, degree: Degree) -> Tensor:
         if ends.moments is not None and not work.on_host:

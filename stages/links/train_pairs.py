@@ -1,4 +1,4 @@
-"""Positive pairs to train on, with negatives drawn for each."""
+"""Pairs to train on: positive ones with negatives drawn for each, or labelled ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, SeenPairs, edge_keys, given_negatives, keys_of, of_pairs
+from ...storage.links.pairs import (
+    PairArray,
+    PairLabels,
+    Pairs,
+    SeenPairs,
+    edge_keys,
+    given_negatives,
+    keys_of,
+    of_pairs,
+)
 from ..random import branches, draw_word
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
@@ -69,13 +78,14 @@ class Negatives:
 
 @dataclass(frozen=True, eq=False)
 class TrainPairs:
-    """The pairs of a dataset by their numbers, and the law of their negatives."""
+    """The pairs of a dataset by their numbers, and the law of their negatives, or their labels."""
 
     graph: Graph
     """The graph that is trained on, or rows of it."""
     pairs: PairArray
     """int64 [N, 2], of all sets."""
-    negatives: Negatives
+    negatives: Negatives | None
+    """None: pairs are labelled."""
     given: PairArray
     """int64 [M, 2], given negatives of the train set."""
     time: npt.NDArray[np.number] | None = None
@@ -86,46 +96,60 @@ class TrainPairs:
     """Distinct sources and destinations of pairs of any set, ascending; None: those of `pairs`."""
     own: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
     """See `own_weights`; None: computed of `graph` when they are first read."""
+    labels: PairLabels | None = field(default=None, kw_only=True)
+    """Of `pairs`; None: the task is link."""
 
     @classmethod
     def of(
         cls,
         graph: Graph,
-        labels: npt.NDArray[Any],
-        negatives: Negatives,
+        pairs: Pairs,
+        negatives: Negatives | None,
         time: npt.NDArray[np.number] | None = None,
     ) -> "TrainPairs":
         """
         Args:
             graph: in-neighbour lists.
-            labels: see `storage.links.pairs`.
-            negatives: their law.
+            pairs: all pairs.
+            negatives: their law; None: pairs are labelled.
             time: [N], of the pairs, or None.
 
         Raises:
             InputError: see `Negatives.check`.
         """
-        given = given_negatives(labels, "train")
-        negatives.check(lambda: num_edges_of_pairs(graph), lambda: len(given))
-        return cls(graph, labels[:, :2], negatives, given, time, num_nodes=graph.num_nodes)
+        given = given_negatives(pairs.table, "train")
+        if negatives is not None:
+            negatives.check(lambda: num_edges_of_pairs(graph), lambda: len(given))
+        of_all = {"num_nodes": graph.num_nodes, "labels": pairs.labels}
+        return cls(graph, pairs.table[:, :2], negatives, given, time, **of_all)
 
     @classmethod
-    def of_rows(cls, rows: Graph, num_nodes: int, labels: npt.NDArray[Any], negatives: Negatives) -> "TrainPairs":
+    def of_rows(cls, rows: Graph, num_nodes: int, pairs: Pairs, negatives: Negatives | None) -> "TrainPairs":
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
-        return cls(rows, labels[:, :2], negatives, given_negatives(labels, "train"), num_nodes=num_nodes)
+        given = given_negatives(pairs.table, "train")
+        return cls(rows, pairs.table[:, :2], negatives, given, num_nodes=num_nodes, labels=pairs.labels)
 
     @classmethod
-    def of_seen(cls, graph: Graph, num_nodes: int, seen: SeenPairs, negatives: Negatives) -> "TrainPairs":
+    def of_seen(cls, graph: Graph, num_nodes: int, seen: SeenPairs, negatives: Negatives | None) -> "TrainPairs":
         """`of`, for a rank that sees a part of the graph, of whose nodes the first `num_nodes` may be ends."""
-        return cls(graph, seen.pairs, negatives, seen.given, num_nodes=num_nodes, ends=seen.ends)
+        kept = {"num_nodes": num_nodes, "ends": seen.ends, "labels": seen.labels}
+        return cls(graph, seen.pairs, negatives, seen.given, **kept)
+
+    @property
+    def hidden(self) -> bool:
+        """True if a minibatch's own edges are taken out of its samples, where pairs have no times."""
+        return self.labels is None or self.labels.hidden
 
     def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
-        """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives.
+        """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives; [b, 1, 2] of labelled
+        ones.
 
         Args:
-            numbers: [b], of the positive pairs.
+            numbers: [b], of the pairs.
             key: random stream of the minibatch.
         """
+        if self.negatives is None:
+            return self.pairs[numbers][:, None]
         positive, count = self.pairs[numbers], self.negatives.count
         words = branches(key, np.arange(len(numbers) * count)).reshape(len(numbers), count)
 
@@ -144,6 +168,7 @@ class TrainPairs:
 
     def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.integer]:
         """int64 [b, k], sources (column 0) or destinations (column 1) of negatives, by uniform numbers [b, k]."""
+        assert self.negatives is not None
         law, graph, size = self.negatives.law, self.graph, len(positive)
         if law == "degree":
             # The end of a uniform edge.

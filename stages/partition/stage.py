@@ -191,7 +191,7 @@ def book_of(
     graph: Any = dataset.graph
     if isinstance(graph, LazyGraph) and reads_rows(partitioner):
         graph = graph.on_disk
-    train = dataset.split.train if isinstance(partitioner, InPasses) and dataset.task != "link" else None
+    train = dataset.split.train if isinstance(partitioner, InPasses) and not dataset.of_pairs else None
     return make_book(partitioner, graph, parts, seed, train, on_progress)
 
 
@@ -246,17 +246,11 @@ def parts_of_store(dataset: Path, out: Path) -> WriteParts:
 
 def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
     """Rows of a dataset for the nodes that a part owns."""
-    # A link task labels pairs, which every rank reads from the dataset.
-    links, none = dataset.task == "link", np.empty(0, np.int64)
-    split = Split(
-        *(
-            np.flatnonzero(np.isin(owned, none if links else getattr(dataset.split, name), assume_unique=True)).astype(
-                np.int64
-            )
-            for name in SPLITS
-        )
-    )
-    labels = np.zeros(len(owned), np.int64) if links else dataset.labels[owned]
+    # Labelled pairs are read from the dataset by every rank.
+    of_pairs, none = dataset.of_pairs, np.empty(0, np.int64)
+    sets = (none if of_pairs else getattr(dataset.split, name) for name in SPLITS)
+    split = Split(*(np.flatnonzero(np.isin(owned, ids, assume_unique=True)).astype(np.int64) for ids in sets))
+    labels = np.zeros(len(owned), np.int64) if of_pairs else dataset.labels[owned]
     features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
     taken, edges = graph.take(owned), None
     if graph.edge_features is not None:

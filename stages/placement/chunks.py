@@ -78,7 +78,7 @@ class Isolated(Placement):
     are views of these."""
     following: "Future[Isolated] | None" = None
     """View of the next super-epoch, in preparation."""
-    pairs: SeenPairs | None = None
+    seen: SeenPairs | None = None
     """Pairs between nodes of the chunks, of which `split` has the positions of those to train on; None: nodes are
     labelled."""
 
@@ -99,8 +99,6 @@ class Chunks:
     ahead: bool = field(default=True, repr=False)
     """Read and join the next super-epoch's view while the current one trains, in memory beside it. Left out of repr (a
     run's fingerprint), since it changes no result."""
-    links: bool = field(default=False, repr=False)
-    """True if pairs are labelled."""
 
     def schedule(self, seed: int, ranks: int) -> ChunkSchedule:
         """Assignment of chunks to so many ranks."""
@@ -117,7 +115,7 @@ class Chunks:
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
                 edge_features=data.edge_features,
-                pairs=SeenPairs.all(data.labels.numpy(), len(data.split.train)) if self.links else None,
+                seen=None if data.pairs is None else SeenPairs.all(data.pairs),
             )
         rank, t = job.group.rank, phase.number
         deal = self.schedule(job.seed, job.group.size)
@@ -181,11 +179,11 @@ class Chunks:
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
-        num_base, pairs = sum(c.num_nodes for c in of_base), None
+        num_base, seen = sum(c.num_nodes for c in of_base), None
         sets = [np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS]
         if data.pairs is not None:
-            pairs = SeenPairs.of(data.pairs, np.concatenate([c.owned for c in chunks.values()]), num_base)
-            sets[0] = np.arange(len(pairs.pairs))
+            seen = SeenPairs.of(data.pairs, np.concatenate([c.owned for c in chunks.values()]), num_base)
+            sets[0] = np.arange(len(seen.pairs))
         return Isolated(
             graph,
             ArrayFeatures(features),
@@ -202,7 +200,7 @@ class Chunks:
                 c: replace(chunk, features=ArrayFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
                 for c, chunk in chunks.items()
             },
-            pairs=pairs,
+            seen=seen,
         )
 
     def _around(self, shards: EdgeShards, here: list[int], halo_key: int) -> dict[int, IdArray]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
-from ...storage.dataset import SPLITS, Split
+from ...storage.dataset import Split
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.links.pairs import Pairs
@@ -104,8 +104,6 @@ class BlockRows(Placement):
     """Ranks that hold this block, in the order of their columns; only for 1.5D products."""
     edge_book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
     """Maps edges of the whole graph to blocks."""
-    pairs: Pairs | None = None
-    """All pairs of a link task, of which `split` has the numbers of those to train on; None: nodes are labelled."""
 
     @property
     def first(self) -> int:
@@ -145,8 +143,6 @@ class Blocks:
     partitioner: Partitioner = field(default_factory=Contiguous)
     rows_meet: bool = False
     """True if the ranks of a grid row are to talk to each other."""
-    links: bool = False
-    """True if pairs are labelled."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
         """See `PartitionPolicy.place`: the same in every phase. All ranks call this at the same time."""
@@ -174,7 +170,7 @@ class Blocks:
                 row=row,
                 edge_book=edge_book,
                 edge_features=data.edge_features,
-                pairs=Pairs(data.labels.numpy(), {k: getattr(data.split, k) for k in SPLITS}) if self.links else None,
+                pairs=data.pairs,
             )
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))

@@ -1,7 +1,9 @@
-"""Pairs of nodes of a link task, as `Dataset.labels` has them: int64 [N, 3].
+"""Tables of pairs of nodes: of a link task int64 [N, 3], as `Dataset.labels` has them, or of labelled edges int64
+[N, 2], as `Dataset.pairs` has them.
 
 The columns are source, destination and kind. A pair of kind 0 is positive, and the split says in which set it is; one
-of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split.
+of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split. Labelled edges have no
+kind.
 """
 
 from collections.abc import Mapping
@@ -22,24 +24,43 @@ KIND_OF = {"train": 1, "val": 2, "test": 3}
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """The pairs of a link task beside a part of its graph."""
+class PairLabels:
+    """Labels of pairs, and what a prediction reads of the pairs themselves."""
 
-    labels: PairArray
+    values: npt.NDArray[Any]
+    """See `Dataset.labels`: int64 [N], or floating [N, C]."""
+    features: npt.NDArray[np.floating] | None = None
+    """[N, K]; None: they have none."""
+    hidden: bool = False
+    """See `Dataset.hides_pairs`."""
+
+    def take(self, numbers: PairArray) -> "PairLabels":
+        """Those of some pairs."""
+        return PairLabels(self.values[numbers], None if self.features is None else self.features[numbers], self.hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs of a link task, or labelled edges, beside the graph or a part of it."""
+
+    table: PairArray
     """See the module."""
     sets: Mapping[str, PairArray]
-    """int64 [n], numbers of the positive pairs of train, val and test."""
+    """int64 [n], numbers of the (positive) pairs of train, val and test."""
     new: PairArray | None = None
     """int64 [V], the number of each node here, if the parts have renumbered them."""
+    labels: PairLabels | None = None
+    """None: the task is link."""
 
     def renumbered(self, new: PairArray) -> "Pairs":
         """The same pairs where node v has the number ``new[v]``."""
-        return Pairs(np.concatenate([new[self.labels[:, :2]], self.labels[:, 2:]], axis=1), self.sets, new)
+        table = np.concatenate([new[self.table[:, :2]], self.table[:, 2:]], axis=1)
+        return Pairs(table, self.sets, new, self.labels)
 
 
 @dataclass(frozen=True, eq=False)
 class SeenPairs:
-    """The pairs of a link task as a rank sees them that has some nodes of the graph, by its own numbers of these."""
+    """Pairs as a rank sees them that has some nodes of the graph, by its own numbers of these."""
 
     pairs: PairArray
     """int64 [n, 2], among them those that the rank trains on; the split has their positions."""
@@ -49,12 +70,15 @@ class SeenPairs:
     """Seen nodes that are the source, and those that are the destination, of a pair of any set; ascending."""
     num_train: int
     """Train pairs of the whole graph."""
+    labels: PairLabels | None = None
+    """Those of `pairs`; None: the task is link."""
 
     @classmethod
-    def all(cls, labels: PairArray, num_train: int) -> "SeenPairs":
-        """All pairs, where all nodes are seen. `labels` is described at the head of this module."""
-        ends = np.unique(labels[:, 0]), np.unique(labels[:, 1])
-        return cls(labels[:, :2], given_negatives(labels, "train"), ends, num_train)
+    def all(cls, pairs: Pairs) -> "SeenPairs":
+        """All pairs, where all nodes are seen."""
+        table = pairs.table
+        ends = np.unique(table[:, 0]), np.unique(table[:, 1])
+        return cls(table[:, :2], given_negatives(table, "train"), ends, len(pairs.sets["train"]), pairs.labels)
 
     @classmethod
     def of(cls, pairs: Pairs, nodes: PairArray, num_own: int) -> "SeenPairs":
@@ -73,40 +97,41 @@ class SeenPairs:
             there = np.append(ids, -1)[at] == ends
             return np.where(there, np.append(order, -1)[at], -1)
 
-        ends = here(pairs.labels[:, :2])
-        train = ends[pairs.sets["train"]]
-        given = ends[pairs.labels[:, 2] == KIND_OF["train"]]
+        ends = here(pairs.table[:, :2])
+        numbers = pairs.sets["train"]
+        train, given = ends[numbers], here(given_negatives(pairs.table, "train"))
         seen = [np.unique(column[column >= 0]) for column in ends.T]
         mine = (train[:, 0] >= 0) & (train[:, 1] >= 0) & (train[:, 1] < num_own)
-        return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train))
+        labels = None if pairs.labels is None else pairs.labels.take(numbers[mine])
+        return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train), labels)
 
 
-def check_pairs(labels: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None) -> None:
-    """Raise InputError unless `labels` are pairs of nodes with their kinds; with types, of nodes of one relation."""
-    if labels.dtype != np.int64 or labels.ndim != 2 or labels.shape[1] != 3:
-        raise InputError(
-            f"pairs are {labels.dtype}{list(labels.shape)}; expected int64 [N, 3]: source, destination, kind"
-        )
-    ends, kinds = labels[:, :2], labels[:, 2]
-    if len(labels) and (ends.min() < 0 or ends.max() >= num_nodes):
+def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None, columns: int = 3) -> None:
+    """Raise InputError unless `table` holds pairs of nodes, with their kinds if it is to have three `columns`; with
+    types, of nodes of one relation."""
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
+        what = ", ".join(("source", "destination", "kind")[:columns])
+        raise InputError(f"pairs are {table.dtype}{list(table.shape)}; expected int64 [N, {columns}]: {what}")
+    ends, kinds = table[:, :2], table[:, 2:]
+    if len(table) and (ends.min() < 0 or ends.max() >= num_nodes):
         raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
     if types is not None and not types.pair_relations:
         raise InputError(
             "the graph has several types, but no relation of the pairs is set; make the dataset with "
-            "link_dataset(relation=...)"
+            f"{'link' if columns == 3 else 'edge'}_dataset(relation=...)"
         )
     for name, column, nodes in zip(("sources", "destinations"), ends.T, node_ranges(types, num_nodes)):
-        if len(labels) and (column.min() < nodes.start or column.max() >= nodes.stop):
+        if len(table) and (column.min() < nodes.start or column.max() >= nodes.stop):
             raise InputError(
                 f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected [{nodes.start}, {nodes.stop})"
             )
-    if len(labels) and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
+    if kinds.size and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
         raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
 
 
-def given_negatives(labels: npt.NDArray[Any], name: str) -> PairArray:
+def given_negatives(table: npt.NDArray[Any], name: str) -> PairArray:
     """int64 [M, 2], the given negatives of a set; often none."""
-    return labels[labels[:, 2] == KIND_OF[name], :2]
+    return table[(table[:, 2:] == KIND_OF[name]).any(1), :2]
 
 
 def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: int) -> PairArray:
@@ -127,7 +152,7 @@ def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> Pai
 
 
 def of_pairs(graph: Graph, reverses: bool = False) -> slice | npt.NDArray[np.int64]:
-    """Positions of the edges that are pairs of a link task: all; with types, those of the pairs' relation, and with
+    """Positions of the edges that may be pairs: all; with types, those of the pairs' relation, and with
     `reverses` those of the relations that have the same edges reversed, too."""
     if graph.types is None or graph.edge_type is None:
         return slice(None)

@@ -226,7 +226,7 @@ def test_ranks_without_pairs_or_negatives_say_so():
 
         def rank(group):
             seen = SeenPairs.of(pairs, np.array([] if group.rank else ids, np.int64), own)
-            place = SimpleNamespace(graph=ring, seeds=np.arange(len(seen.pairs)), pairs=seen)
+            place = SimpleNamespace(graph=ring, seeds=np.arange(len(seen.pairs)), seen=seen)
             of = as_job(group, batch_size=2, minibatches_per_step=count, tell=said.append)
             LocalLinks(NeighborSampler((2,)), negatives=Negatives(law)).num_minibatches(place, of)
 

@@ -306,7 +306,7 @@ REFUSED = [
     ),
     ({"system": "retexo"}, "all pairs at once, .*; use bulk or grappa"),
     ({"bulk": CUT, "link": {"negatives": "degree"}}, "no rank has the degrees of all nodes"),
-    ({"bulk": {**CUT, "local_seeds": True}}, "the two ends of a pair have owners of their own"),
+    ({"bulk": {**CUT, "local_seeds": True}}, "whose two ends have owners of their own"),
     ({"model": "gine"}, "gine reads features of edges, but .* has none"),
     ({"metrics": ["macro_f1"]}, "the task is link"),
     ({"monitor": "accuracy"}, "train.monitor is 'accuracy'"),

@@ -25,6 +25,7 @@ def clean_labels(
     named: bool = False,
     nulls: int = 0,
     task: Task | None = None,
+    unit: str = "node",
 ) -> tuple[npt.NDArray[Any], int, Task]:
     """Labels, number of classes or targets, and task.
 
@@ -36,6 +37,7 @@ def clean_labels(
         named: classes have names in the input, so that -1 cannot be one of them.
         nulls: NaN among the labels that stand for a missing value: such a node is unlabelled.
         task: of the source, unless `options` has one; None: it follows from the labels.
+        unit: word for one of what is labelled.
 
     Returns:
         int64 [V], C, "multiclass" or "binary"; or float32 [V, C], C, "multilabel" or "regression".
@@ -60,16 +62,16 @@ def clean_labels(
         what = "text" if named else "no class numbers"
         raise InputError(f"ignored_labels is {list(options.ignored)}, but labels are {what}; leave it out")
     if task == "multilabel":
-        return _multilabel(labels, notes), labels.reshape(len(labels), -1).shape[1], task
+        return _multilabel(labels, notes, unit), labels.reshape(len(labels), -1).shape[1], task
     if task == "regression":
-        y = _targets(labels, notes)
+        y = _targets(labels, notes, unit)
         return y, y.shape[1], task
     if labels.ndim == 2 and labels.shape[1] != 1:
         raise InputError(
             f"labels have {labels.shape[1]} columns; expected one column of class numbers for task={task}: use "
             "task=multilabel, or choose a column"
         )
-    y, num_classes = _classes(labels.reshape(-1), options, notes, named, nulls)
+    y, num_classes = _classes(labels.reshape(-1), options, notes, named, nulls, unit)
     if task == "binary":
         if num_classes > 2:
             raise InputError(f"there are {num_classes} classes; expected 0 and 1 for task=binary: leave task out")
@@ -112,7 +114,7 @@ def as_task(dataset: Dataset, task: Task) -> tuple[npt.NDArray[Any], int]:
     raise InputError(f"the labels of {dataset.name} are {seen} ({dataset.task}), which do not fit task={task}")
 
 
-def _multilabel(labels: AnyArray, notes: list[str]) -> npt.NDArray[np.float32]:
+def _multilabel(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.float32]:
     labels = labels.reshape(len(labels), -1)
     unknown = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, bool)
     if not (np.isin(labels, (0, 1)) | unknown).all():
@@ -120,40 +122,40 @@ def _multilabel(labels: AnyArray, notes: list[str]) -> npt.NDArray[np.float32]:
             f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 "
             "and 1, or one column of class numbers, or task=regression"
         )
-    _tell_unknown(unknown, "label", notes)
+    _tell_unknown(unknown, "label", notes, unit)
     return labels.astype(np.float32)
 
 
-def _targets(labels: AnyArray, notes: list[str]) -> npt.NDArray[np.float32]:
+def _targets(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         y = labels.reshape(len(labels), -1).astype(np.float32)
     if (bad := np.isinf(y)).any():
         raise InputError(
-            f"{counted(int(bad.sum()), 'target')} {are(int(bad.sum()))} infinite, or beyond float32 (first: node "
+            f"{counted(int(bad.sum()), 'target')} {are(int(bad.sum()))} infinite, or beyond float32 (first: {unit} "
             f"{int(np.argmax(bad.any(axis=1)))}); correct them, or make them NaN, which is read as not known"
         )
     unknown = np.isnan(y)
     if (empty := unknown.all(axis=0)).any():
         where = f" in column {int(np.argmax(empty))}" if y.shape[1] > 1 else ""
-        raise InputError(f"no node has a target{where} (all are NaN); expected numbers: give targets")
-    _tell_unknown(unknown, "target", notes)
+        raise InputError(f"no {unit} has a target{where} (all are NaN); expected numbers: give targets")
+    _tell_unknown(unknown, "target", notes, unit)
     largest = float(np.nanmax(np.abs(y)))
     if largest > LARGE_TARGET:
         notes.append(f"Targets reach {largest:,.0f}, and outputs begin near 0: scale the targets.")
     return y
 
 
-def _tell_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str]) -> None:
+def _tell_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str], unit: str) -> None:
     bare = int(unknown.all(axis=1).sum())
     partly = int(unknown.sum()) - bare * unknown.shape[1]
     if bare:
-        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (NaN).")
+        notes.append(f"{counted(bare, unit)} {are(bare)} unlabelled (NaN).")
     if partly:
-        notes.append(f"{counted(partly, what)} of other nodes {are(partly)} NaN, which loss and metrics leave out.")
+        notes.append(f"{counted(partly, what)} of other {unit}s {are(partly)} NaN, which loss and metrics leave out.")
 
 
 def _classes(
-    labels: AnyArray, options: ReadOptions, notes: list[str], named: bool, nulls: int
+    labels: AnyArray, options: ReadOptions, notes: list[str], named: bool, nulls: int, unit: str
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Class numbers, and how many classes there are."""
     y = _class_numbers(labels, options, notes, nulls)
@@ -163,20 +165,20 @@ def _classes(
         y = np.where(ignored, -1, y)
     if len(y) and y.min() < -1:
         raise InputError(
-            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the "
+            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled {unit}: correct the "
             "labels"
         )
     labelled = y >= 0
     if not labelled.any():
-        raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
+        raise InputError(f"no {unit} has a label (all are -1); expected at least one class number: give labels")
     if bare := int((~labelled).sum()):
-        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
+        notes.append(f"{counted(bare, unit)} {are(bare)} unlabelled (-1).")
         if len(only := np.unique(y[labelled])) == 1 and not named:
             notes.append(
                 f"Besides -1 (unlabelled), all labels are {only[0]}, so that one class is left: if -1 is a class, "
                 "number the classes 0 and 1."
             )
-    return _label_gaps(y, labelled, options, notes)
+    return _label_gaps(y, labelled, options, notes, unit)
 
 
 def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: int) -> npt.NDArray[np.int64]:
@@ -200,7 +202,7 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: i
 
 
 def _label_gaps(
-    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str]
+    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str], unit: str
 ) -> tuple[npt.NDArray[np.int64], int]:
     known = y[labelled]
     num_classes = int(known.max()) + 1
@@ -211,7 +213,7 @@ def _label_gaps(
         return y, num_classes
     seen = (
         f"labels go up to {used[-1]:,}, but {counted(empty, 'class', 'classes')} of {num_classes:,} "
-        f"{'has' if empty == 1 else 'have'} no labelled node"
+        f"{'has' if empty == 1 else 'have'} no labelled {unit}"
     )
     if options.label_gaps == "compact":
         y = y.copy()

@@ -63,16 +63,24 @@ class ReadOptions:
     """Task of the labels: multiclass, binary, multilabel or regression; link: pairs of nodes, whatever the labels.
     None: text, flags and whole numbers are classes (multiclass), a matrix of 0 and 1 is multilabel, and other numbers
     are targets (regression)."""
+    labels_of: Literal["nodes", "edges"] = "nodes"
+    """edges: labels are those of edges: the column label of their table (or `label_columns`), ``edge_label`` of an
+    ``.npz`` file or of PyG's data, or of the file `pairs`. Nodes then need none."""
+    labelled_edges: Literal["seen", "hidden"] = "seen"
+    """hidden: a labelled edge is predicted without itself: those of val and test are left out of the graph, and those
+    of a minibatch out of its samples. seen: all edges stay, and only labels are not known."""
     pairs: str | None = None
     """File of the pairs of a link task: a table with the columns src, dst, split (train, val or test) and perhaps label
     (1, or 0 for a negative), or a ``.npz`` with [n, 2] arrays train, val, test, train_negatives, val_negatives,
-    test_negatives. None: edges of the graph, divided by the job's split."""
+    test_negatives. None: edges of the graph, divided by the job's split. With `labels_of`: a table with the columns
+    src, dst, label, and perhaps split, time and features; or an ``.npz`` with edge_label_index [2, N] and
+    edge_label."""
     relation: str | None = None
-    """Relation whose edges are the pairs of a link task in a graph with several types: its name, or ``source
-    type,name,destination type``. Ends of pairs are then ids within these types."""
+    """Relation whose edges are the pairs of a link task, or are labelled, in a graph with several types: its name, or
+    ``source type,name,destination type``. Ends of pairs are then ids within these types."""
     label_columns: str | tuple[str, ...] | None = None
-    """Columns of a table of nodes to use as labels, in this order: names, or a text such as "age,income". None: label,
-    or label_0, label_1, ..."""
+    """Columns of a table of nodes, or with `labels_of` of edges, to use as labels, in this order: names, or a text such
+    as "age,income". None: label, or label_0, label_1, ..."""
     target: str | None = None
     """Node type of a typed graph whose labels are predicted. None: the one that has labels."""
     ignored_labels: int | tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""Train, validation and test nodes: the stored split, or one drawn from the seed."""
+"""Train, validation and test nodes, or edges: the stored split, or one drawn from the seed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +77,7 @@ def make_split(
     options: ReadOptions,
     notes: list[str],
     times: npt.NDArray[Any] | None = None,
+    unit: str = "node",
 ) -> Split:
     """The split described by `text`: a pure function of the labels, the text and the seed.
 
@@ -84,12 +85,13 @@ def make_split(
         labels: int64 [V] with -1 for unlabelled, or float32 [V, C] with NaN.
         stored: the source's split: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None if it
             has none.
-        text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else
-            fraction:0.6,0.2.
+        text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else,
+            and for edges, fraction:0.6,0.2.
         seed: seed of a drawn split.
         options: treatment of overlaps and unlabelled nodes in the stored split.
         notes: a sentence is appended for each repair or choice.
         times: [V], of the nodes, for splits by time.
+        unit: word for one of what is labelled.
 
     Raises:
         InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
@@ -98,15 +100,16 @@ def make_split(
     if spec is None:
         if stored:
             spec = SplitSpec("public")
-        elif labels.ndim == 1 and np.bincount(labels[labels >= 0]).min() >= ENOUGH_PER_CLASS:
+        elif unit == "node" and labels.ndim == 1 and np.bincount(labels[labels >= 0]).min() >= ENOUGH_PER_CLASS:
             spec = SplitSpec("random", 20, 30)
             notes.append(
-                "The input stores no split: 20 nodes per class train, 30 validate, the rest test (split=random:20,30)."
+                f"The input stores no split: 20 {unit}s per class train, 30 validate, the rest test "
+                "(split=random:20,30)."
             )
         else:
             spec = SplitSpec("fraction", 0.6, 0.2)
             notes.append(
-                "The input stores no split: 60 % of the labelled nodes train, 20 % validate, the rest test "
+                f"The input stores no split: 60 % of the labelled {unit}s train, 20 % validate, the rest test "
                 "(split=fraction:0.6,0.2)."
             )
     if spec.kind == "public":
@@ -114,16 +117,17 @@ def make_split(
             raise InputError(
                 "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
             )
-        return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes)
+        return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes, unit)
     if spec.kind in ("time", "until"):
         if times is None:
+            give = "node_time" if unit == "node" else "their times"
             raise InputError(
-                f"split is '{text}', but nodes have no times; give node_time, or use split=fraction:0.6,0.2"
+                f"split is '{text}', but {unit}s have no times; give {give}, or use split=fraction:0.6,0.2"
             )
         labelled = np.flatnonzero(is_labelled(labels))
         return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text))))
     split = (
-        _random(labels, int(spec.train), int(spec.val), seed)
+        _random(labels, int(spec.train), int(spec.val), seed, unit)
         if spec.kind == "random"
         else _fraction(labels, spec, seed)
     )
@@ -157,10 +161,10 @@ def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str) -> list[IdArray
     return parts
 
 
-def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
+def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int, unit: str) -> Split:
     if labels.ndim == 2:
         raise InputError(
-            "split=random counts nodes per class, but the labels are a matrix (multi-label, or targets); use "
+            f"split=random counts {unit}s per class, but the labels are a matrix (multi-label, or targets); use "
             "split=fraction:0.6,0.2"
         )
     key = stream(seed, Purpose.SPLIT)
@@ -169,7 +173,7 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
         ids = permutation(key, np.flatnonzero(labels == c))
         if len(ids) < train + val:
             raise InputError(
-                f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for "
+                f"class {c} has {len(ids)} labelled {unit}s; split=random:{train},{val} needs {train + val}: ask for "
                 "fewer, or use split=fraction:0.6,0.2"
             )
         for name, part in zip(SPLITS, np.split(ids, [train, train + val])):
@@ -186,53 +190,58 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
 
 
 def clean_split(
-    stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]
+    stored: Mapping[str, AnyArray],
+    labels: npt.NDArray[Any],
+    options: ReadOptions,
+    notes: list[str],
+    unit: str = "node",
 ) -> Split:
-    """The stored split with the repairs that `options` allow.
+    """The stored split with the repairs that `options` allow. `unit` as in `make_split`.
 
     Raises:
         InputError: names the defect and the option that resolves it.
     """
     num_nodes = len(labels)
-    ids = {name: _ids(name, np.asarray(stored.get(name, np.empty(0, np.int64))), num_nodes, notes) for name in SPLITS}
+    none = np.empty(0, np.int64)
+    ids = {name: _ids(name, np.asarray(stored.get(name, none)), num_nodes, notes, unit) for name in SPLITS}
     taken = np.zeros(num_nodes, bool)
     for name in SPLITS:
         again = ids[name][taken[ids[name]]]
         if len(again):
             if options.overlapping_splits == "error":
                 raise InputError(
-                    f"{counted(len(again), 'node')} of the {name} split (first: {again[0]}) {are(len(again))} in an "
+                    f"{counted(len(again), unit)} of the {name} split (first: {again[0]}) {are(len(again))} in an "
                     "earlier split too; make the splits disjoint, or set overlapping_splits=first"
                 )
             notes.append(
-                f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and "
+                f"{counted(len(again), unit)} of the {name} split {were(len(again))} in an earlier split too and "
                 "stayed there."
             )
             ids[name] = ids[name][~taken[ids[name]]]
         taken[ids[name]] = True
-        ids[name] = _labelled(name, ids[name], labels, options, notes)
+        ids[name] = _labelled(name, ids[name], labels, options, notes, unit)
     split = Split(*(ids[name] for name in SPLITS))
     _require_train(split)
-    notes += [f"The stored split has no {name} nodes." for name in SPLITS[1:] if not len(ids[name])]
+    notes += [f"The stored split has no {name} {unit}s." for name in SPLITS[1:] if not len(ids[name])]
     return split
 
 
-def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArray:
+def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str], unit: str) -> IdArray:
     if values.dtype == np.bool_:
         if values.shape != (num_nodes,):
             raise InputError(
-                f"the {name} mask has shape {list(values.shape)}; expected [{num_nodes}], one flag for each node (of "
+                f"the {name} mask has shape {list(values.shape)}; expected [{num_nodes}], one flag for each {unit} (of "
                 "several splits, pass one)"
             )
         return np.flatnonzero(values)
     if values.ndim != 1:
         raise InputError(
-            f"the {name} split has shape {list(values.shape)}; expected a vector of node ids or a boolean mask"
+            f"the {name} split has shape {list(values.shape)}; expected a vector of {unit} ids or a boolean mask"
         )
     if not len(values):
         return np.empty(0, np.int64)
     if values.dtype.kind not in "iu":
-        raise InputError(f"the {name} split is {values.dtype}; expected integer node ids or a boolean mask")
+        raise InputError(f"the {name} split is {values.dtype}; expected integer {unit} ids or a boolean mask")
     if values.min() < 0 or values.max() >= num_nodes:
         raise InputError(
             f"the {name} split holds ids in [{values.min()}, {values.max()}], out of range: expected [0, {num_nodes}); "
@@ -245,17 +254,19 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
     return distinct
 
 
-def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]) -> IdArray:
+def _labelled(
+    name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOptions, notes: list[str], unit: str
+) -> IdArray:
     labelled = is_labelled(labels[ids])
     bare = ids[~labelled]
     if not len(bare):
         return ids
     if options.unlabelled_in_split == "error" and not options.ignored:
         raise InputError(
-            f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; set "
+            f"{counted(len(bare), unit)} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; set "
             "unlabelled_in_split=drop, or give labels"
         )
-    notes.append(f"{counted(len(bare), 'unlabelled node')} of the {name} split {were(len(bare))} dropped.")
+    notes.append(f"{counted(len(bare), f'unlabelled {unit}')} of the {name} split {were(len(bare))} dropped.")
     return ids[labelled]
 
 

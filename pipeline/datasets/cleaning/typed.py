@@ -28,7 +28,7 @@ from .splits import make_split
 
 OF_NODES = (
     "nan_features", "normalize_features", "task", "ignored_labels", "nan_labels", "label_gaps", "overlapping_splits",
-    "unlabelled_in_split", "edge_weights", "target",
+    "unlabelled_in_split", "edge_weights", "target", "labels_of", "labelled_edges",
 )  # fmt: skip
 """Options that a typed graph follows; the others change edges, or choose columns of tables."""
 Ends = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

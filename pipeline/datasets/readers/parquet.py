@@ -37,7 +37,7 @@ from .csv_file import is_csv
 from .parquet_rapids import ordered_edges
 from .tables import FEATURE, files_of, is_label, nodes_beside, read_table, reading, renamed
 
-_LABEL = re.compile(r"label_(\d+)")
+_LABEL = re.compile(r"label(?:_(\d+))?")
 SHOWN_COLUMNS = 8
 """Most columns named in a note."""
 
@@ -80,7 +80,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     labels, class_names, nulls = labels_of(nodes, columns_of_labels)
     given: dict[str, Any] = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
     features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
-    split = _split(nodes)
+    split = stored_split(nodes)
     node_time = times_of(nodes, options.node_time, "nodes", source)
     if edges is None:
         ids, order = _by_number(nodes["id"], options, notes) if "id" in nodes.column_names else (None, None)
@@ -158,7 +158,10 @@ def _finished(
 def edge_columns(edges: pa.Table, source: Path | str, options: ReadOptions, notes: list[str]) -> tuple[str, ...]:
     """Names of the columns of edges that become features, in order; the table may be empty. Columns that are not read
     are noted."""
-    others = [c for c in edges.column_names if c and c not in ("src", "dst", "weight", options.edge_time)]
+    taken = ("src", "dst", "weight", options.edge_time)
+    if options.labels_of == "edges":
+        taken += ("split", *(options.named_labels or ()), *(c for c in edges.column_names if _LABEL.fullmatch(c)))
+    others = [c for c in edges.column_names if c and c not in taken]
     wanted = options.named_edge_features
     if wanted == ("*",):
         wanted = tuple(c for c in others if _is_feature(edges[c].type))
@@ -240,41 +243,46 @@ def _lengths(lists: Any) -> npt.NDArray[np.integer]:
     )
 
 
-def label_columns(nodes: pa.Table, source: Path | str, options: ReadOptions) -> tuple[str, ...]:
-    """Names of the columns that hold labels, in order; the table may be empty.
+def label_columns(table: pa.Table, source: Path | str, options: ReadOptions, stem: str = "nodes") -> tuple[str, ...]:
+    """Names of the columns that hold labels, in order; the table may be empty. It is one of nodes, or with `stem` one
+    of edges; nodes have none where edges are labelled.
 
     Raises:
         InputError: there is no such column.
     """
+    if stem == "nodes" and options.labels_of == "edges":
+        return ()
     wanted = options.named_labels
     if wanted is None:
-        of_number = {int(m[1]): key for key in nodes.column_names if (m := _LABEL.fullmatch(key))}
-        wanted = ("label",) if "label" in nodes.column_names or not of_number else _by_value(of_number)
-        if options.task == "link" and wanted == ("label",) and "label" not in nodes.column_names:
+        of_number = {int(m[1]): key for key in table.column_names if (m := _LABEL.fullmatch(key)) and m[1]}
+        wanted = ("label",) if "label" in table.column_names or not of_number else _by_value(of_number)
+        if stem == "nodes" and options.task == "link" and wanted == ("label",) and "label" not in table.column_names:
             return ()
     # A column with another name for labels has been renamed.
-    wanted = tuple("label" if c not in nodes.column_names and is_label(c) else c for c in wanted)
+    wanted = tuple("label" if c not in table.column_names and is_label(c) else c for c in wanted)
     for key in wanted:
-        _ = column_of(nodes, key, "nodes", source)
+        _ = column_of(table, key, stem, source)
     return wanted
 
 
-def labels_of(nodes: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[str, ...] | None, int]:
+def labels_of(
+    table: pa.Table, columns: Sequence[str], stem: str = "nodes"
+) -> tuple[AnyArray, tuple[str, ...] | None, int]:
     """Class numbers or targets [V] of one column, or [V, C] of several or of one of lists; the names of the classes if
     they are text; and the number of NaN that stand for nulls among class numbers. Zeros if there are no columns."""
     if not columns:
-        return np.zeros(nodes.num_rows, np.int64), None, 0
+        return np.zeros(table.num_rows, np.int64), None, 0
     if len(columns) > 1:
-        return np.stack([numbers_of(nodes[c], f"nodes.{c}") for c in columns], axis=1), None, 0
+        return np.stack([numbers_of(table[c], f"{stem}.{c}") for c in columns], axis=1), None, 0
     (key,) = columns
-    column = nodes[key]
+    column = table[key]
     if is_list(column.type):
-        return matrix_of(column, f"nodes.{key}"), None, 0
+        return matrix_of(column, f"{stem}.{key}"), None, 0
     if is_text(column.type):
         return *numbered(column), 0
     if pa.types.is_null(column.type) or (column.null_count and pa.types.is_integer(column.type)):
         column = column.cast(pa.float64(), safe=False)
-    return numbers_of(column, f"nodes.{key}"), None, column.null_count
+    return numbers_of(column, f"{stem}.{key}"), None, column.null_count
 
 
 def chosen_features(
@@ -344,20 +352,21 @@ def _by_value(of_number: dict[int, str]) -> tuple[str, ...]:
     return tuple(of_number[i] for i in sorted(of_number))
 
 
-def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
-    if "split" not in nodes.column_names:
+def stored_split(table: pa.Table, stem: str = "nodes") -> dict[str, npt.NDArray[np.bool_]]:
+    """Masks of the sets in the column split of a table, by their names; empty without one."""
+    if "split" not in table.column_names:
         return {}
-    codes = split_codes(nodes["split"])
+    codes = split_codes(table["split"], stem)
     return {part: codes == number for number, part in enumerate(SPLITS, 1)}
 
 
-def split_codes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
+def split_codes(column: pa.ChunkedArray, stem: str = "nodes") -> npt.NDArray[np.uint8]:
     """uint8 [V], 1 for train, 2 for val, 3 for test, else 0."""
     values: list[Any] = column.to_pylist()
     strange = sorted({str(v) for v in values if v is not None} - set(SPLITS))
     if strange:
         raise InputError(
-            f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}"
+            f"column {stem}.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}"
         )
     number = {part: number for number, part in enumerate(SPLITS, 1)}
     return np.array([number.get(v, 0) for v in values], np.uint8)

@@ -13,6 +13,7 @@ from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from ..generated.hsbm import generate_hsbm
 from ..generated.kg import generate_kg
+from ..generated.payments import generate_payments
 from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
@@ -167,6 +168,7 @@ READERS: Registry[Reader] = Registry(
         _generated("kg", generate_kg, "people"),
         _generated("tsbm", generate_tsbm, "nodes"),
         _generated("ratings", generate_ratings, "users"),
+        _generated("payments", generate_payments, "accounts"),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(
             "edge-file",

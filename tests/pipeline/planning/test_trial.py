@@ -25,7 +25,7 @@ def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None
         at=SimpleNamespace(
             load=lambda threads: threads / 2,
             threads=1,
-            dataset=SimpleNamespace(graph="graph", task="multiclass", split_sizes={"val": 10, "test": 30}),
+            dataset=SimpleNamespace(graph="graph", of_pairs=False, split_sizes={"val": 10, "test": 30}),
         ),
         row_bytes=(100, 1),
         is_resident=resident,

@@ -19,6 +19,7 @@ from millrace.stages.losses import NamedLoss
 from millrace.stages.messages import Placement, RankJob
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
+from millrace.storage.links.pairs import Pairs
 from millrace.tests.contracts import pretended_device
 
 V, F, D = 24, 5, 6
@@ -32,12 +33,13 @@ def placement_of(weighted):
     weight = rng.random(len(src)) + 0.1 if weighted else None
     graph = mr.from_edges(src, dst, V, edge_weight=weight, edge_features=rng.normal(size=(len(src), 2)))
     pairs = np.unique(np.stack([src[:30], dst[:30]], 1), axis=0)
-    labels = torch.from_numpy(np.insert(pairs, 2, 0, axis=1))
+    of_pairs = Pairs(np.insert(pairs, 2, 0, axis=1), {"train": np.arange(len(pairs))})
     none = np.empty(0, np.int64)
     features = ArrayFeatures(rng.normal(size=(V, F)))
     degree = torch.from_numpy(graph.degree)
     split = mr.Split(np.arange(len(pairs)), none, none)
-    return Placement(graph, features, labels, degree, split, edge_features=graph.edge_features)
+    labels = torch.zeros(V, dtype=torch.int64)
+    return Placement(graph, features, labels, degree, split, edge_features=graph.edge_features, pairs=of_pairs)
 
 
 def work_of(placement, negatives, model):

@@ -14,7 +14,7 @@ from millrace.stages.kernels import sampling_backend
 from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan, LinkRequest
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
-from millrace.storage.links.pairs import of_pairs
+from millrace.storage.links.pairs import Pairs, of_pairs
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.typed import typed_graphs
 
@@ -42,7 +42,7 @@ def test_a_sample_lacks_its_own_edges_and_no_others(sampler, graph, seed):
         return
     dst = np.repeat(np.arange(n), graph.in_degree)
     labels = np.stack([graph.indices.astype(np.int64), dst, np.zeros_like(dst)], axis=1)
-    plan = LinkPlan(np.arange(len(labels)), 4, 3, seed, links=TrainPairs.of(graph, labels, Negatives()))
+    plan = LinkPlan(np.arange(len(labels)), 4, 3, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives()))
     kernel = sampling_backend("cpu")
     for number in range(plan.num_bulks):
         request = plan.request(1, number)
@@ -81,7 +81,7 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(samp
         return
     ends = np.stack([graph.indices, np.repeat(np.arange(graph.num_nodes), graph.in_degree)], 1).astype(np.int64)
     labels = np.insert(ends[at], 2, 0, axis=1)
-    plan = LinkPlan(np.arange(len(labels)), 3, 3, seed, links=TrainPairs.of(graph, labels, Negatives()))
+    plan = LinkPlan(np.arange(len(labels)), 3, 3, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives()))
     kernel = sampling_backend("cpu")
     for number in range(plan.num_bulks):
         request = plan.request(1, number)

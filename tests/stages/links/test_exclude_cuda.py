@@ -16,7 +16,7 @@ from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.sample.base import Sampler
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
-from millrace.storage.links.pairs import of_pairs
+from millrace.storage.links.pairs import Pairs, of_pairs
 from millrace.storage.minibatch import Bulk
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.bulk_codec import pack_bulk
@@ -71,7 +71,9 @@ def drawn_alike(sampler: Sampler, graph: Graph, plan: LinkPlan) -> int:
 
 def plan_of(graph: Graph, pairs: np.ndarray, batch: int, bulk: int, seed: int = 0) -> LinkPlan:
     labels = np.insert(pairs.astype(np.int64), 2, 0, axis=1)
-    return LinkPlan(np.arange(len(pairs)), batch, bulk, seed, links=TrainPairs.of(graph, labels, Negatives()))
+    return LinkPlan(
+        np.arange(len(pairs)), batch, bulk, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives())
+    )
 
 
 def edges_of(graph: Graph) -> np.ndarray:

@@ -5,6 +5,7 @@ import pytest
 
 from millrace.stages.links.plan import Ends, LinkPlan, before
 from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
+from millrace.storage.links.pairs import Pairs
 from millrace.tests.contracts.graphs import sbm
 
 GRAPH = sbm(60)
@@ -12,7 +13,7 @@ PAIRS = np.array([(i % 60, (7 * i + 1) % 60, 0) for i in range(50)] + [(0, 1, 1)
 
 
 def plan_of(law="uniform", bulk=3, seed=1, **options):
-    links = TrainPairs.of(GRAPH, PAIRS, Negatives(law, 2))
+    links = TrainPairs.of(GRAPH, Pairs(PAIRS, {}), Negatives(law, 2))
     return LinkPlan(np.arange(50), 8, bulk, seed, links=links, **options)
 
 
@@ -63,7 +64,7 @@ def test_ends_are_met_before_their_pairs(dtype):
 
 
 def test_requests_have_the_moments_of_their_seeds():
-    links = TrainPairs.of(GRAPH, PAIRS, Negatives("uniform", 2), np.arange(51) // 5)
+    links = TrainPairs.of(GRAPH, Pairs(PAIRS, {}), Negatives("uniform", 2), np.arange(51) // 5)
     plan = LinkPlan(np.arange(50), 8, 3, 1, links=links)
     request = plan.request(1, 1)
     for index, seeds, moments in zip(request.indices, request.seeds, request.moments):

@@ -33,7 +33,7 @@ def drawn(law, *, size=64, count=50, key=KEY, ends="destination"):
     graph = skewed()
     given = [(i, 10 - i) for i in range(5)]
     labels = labels_of([(i % 11, (3 * i) % 11) for i in range(size)], given)
-    links = TrainPairs.of(graph, labels, Negatives(law, count, ends))
+    links = TrainPairs.of(graph, Pairs(labels, {}), Negatives(law, count, ends))
     return graph, links, links.with_negatives(np.arange(size), key)
 
 
@@ -85,7 +85,7 @@ def test_with_types_both_ends_are_of_theirs_by_the_law_of_the_relation(law):
     graph = graph_of_relations(edges, replace(graph.types, offsets=offsets, pair_relations=(0, 1)))
     source, destination = edges["author", "writes", "paper"]
     some = np.stack([source, destination], 1)[::25]
-    links = TrainPairs.of(graph, labels_of(some), Negatives(law, 2000, "both"))
+    links = TrainPairs.of(graph, Pairs(labels_of(some), {}), Negatives(law, 2000, "both"))
     made = links.with_negatives(np.arange(4), KEY)
     kinds = graph.types.types_of(np.arange(36))
     laws = {
@@ -164,7 +164,7 @@ def test_lost_degrees_are_counted_edge_by_edge(graph, data):
     weight = np.arange(graph.num_edges) % 5 if data.draw(st.booleans()) else None
     dst = np.repeat(np.arange(n), graph.in_degree)
     graph = mr.from_edges(graph.indices, dst, n, edge_weight=weight)
-    links = TrainPairs.of(graph, labels_of(pairs), Negatives())
+    links = TrainPairs.of(graph, Pairs(labels_of(pairs), {}), Negatives())
     chosen = np.array(data.draw(st.lists(st.sampled_from(range(len(pairs))), min_size=1, max_size=4, unique=True)))
     own = {p for i in chosen for p in (pairs[i], pairs[i][::-1])}
     expected = np.zeros(n)
@@ -177,9 +177,9 @@ def test_lost_degrees_are_counted_edge_by_edge(graph, data):
 def test_what_cannot_be_drawn_is_refused():
     empty = mr.from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 3)
     with pytest.raises(InputError, match="no negatives are given for train"):
-        TrainPairs.of(empty, labels_of([(0, 1)]), Negatives("given"))
+        TrainPairs.of(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("given"))
     with pytest.raises(InputError, match="the graph has no edges"):
-        TrainPairs.of(empty, labels_of([(0, 1)]), Negatives("degree"))
+        TrainPairs.of(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("degree"))
     with pytest.raises(InputError, match="expected one of uniform"):
         Negatives("all")
     with pytest.raises(InputError, match="negative_ends is 'source'; expected one of destination, both"):

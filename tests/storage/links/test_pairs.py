@@ -75,7 +75,10 @@ def test_a_rank_sees_pairs_between_its_nodes_and_trains_those_into_its_own(count
     assert seen.given.tolist() == [[*e] for e, kind in zip(ends, kinds) if kind == 1 and min(e) >= 0]
     assert [column.tolist() for column in seen.ends] == [sorted({e[i] for e in ends} - {-1}) for i in (0, 1)]
     assert seen.num_train == 9
-    whole, same = SeenPairs.all(labels, 9), SeenPairs.of(Pairs(labels, {"train": train}), np.arange(12), 12)
+    whole, same = (
+        SeenPairs.all(Pairs(labels, {"train": np.arange(9)})),
+        SeenPairs.of(Pairs(labels, {"train": train}), np.arange(12), 12),
+    )
     assert np.array_equal(whole.pairs[train], same.pairs) and np.array_equal(whole.given, same.given)
     assert all(np.array_equal(a, b) for a, b in zip(whole.ends, same.ends))
 

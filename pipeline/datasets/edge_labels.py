@@ -1,0 +1,207 @@
+"""Labelled edges of a source: their ends, labels, features, times and split."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError
+from .cleaning.options import ReadOptions
+from .cleaning.raw import AnyArray
+from .pairs import Ends, as_pairs, ends_of_table, read_pairs, require_file
+from .readers.npz_members import load_members
+from .readers.python import has_targets, host
+from .readers.reader import path_of
+from .readers.registry import is_table
+from .readers.typed_names import edge_files
+
+ARRAYS = {
+    "ends": ("edge_label_index", "edge_index"),
+    "features": ("edge_label_attr", "edge_attr"),
+    "time": ("edge_label_time", "edge_time"),
+}
+"""Names of the arrays of labelled edges beside ``edge_label``; the second where all edges are labelled."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledEdges:
+    """N labelled edges as a source stores them."""
+
+    pairs: AnyArray
+    """int64 [N, 2], source and destination, as the dataset numbers nodes."""
+    labels: AnyArray
+    """See `Raw.labels`, of the edges."""
+    features: AnyArray | None = None
+    """[N, K] or [N]."""
+    time: AnyArray | None = None
+    """[N]."""
+    split: Mapping[str, AnyArray] = field(default_factory=dict)
+    """See `Raw.split`."""
+    class_names: tuple[str, ...] | None = None
+    label_names: tuple[str, ...] | None = None
+    nulls: int = 0
+    """See `Raw.nulls`."""
+    task: Any = None
+    """See `Raw.task`."""
+    notes: tuple[str, ...] = ()
+
+
+def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> LabelledEdges:
+    """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`.
+
+    Raises:
+        InputError: there are none, or an end is no node.
+    """
+    path = path_of(source)
+    if options.pairs is not None:
+        path = Path(options.pairs).expanduser()
+        require_file(path)
+        return _of_npz(path, dataset) if path.suffix == ".npz" else _of_tables([path], path, options, dataset)
+    if path is None and not isinstance(source, str | Path):
+        return _of_pyg(source, dataset)
+    if path is not None and path.is_file() and not is_table(path):
+        return _of_npz(path, dataset)
+    if path is not None and (files := _edge_tables(path, dataset)):
+        return _of_tables(files, path, options, dataset)
+    raise InputError(
+        f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst and "
+        "label"
+    )
+
+
+def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
+    """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`.
+
+    Raises:
+        InputError: see `labelled_edges`.
+    """
+    require_file(path)
+    if path.suffix == ".npz":
+        names = [key for keys in ARRAYS.values() for key in keys]
+        arrays, _ = load_members(path, names)
+        key = "edge_label_index" if "edge_label_index" in arrays else "edge_index"
+        count = arrays[key].shape[-1] if key in arrays and arrays[key].ndim else 0
+        return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, str(path), ends)
+    if path.suffix == ".npy":
+        pairs, _ = read_pairs(path, dataset, ends)
+        return LabelledEdges(pairs, np.zeros(len(pairs)))
+    return _of_tables([path], path, options, dataset, ends)
+
+
+def _edge_tables(path: Path, dataset: Dataset) -> list[Path]:
+    """The tables of edges at a path, of the relation of the dataset's pairs if there are several."""
+    if path.is_file():
+        return [path]
+    types = dataset.graph.types
+    if types is not None:
+        files = edge_files(file.name for file in path.iterdir())
+        return [path / name for name in files.get(types.relations[types.pair_relations[0]], ())]
+    from .readers.tables import tables_in
+
+    return tables_in(path, "edges")
+
+
+def _of_tables(
+    files: list[Path], source: Path, options: ReadOptions, dataset: Dataset, to_predict: Ends | None = None
+) -> LabelledEdges:
+    """Labelled edges of tables; with the nodes that may be ends, edges `to_predict`, whose labels are not read."""
+    # Arrow starts a thread when it is imported, which the server of ranks must not have.
+    from .readers.parquet import edge_columns, feature_rows, label_columns, labels_of, stored_split, times_of
+    from .readers.tables import read_table
+
+    table, notes = read_table(files, "edges"), list[str]()
+    options = options if to_predict is None else replace(options, labels_of="edges")
+    columns = label_columns(table, source, options, "edges") if to_predict is None else ()
+    labels, class_names, nulls = labels_of(table, columns, "edges")
+    when = options.edge_time or ("time" if "time" in table.column_names else None)
+    return LabelledEdges(
+        ends_of_table(table, source, dataset, to_predict),
+        labels,
+        feature_rows(table, edge_columns(table, source, options, notes), "edges"),
+        times_of(table, when, "edges", source),
+        stored_split(table, "edges"),
+        class_names,
+        columns if options.named_labels else None,
+        nulls,
+        notes=tuple(notes) if options.pairs is not None else (),  # those of the graph's own table are told already
+    )
+
+
+def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
+    sets = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
+    arrays, held = load_members(path, ("edge_label", *(key for keys in ARRAYS.values() for key in keys), *sets))
+    if "edge_label" not in arrays:
+        raise InputError(
+            f"{path} has no key 'edge_label', and labels_of is 'edges'; it holds {', '.join(held) or 'nothing'}"
+        )
+    return _of_arrays(arrays, dataset, str(path))
+
+
+def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
+    types, where = dataset.graph.types, f"the PyG data for {dataset.name}"
+    if types is not None:
+        relation = types.relations[types.pair_relations[0]]
+        where += f" at {','.join(relation)}"
+        data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
+    names = ("edge_label", *(key for keys in ARRAYS.values() for key in keys))
+    sets = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
+    by_part = {part: f"{part}_edge_label" for part in SPLITS}
+    if all(key not in data for key in ("edge_label", *by_part.values())):
+        raise InputError(f"{where} has no edge_label, and labels_of is 'edges'; expected a label for each edge")
+    if "edge_label" not in data:  # as `Dataset.to_pyg` writes them
+        parts = {
+            part: {key: host(data[f"{part}_{key}"]) for key in names if f"{part}_{key}" in data}
+            for part, key in by_part.items()
+            if key in data
+        }
+        return _joined(parts, dataset, where)
+    arrays = {key: host(data[key]) for key in (*names, *sets) if key in data}
+    found = _of_arrays(arrays, dataset, where)
+    return _with_task(found, data["edge_label"])
+
+
+def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where: str) -> LabelledEdges:
+    """The edges of all sets, one set after the other."""
+    keys = {key for arrays in parts.values() for key in arrays}
+    arrays = {
+        key: np.concatenate([of[key] for of in parts.values()], axis=1 if key == "edge_label_index" else 0)
+        for key in keys
+        if all(key in of for of in parts.values())
+    }
+    ends = np.cumsum([0, *(len(of["edge_label"]) for of in parts.values())])
+    sets = {f"{part}_idx": np.arange(*span) for part, span in zip(parts, zip(ends, ends[1:]))}
+    import torch
+
+    return _with_task(_of_arrays({**arrays, **sets}, dataset, where), torch.from_numpy(arrays["edge_label"]))
+
+
+def _with_task(found: LabelledEdges, labels: Any) -> LabelledEdges:
+    return replace(found, task="regression") if has_targets(labels) else found
+
+
+def _of_arrays(
+    arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, nodes: Ends | None = None
+) -> LabelledEdges:
+    """Labelled edges by the names of `ARRAYS`, and of a split."""
+    labels, all_edges = arrays["edge_label"], "edge_label_index" not in arrays
+    found = {what: arrays.get(names[all_edges]) for what, names in ARRAYS.items()}
+    ends, key = found["ends"], ARRAYS["ends"][all_edges]
+    if ends is None or ends.ndim != 2 or ends.shape[0] != 2:
+        seen = "is missing" if ends is None else f"has shape {list(ends.shape)}"
+        raise InputError(f"{where}: {key} {seen}; expected the ends of the labelled edges, [2, N]")
+    n = ends.shape[1]
+    of_edges = {names[all_edges]: found[what] for what, names in ARRAYS.items() if what != "ends"}
+    for name, rows in {"edge_label": labels, **of_edges}.items():
+        if rows is not None and (not rows.ndim or len(rows) != n):
+            raise InputError(f"{where}: {name} has shape {list(rows.shape)}; expected a row for each of {n} edges")
+    split = {}
+    for part in SPLITS:
+        for form in ("idx", "mask"):
+            if f"{part}_{form}" in arrays:
+                given = arrays[f"{part}_{form}"]
+                split.setdefault(part, given.astype(bool) if form == "mask" else given)
+    pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
+    return LabelledEdges(pairs, labels, found["features"], found["time"], split)

@@ -1,0 +1,135 @@
+"""Datasets whose labels are of edges: pairs of nodes with a class or a target each."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, require_dataset
+from ...storage.errors import InputError, whole_number
+from ...storage.graph import as_times
+from ...storage.links.pairs import is_symmetric
+from ...storage.plural import counted, were
+from ...storage.typed.graph_types import RelationType
+from .cleaning.class_names import numbered_text
+from .cleaning.clean import names_of_classes
+from .cleaning.labels import clean_labels
+from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
+from .cleaning.splits import make_split
+from .edge_labels import LabelledEdges
+from .links import like_edges, without_pairs
+from .pair_relation import with_pair_relation
+from .pairs import as_pairs
+from .readers.python import has_targets
+
+
+def edge_dataset(
+    dataset: Dataset,
+    pairs: Any,
+    labels: Any,
+    *,
+    features: Any = None,
+    times: Any = None,
+    train: Any = None,
+    val: Any = None,
+    test: Any = None,
+    split: str | None = None,
+    seed: int = 0,
+    relation: str | RelationType | None = None,
+    options: ReadOptions = DEFAULT_OPTIONS,
+) -> Dataset:
+    """A dataset whose labels are of edges: which transaction is a fraud, how a user rates an item.
+
+    The labelled edges may be edges of the graph, several between two nodes too, or any other pairs of nodes. By default
+    all edges of the graph stay, those of val and test too, since only their labels are not known; with
+    ``ReadOptions(labelled_edges="hidden")`` a labelled edge is predicted without itself.
+
+    Args:
+        dataset: its graph, features and names stay; labels and split are replaced.
+        pairs: [N, 2] ids or names of nodes, source and destination. In a graph with several types, each column is of
+            ids or names within the type of that end of `relation`.
+        labels: [N] class numbers (-1: unlabelled), text or targets, or [N, C], as those of nodes.
+        features: [N, K], features of these edges that their prediction reads, or None.
+        times: [N], times of these edges, for splits and samples by time, or None.
+        train: ids in [0, N) or a mask [N] of the edges to train on; None: drawn by `split`.
+        val: likewise.
+        test: likewise.
+        split: of the labelled edges, see `open_dataset`; fraction:0.6,0.2 by default if no set is given.
+        seed: seed of a drawn split.
+        relation: the relation that is labelled, of a graph with several types: its name, or (source type, name,
+            destination type), also joined by commas.
+        options: the task, the treatment of defects of labels and splits, and `ReadOptions.labelled_edges`.
+
+    Raises:
+        InputError: an end is no node, numbers of rows differ, or labels have a defect.
+    """
+    require_dataset(dataset)
+    require_options(options)
+    if dataset.of_pairs:
+        raise InputError(f"the labels of {dataset.name} are of pairs already; expected a dataset of nodes")
+    dataset = with_pair_relation(dataset, relation)
+    ends = as_pairs(pairs, dataset, "pairs")
+    given = {"labels": labels, "features": features, "times": times}
+    rows = {what: None if a is None else _array(a) for what, a in given.items()}
+    for what, array in rows.items():
+        if array is not None and (not array.ndim or len(array) != len(ends)):
+            raise InputError(f"{what} have shape {list(array.shape)}; expected a row for each of {len(ends)} pairs")
+    y = rows["labels"]
+    if y is None:
+        raise InputError("labels are None; expected one for each pair")
+    sets = {part: _array(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
+    task = "regression" if hasattr(labels, "detach") and has_targets(labels) else None
+    return with_labelled_edges(
+        dataset, LabelledEdges(ends, y, rows["features"], rows["times"], sets, task=task), split, seed, options
+    )
+
+
+def _array(given: Any) -> Any:
+    return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+
+
+def with_labelled_edges(
+    dataset: Dataset, raw: LabelledEdges, split: str | None, seed: int, options: ReadOptions
+) -> Dataset:
+    """The dataset with these labelled edges, checked and cleaned; its graph names the relation of pairs if it has
+    several types. See `edge_dataset`."""
+    notes = [*dataset.notes, *raw.notes]
+    labels, class_names = raw.labels, raw.class_names
+    if labels.dtype.kind in "USO" and labels.size == len(labels):
+        labels, class_names = numbered_text(labels)
+    y, num_classes, task = clean_labels(
+        labels, options, notes, named=class_names is not None, nulls=raw.nulls, task=raw.task, unit="edge"
+    )
+    if task in MATRIX_TASKS:
+        class_names = raw.label_names
+    elif options.label_gaps == "compact" and class_names is None:
+        class_names = names_of_classes(labels, y, num_classes)
+    times = None
+    if raw.time is not None:
+        times = like_edges(as_times(raw.time, "times of labelled edges", len(raw.pairs)), dataset.graph)
+    parts = make_split(y, raw.split, split, whole_number("seed", seed), options, notes, times, "edge")
+    features = None
+    if raw.features is not None:
+        features = np.ascontiguousarray(raw.features.reshape(len(raw.pairs), -1), np.float32)
+    hidden, graph = options.labelled_edges == "hidden", dataset.graph
+    if hidden:
+        held_out = raw.pairs[np.concatenate([parts.val, parts.test])]
+        graph = without_pairs(graph, held_out, is_symmetric(graph))
+        if removed := dataset.graph.num_edges - graph.num_edges:
+            notes.append(
+                f"{counted(removed, 'edge')} {were(removed)} held out: the val and test edges, left out of the graph."
+            )
+    return replace(
+        dataset,
+        graph=graph,
+        labels=y,
+        split=parts,
+        num_classes=num_classes,
+        task=task,
+        notes=tuple(notes),
+        class_names=class_names,
+        pair_time=times,
+        pairs=raw.pairs,
+        pair_features=features,
+        hides_pairs=hidden,
+    ).check()

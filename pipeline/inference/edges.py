@@ -1,0 +1,183 @@
+"""Predictions of a model of labelled edges: `mr.predict_edges`, and `millrace predict` of such a run."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from ...stages.evaluate.edges import edge_outputs
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.links.decoders import decoder_beside
+from ...stages.links.plan import Ends
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError
+from ...storage.graph import as_times
+from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.node_names import NodeNames
+from ..datasets.edge_labels import edges_of_file
+from ..datasets.links import like_edges
+from ..datasets.pairs import as_pairs
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .finished_run import TrainedRun, load
+from .links import types_of_pairs
+from .opened import opened
+from .predictions import EdgePredictions
+
+SETS = (*SPLITS, "all")
+
+
+def predict_edges(
+    run: TrainedRun | Result | str | Path,
+    pairs: Any = None,
+    dataset: Any = None,
+    *,
+    features: Any = None,
+    times: Any = None,
+    model: Any = None,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    emit: Emit = silent,
+) -> EdgePredictions:
+    """Predict the classes, or the values, of edges, from rows of their ends over all in-edges in every layer; of a run
+    by the sampler temporal, from samples of what lies before each.
+
+    Args:
+        run: a finished run whose labels are of edges: its folder, or the result of `millrace.run` or of `load`.
+        pairs: [n, 2] ids or names of nodes, source and destination, which need not be edges of the graph; or a file: a
+            table with the columns src and dst, and those of the features that the run's labelled edges have, or
+            ``.npy``; or ``"train"``, ``"val"`` or ``"test"``: the labelled edges of that set. None: all labelled edges
+            of the dataset, those without a label too. Where a graph has several types, each column is of ids or names
+            within the type of that end of the run's relation.
+        dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own.
+        features: [n, K], of `pairs` that are given as an array, if the run's labelled edges have features.
+        times: [n], of `pairs`, for a run by the sampler temporal. By default the column time of the file, or after all
+            edges.
+        model: for a run of your own module: see `load`.
+        workers: processes that compute the rows of nodes: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+        emit: called with every event.
+
+    Raises:
+        InputError: the run predicts something else or is not finished, an end is no node, or features are missing.
+        StoreError: something in the run's folder is damaged.
+    """
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    result = trained.result
+    if result.labels_of != "edges":
+        use = "predict_links" if result.task == "link" else "predict"
+        raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
+    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_edges")
+    data, temporal = found.data, found.temporal is not None
+    nodes = node_ranges(types_of_pairs(result, data), data.num_nodes)
+    if pairs is None or (isinstance(pairs, str) and pairs in SETS):
+        if features is not None or times is not None:
+            raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
+        wanted, own, told = _of_dataset(data, pairs)
+    elif isinstance(pairs, str | Path):
+        read = edges_of_file(Path(pairs).expanduser(), trained.config.read, data, nodes)
+        wanted, own, told = read.pairs, read.features, read.time
+    else:
+        wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
+    rows_of = own if features is None else features
+    own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
+    if times is not None and not temporal:
+        raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
+    when = told if times is None else as_times(times, "times", len(wanted))
+    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, data.graph)
+    ends = Ends.of(wanted, when if temporal else None, data.num_nodes)
+    start = time.perf_counter()
+    emit(StageStarted("predict", f"predicting {len(wanted):,} edges of {data.name} by {result.model}"))
+    rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
+    with evaluating(trained.model):
+        outputs = edge_outputs(decoder_beside(trained.model, rows), rows, ends.positions, own)
+    emit(StageEnded("predict", time.perf_counter() - start))
+    names = None
+    if data.node_names is not None:
+        called = NodeNames.of(data.node_names).take(wanted.reshape(-1))
+        names = np.asarray(called, dtype=str).reshape(-1, 2)
+    first = np.array([n.start for n in nodes], np.int64)
+    return EdgePredictions(wanted - first, outputs.cpu().numpy(), result.task, names, result.class_names)
+
+
+def _of_dataset(
+    data: Dataset, name: str | None
+) -> tuple[PairArray, npt.NDArray[np.floating] | None, npt.NDArray[Any] | None]:
+    """Labelled edges of a dataset with their features and times: all, or those of a set."""
+    if data.pairs is None:
+        raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
+    chosen: Any = slice(None) if name in (None, "all") else getattr(data.split, name)
+    features, time = (None if a is None else a[chosen] for a in (data.pair_features, data.pair_time))
+    return data.pairs[chosen], features, time
+
+
+def _features(given: Any, count: int, width: int, name: str) -> npt.NDArray[np.floating] | None:
+    """[n, K] features of edges, or None if the model reads none."""
+    if not width:
+        if given is not None:
+            raise InputError("features are given, but the run's labelled edges had none; leave them out")
+        return None
+    if given is None:
+        raise InputError(f"the edges of {name} to predict have no features; expected {width}, as the run's had")
+    rows = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.shape != (count, width):
+        raise InputError(f"features have shape {list(rows.shape)}; expected [{count}, {width}], as the run's had")
+    if not np.isfinite(rows).all():
+        raise InputError("features hold NaN or infinite values; correct them")
+    return rows
+
+
+def predict_edges_to_file(
+    run: Path,
+    out: Path,
+    pairs: str | None,
+    dataset: str | None,
+    all_probabilities: bool,
+    model: nn.Module | None,
+    emit: Emit,
+    workers: int = 1,
+    scheduler: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Predict edges with a finished run and write the predictions into a file.
+
+    Args:
+        run: folder of a finished run.
+        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        pairs: see `predict_edges`.
+        dataset: see `predict_edges`.
+        all_probabilities: see `Predictions.to_parquet`.
+        model: see `load`.
+        emit: called with every event.
+        workers: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+
+    Returns:
+        A record of plain values: run, model, dataset, number of edges, file, seconds.
+
+    Raises:
+        InputError: the file cannot be written; see also `predict_edges`.
+    """
+    start = time.perf_counter()
+    trained = load(run, model=model)
+    if all_probabilities and trained.result.task == "regression":
+        raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
+    shared = {"workers": workers, "scheduler": scheduler, "cluster": cluster}
+    found = predict_edges(trained, pairs, dataset, **shared, emit=emit)
+    found.write(out, all_probabilities=all_probabilities)
+    return {
+        "run": str(run),
+        "model": trained.result.model,
+        "dataset": trained.result.dataset if dataset is None else dataset,
+        "edges": len(found),
+        "out": str(out),
+        "seconds": time.perf_counter() - start,
+    }

@@ -1,0 +1,65 @@
+"""Outputs for labelled edges, from the rows of their ends, and the metrics of a split's edges."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.dataset import IdArray
+from ...storage.links.pairs import PairArray
+from .measures import Measures, Scored
+
+CHUNK_BYTES = 64 << 20
+"""Bytes of rows that are held at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfEnds:
+    """Rows of the nodes that are ends of edges."""
+
+    nodes: IdArray
+    """int64 [m], ascending."""
+    rows: Tensor
+    """[m, D]."""
+
+    def positions(self, pairs: PairArray) -> PairArray:
+        """int64 [n, 2], the positions of the ends of `pairs` among the rows."""
+        return np.searchsorted(self.nodes, pairs)
+
+
+def edge_outputs(
+    head: Any, rows: Tensor, positions: PairArray, features: npt.NDArray[np.floating] | None = None
+) -> Tensor:
+    """[n, C], outputs for edges, in pieces.
+
+    Args:
+        head: see `links.edge_head.EdgeHead`, on the device of the rows.
+        rows: [m, D], of nodes.
+        positions: int64 [n, 2], of the edges' ends among the rows.
+        features: [n, K], of the edges; None: they have none.
+    """
+    step = max(1, CHUNK_BYTES // max(1, 4 * rows.shape[1] * rows.element_size()))
+    found = []
+    with torch.no_grad():
+        for first in range(0, max(1, len(positions)), step):
+            ends = torch.from_numpy(np.ascontiguousarray(positions[first : first + step])).to(rows.device)
+            own = () if features is None else (torch.from_numpy(features[first : first + step]).to(rows),)
+            found.append(head(rows[ends[:, 0]], rows[ends[:, 1]], *own))
+    return torch.cat(found)
+
+
+def scored_edges(
+    measures: Measures,
+    head: Any,
+    rows: Tensor,
+    positions: PairArray,
+    labels: npt.NDArray[Any],
+    features: npt.NDArray[np.floating] | None,
+    by_class: bool = False,
+) -> Scored:
+    """Metrics of labelled edges. Arguments as in `edge_outputs` and `Measures.of`."""
+    outputs = edge_outputs(head, rows, positions, features)
+    return measures.of(outputs, torch.from_numpy(labels).to(outputs.device), by_class)

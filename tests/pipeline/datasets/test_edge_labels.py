@@ -1,0 +1,118 @@
+"""Labelled edges as sources store them: PyG's data, `.npz` files and tables."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import millrace as mr
+from millrace.storage.errors import InputError
+from millrace.tests.pipeline.datasets.test_edges import EDGES, LABELS, PAIRS, edge_dataset, nodes, same
+
+__all__ = ["nodes"]
+
+
+def test_pyg_there_and_back(nodes, tmp_path):
+    from torch_geometric.data import Data
+
+    index, y = torch.from_numpy(PAIRS.T.copy()), torch.from_numpy(LABELS)
+    data = Data(
+        x=torch.rand(4, 2), edge_index=index, edge_label=y, edge_attr=torch.arange(5.0), train_idx=torch.tensor([0])
+    )
+    found = mr.open_dataset(data, options=EDGES)
+    assert np.array_equal(found.pairs, PAIRS) and found.pair_features.tolist() == [[0], [1], [2], [3], [4]]
+    assert found.split_sizes == {"train": 1, "val": 0, "test": 0}
+    apart = Data(
+        x=torch.rand(4, 2), edge_index=index, edge_label_index=index[:, :2], edge_label=torch.tensor([0.5, 7.0])
+    )
+    assert mr.open_dataset(apart, options=EDGES).task == "regression"
+    back = mr.open_dataset(found.to_pyg(), options=EDGES)
+    assert np.array_equal(back.pairs, PAIRS[:1]) and back.labels.tolist() == [0]
+    whole = edge_dataset(nodes, features=np.arange(5))
+    back = mr.open_dataset(whole.to_pyg(), options=mr.ReadOptions(labels_of="edges"))
+    order = np.concatenate([*vars(whole.split).values()])
+    assert np.array_equal(back.pairs, whole.pairs[order]) and np.array_equal(back.labels, whole.labels[order])
+    with pytest.raises(InputError, match="has no edge_label, and labels_of is 'edges'"):
+        mr.open_dataset(Data(x=torch.rand(4, 2), edge_index=index), options=EDGES)
+
+
+def test_npz(tmp_path):
+    arrays = {"edge_index": PAIRS.T, "edge_attr": np.arange(5.0), "edge_time": np.arange(5), "x": np.ones((4, 1))}
+    np.savez(
+        tmp_path / "a.npz", **arrays, edge_label=LABELS, val_mask=np.arange(5) == 3, train_idx=[0, 1], test_idx=[4]
+    )
+    found = mr.open_dataset(tmp_path / "a.npz", options=EDGES)
+    assert (
+        np.array_equal(found.pairs, PAIRS)
+        and found.split.val.tolist() == [3]
+        and found.pair_time.tolist() == [*range(5)]
+    )
+    np.savez(
+        tmp_path / "pairs.npz", edge_label_index=PAIRS.T[:, :3], edge_label=["a", "b", "a"], edge_label_attr=np.ones(3)
+    )
+    np.savez(tmp_path / "b.npz", **arrays)
+    options = replace(EDGES, pairs=str(tmp_path / "pairs.npz"))
+    found = mr.open_dataset(tmp_path / "b.npz", options=options, split="fraction:0.6,0.2")
+    assert found.class_names == ("a", "b") and found.pair_features.shape == (3, 1)
+    with pytest.raises(InputError, match="has no key 'edge_label', and labels_of is 'edges'"):
+        mr.open_dataset(tmp_path / "b.npz", options=EDGES)
+    np.savez(tmp_path / "c.npz", **arrays, edge_label=LABELS[:3])
+    with pytest.raises(InputError, match=r"edge_label has shape \[3\]; expected a row for each of 5 edges"):
+        mr.open_dataset(tmp_path / "c.npz", options=EDGES)
+
+
+def test_tables(tmp_path):
+    """Columns of labels are never features, whatever is asked for."""
+    table = {"src": PAIRS[:, 0], "dst": PAIRS[:, 1], "amount": np.arange(5.0), "label": [0, 1, None, 1, 0]}
+    table |= {"split": ["train", "train", None, "val", "test"], "when": np.arange(5)}
+    pq.write_table(pa.table(table), tmp_path / "edges.parquet")
+    pq.write_table(pa.table({"id": range(4), "x_0": np.ones(4)}), tmp_path / "nodes.parquet")
+    options = replace(EDGES, edge_feature_columns="*", edge_time="when")
+    found = mr.open_dataset(tmp_path, options=options)
+    assert found.labels.tolist() == [0, 1, -1, 1, 0] and found.split.val.tolist() == [3]
+    assert found.pair_features.tolist() == [[0], [1], [2], [3], [4]] and found.num_edge_features == 1
+    assert found.pair_time.tolist() == [0, 1, 2, 3, 4] and found.graph.edge_time is not None
+    several = replace(EDGES, label_columns=("amount", "when"))
+    values = mr.open_dataset(tmp_path, options=replace(several, task="regression"), split="fraction:0.6,0.2")
+    assert values.labels.shape == (5, 2) and values.class_names == ("amount", "when") and values.num_edge_features == 0
+    pq.write_table(pa.table(table).drop(["label"]), tmp_path / "edges.parquet")
+    with pytest.raises(InputError, match="edges has no column 'label'"):
+        mr.open_dataset(tmp_path, options=EDGES)
+    (tmp_path / "known.csv").write_text("src,dst,label\n0,1,good\n3,2,bad\n2,2,\n")
+    found = mr.open_dataset(
+        tmp_path, options=replace(EDGES, pairs=str(tmp_path / "known.csv")), split="fraction:0.5,0.5"
+    )
+    assert found.pairs.tolist() == [[0, 1], [3, 2], [2, 2]] and found.class_names == ("bad", "good")
+    with pytest.raises(InputError, match="labelled_edges is 'hidden', but labels are of nodes"):
+        mr.open_dataset(tmp_path, options=mr.ReadOptions(labelled_edges="hidden"))
+    with pytest.raises(InputError, match="has no labels of edges; give pairs"):
+        mr.open_dataset("digits", options=mr.ReadOptions(labels_of="edges"))
+
+
+def test_tables_of_several_types(tmp_path):
+    edges = {"src": ["ann", "bob", "ann"], "dst": ["m1", "m1", "m2"], "label": [5.0, 3.5, None]}
+    pq.write_table(pa.table(edges), tmp_path / "edges-user-rates-movie.parquet")
+    pq.write_table(pa.table({"id": ["ann", "bob"], "x_0": [1.0, 2.0]}), tmp_path / "nodes-user.parquet")
+    pq.write_table(pa.table({"id": ["m1", "m2"], "x_0": [1.0, 2.0]}), tmp_path / "nodes-movie.parquet")
+    options = replace(EDGES, direction="undirected", relation="rates")
+    found = mr.open_dataset(tmp_path, options=options, split="fraction:0.5,0")
+    start = found.graph.types.offsets[found.graph.types.node_type("movie")]
+    users = found.graph.types.offsets[found.graph.types.node_type("user")]
+    assert (found.pairs - [users, start]).tolist() == [[0, 0], [1, 0], [0, 1]] and found.task == "regression"
+    assert np.isnan(found.labels[:, 0]).tolist() == [False, False, True]
+    with pytest.raises(InputError, match="pairs are of one relation; set relation"):
+        mr.open_dataset(tmp_path, options=replace(options, relation=None))
+
+
+def test_a_conversion_is_what_was_opened(tmp_path):
+    table = {"src": PAIRS[:, 0], "dst": PAIRS[:, 1], "label": LABELS, "split": ["train"] * 2 + [None] + ["val", "test"]}
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table(table), tmp_path / "in" / "edges.parquet")
+    pq.write_table(pa.table({"id": range(4), "x_0": np.ones(4)}), tmp_path / "in" / "nodes.parquet")
+    mr.convert(str(tmp_path / "in"), str(tmp_path / "store"), options=EDGES)
+    assert same(mr.open_dataset(str(tmp_path / "store")), mr.open_dataset(tmp_path / "in", options=EDGES))
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text())["meta"]["task"] == "multiclass"

@@ -1,0 +1,34 @@
+"""Outputs and metrics of labelled edges."""
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.stages.evaluate import edges
+from millrace.stages.evaluate.edges import RowsOfEnds, edge_outputs, scored_edges
+from millrace.stages.evaluate.measures import Measures
+from millrace.stages.links.edge_head import EdgeHead
+
+
+@pytest.mark.parametrize("chunk", [1, 500, 1 << 20])
+@pytest.mark.parametrize("width", [0, 2])
+def test_pieces_do_not_show(monkeypatch, chunk, width):
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    head, rows = EdgeHead(3, width, 4).double(), torch.rand(6, 3).double()
+    positions = rng.integers(0, 6, (50, 2))
+    own = rng.random((50, width)).astype(np.float32) if width else None
+    monkeypatch.setattr(edges, "CHUNK_BYTES", chunk)
+    found = edge_outputs(head, rows, positions, own)
+    more = () if own is None else (torch.from_numpy(own),)
+    torch.testing.assert_close(found, head(rows[positions[:, 0]], rows[positions[:, 1]], *more), rtol=1e-12, atol=0)
+    assert not found.requires_grad
+    assert edge_outputs(head, rows, positions[:0], None if own is None else own[:0]).shape == (0, 4)
+    labels = rng.integers(0, 4, 50)
+    scored = scored_edges(Measures(names=["macro_f1"]), head, rows, positions, labels, own, by_class=True)
+    assert scored.accuracy == (found.argmax(1).numpy() == labels).mean() and scored.counts.confusion.sum() == 50
+
+
+def test_rows_are_found_by_their_nodes():
+    rows = RowsOfEnds(np.array([2, 5, 9]), torch.rand(3, 1))
+    assert rows.positions(np.array([[9, 2], [5, 5]])).tolist() == [[2, 0], [1, 1]]
