@@ -208,7 +208,7 @@ def test_what_devices_do_not_draw_is_refused_or_drawn_by_processors(links, typed
         with pytest.raises(InputError, match=said) as refused:
             prepare(resolve({**table, "kernel": "cuda"}), data)
         assert "\n" not in str(refused.value)
-    with pytest.raises(InputError, match=r"^kernel is 'cugraph', which draws no samples of links in this version"):
+    with pytest.raises(InputError, match=r"^kernel is 'cugraph', which draws no samples of pairs in this version"):
         check_links(resolve(JOB).model_copy(update={"kernel": "cugraph"}), links)
 
 
