@@ -80,6 +80,8 @@ class TimedSample(DeviceSample):
     """[T], the moment of each tree."""
     weight: Tensor | None
     """float32 [sum of edges], `Block.weight`; None: edges are alike."""
+    num_rows: int
+    """Rows of all nodes: see `RowsOfTypes`."""
 
 
 # A property of the graph: kept as long as it is.

@@ -268,6 +268,7 @@ async def _grow(
     group = Group(Rows(key, minibatch[tree.long()]), trees.counts)
     groups, node_ends, edge_ends, hops, weights = [group], [trees.counts], [], [], []
     edges, num_rows = np.zeros(k, np.int64), trees.num_rows
+    all_rows = num_rows
     for h, s in enumerate(fanout):
         if replace:
             # Before memory is allocated for them.
@@ -286,6 +287,7 @@ async def _grow(
         counts, new = np.diff(message[: k + 1]), np.diff(message[k + 1 : 2 * k + 2])
         count, num_edges = int(new.sum()), int(counts.sum())
         num_rows = count if times.by_type is None else int(message[-1])
+        all_rows += num_rows
         edges = edges + counts
         check_int32(int(edges.max(initial=0)))
         key = found[torch.searchsorted(before[1:], torch.arange(1, count + 1, device=to))]
@@ -307,7 +309,7 @@ async def _grow(
     rows = Rows((nodes.rows.nodes - tree * V).to(times.lists.indices.dtype), nodes.rows.owner)
     own = joined_numbers(hops, weights) if weighs else None
     lists = (joined(hops, None),)
-    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), tree.int(), trees.moments, own)
+    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), tree.int(), trees.moments, own, all_rows)
 
 
 def _weights(
@@ -342,10 +344,9 @@ def temporal(times: DeviceTimes, trees: Trees, fanout: Sequence[int], **options:
 
 def degrees_until(times: DeviceTimes, sample: TimedSample, sums: Tensor | None) -> Tensor:
     """float64 [n], in-edges of each node that are not later than the moment of its tree; with `sums` of the weights
-    before each edge, float64 [E+1], their weight. With types the host waits for the number of lists."""
+    before each edge, float64 [E+1], their weight."""
     nodes = sample.rows.nodes.long()
-    num_rows = len(nodes) if times.by_type is None else total(cumulated(_rows_of(times, nodes)))
-    of = segments(times, nodes, sample.tree, sample.moments, num_rows)
+    of = segments(times, nodes, sample.tree, sample.moments, sample.num_rows)
     if sums is None:
         own = (of.until - of.begin).double()
     else:
