@@ -182,10 +182,13 @@ class PairsToScore:
     labelled: bool = False
     features: Tensor | None = None
     """[b, K], of labelled edges, on the device of the rows; None: they have none."""
+    all_rows: Callable[[Tensor], Tensor] | None = None
+    """Adds rows of other ranks to those of the model's result; None: all ends are among these."""
 
     def scores(self, rows: Tensor) -> Tensor:
         """[b, 1 + k], from the rows of the nodes [B, D]; [b, C] of labelled edges."""
         assert self.decoder is not None
+        rows = rows if self.all_rows is None else self.all_rows(rows)
         pairs = self.pairs if self.there is None else self.there
         if not self.labelled:
             return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])

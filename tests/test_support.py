@@ -93,7 +93,7 @@ def test_the_table_of_links_and_samples_by_time() -> None:
         "`bulk`, partitioned", '`bulk`, partitioned, `device = "cuda"`',
     }  # fmt: skip
     assert links == of_relation | {"`grappa`", '`grappa`, `device = "cuda"`'}
-    assert edges == [links, of_relation, links_by_time]
+    assert edges == [links | {"`sar`"}, of_relation | {"`sar`"}, links_by_time]
 
 
 @pytest.mark.parametrize("model", ["of PyG", "own module"])

@@ -129,9 +129,10 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     """
     if not dataset.of_pairs:
         return system
-    entry, able = SYSTEMS.find(system.name), systems_for(links=True, relations=dataset.graph.types is not None)
-    if dataset.pairs is not None:
-        if not entry.trains_links:
+    entry, edge_labels = SYSTEMS.find(system.name), dataset.has_edge_labels
+    able = systems_for(links=True, relations=dataset.graph.types is not None, edge_labels=edge_labels)
+    if edge_labels:
+        if not (entry.trains_links or entry.trains_edge_labels):
             raise InputError(
                 f"labels are of edges, but system '{system.name}' trains each node on the rank that has it, and an "
                 f"edge's two ends may be on two; use {able}"

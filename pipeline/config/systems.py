@@ -87,6 +87,10 @@ class Registered:
     """Reason, as a verb and its objects, why the system trains on no graph with types; empty: it does."""
     needs_parts: ClassVar[bool] = False
     """True if several ranks always train on parts of the graph."""
+    trains_links: ClassVar[bool] = False
+    """True if the system has minibatches of pairs, and trains on links and labelled edges."""
+    trains_edge_labels: ClassVar[bool] = False
+    """True if the system trains on labelled edges, whether or not on links."""
     for_slow_links: ClassVar[bool] = False
     """True if the system sends less than others and learns differently for it."""
     planned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -138,7 +142,7 @@ class Registered:
         )
 
     def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
-        """The system with minibatches of pairs; for one that `trains_links`.
+        """The system for pairs; for one that `trains_links`, or `trains_edge_labels`.
 
         Args:
             system: of this kind.
@@ -149,11 +153,6 @@ class Registered:
             InputError: this form of the system trains nodes only.
         """
         raise NotImplementedError
-
-    @property
-    def trains_links(self) -> bool:
-        """True if the system has minibatches of pairs."""
-        return type(self).with_links is not Registered.with_links
 
     def owns_features(self, system: System) -> bool:
         """True if the system has features shared out over the ranks."""
@@ -185,7 +184,11 @@ SYSTEMS: Registry[Registered] = Registry(
 """All systems; the first is the default."""
 
 
-def systems_for(links: bool, relations: bool) -> str:
-    """Names of the systems that train links, and on graphs with types, if these are asked for: ``bulk or sar``."""
+def systems_for(links: bool, relations: bool, edge_labels: bool = False) -> str:
+    """Names of the systems that train links, or labelled edges, and on graphs with types, if these are asked for:
+    ``bulk or sar``."""
     every = SYSTEMS.available().items()
-    return " or ".join(n for n, e in every if (e.trains_links or not links) and not (relations and e.no_relations))
+    able = [(n, e) for n, e in every if not (relations and e.no_relations)]
+    if edge_labels:
+        return " or ".join(n for n, e in able if e.trains_links or e.trains_edge_labels)
+    return " or ".join(n for n, e in able if e.trains_links or not links)

@@ -162,7 +162,7 @@ class Candidate:
             share = max(
                 train[np.ix_((*schedule.base(rank, 0), *schedule.variable(rank, 0)), schedule.base(rank, 0))].sum()
                 for rank in range(self.ranks)
-            ) / max(1, self.cut.train.sum())
+            ) / max(1, train.sum())
         return max(1.0, float(share) * self.minibatches)
 
     def _train_by_parts(self, cut: CutCounts) -> npt.NDArray[np.integer]:

@@ -126,6 +126,23 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
     moved.add("activations", total, int(np.count_nonzero(traffic)))
     moved.once["network", "graph"], moved.once["network", "control"] = cut.arrange_bytes(len(traffic) if prune else 0)
+    if s.at.dataset.has_edge_labels:
+        _rows_of_edges(moved, s, cut)
+
+
+def _rows_of_edges(moved: Moved, s: Candidate, cut: CutCounts) -> None:
+    """Rows of the sources of labelled edges, which the owners of the destinations read, and their gradients."""
+    data = s.at.dataset
+    source, destination = data.pair_table[data.split.train, :2].T
+    reader = cut.book.part(destination)
+    asked = np.unique(np.stack([source, reader], axis=1)[cut.book.part(source) != reader], axis=0)
+    owner = cut.book.part(asked[:, 0])
+    there, back = (np.bincount(part, minlength=cut.size) for part in (owner, asked[:, 1]))
+    row = float(s.at.outline.row_width * TORCH_DTYPES[s.job.dtype].itemsize)
+    moved.add("activations", (row * (there + back)).astype(np.float64), 2)
+    # Ids go to all ranks, which answer by a byte each.
+    moved.once["network", "graph"] += (cut.size - 1) * len(asked) * (ID_BYTES + 1)
+    moved.once["network", "control"] += 2 * ID_BYTES * cut.size * (cut.size - 1)
 
 
 def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:

@@ -236,7 +236,7 @@ class Trials:
             self._emit(StageStarted("partition", f"cutting {data.name} into {parts} parts by {partitioner.name}"))
             train = data.split.train
             book = make_book(partitioner, data.graph, parts, self._seed, None if data.of_pairs else train)
-            nodes = data.pair_table[train, 1] if data.of_pairs else train
+            nodes = data.pair_table[train, :2].reshape(-1) if data.of_pairs else train
             self._cuts[key] = count_cut(data.graph, book, nodes, int(job.model["layers"]))
         return self._cuts[key]
 

@@ -148,6 +148,7 @@ def _check_draws_on_device(job: Job, sample: SampledByOwners) -> None:
 class _Bulk(Registered):
     name = "bulk"
     about = "minibatches on samples that are drawn many at a time"
+    trains_links = True
     options = BulkOptions
     planned = {  # noqa: RUF012
         "bulk": {},

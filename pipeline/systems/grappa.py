@@ -102,6 +102,7 @@ class _Grappa(Registered):
     name = "grappa"
     no_relations = "corrects for the in-edges that a rank lacks by their number over all relations together"
     about = "isolated ranks that send gradients only"
+    trains_links = True
     options = GrappaOptions
     needs_parts = True
     options_decide = True

@@ -9,6 +9,7 @@ from torch import nn
 
 from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
+from ...stages.links.train_pairs import Negatives
 from ...stages.models.base import layered, reads_blocks
 from ...stages.partition.base import Partitioner
 from ...stages.partition.metis import MetisWork
@@ -96,9 +97,20 @@ class _Sar(Registered):
     compiles = False
     exchanges = "within"
     needs_parts = True
+    trains_edge_labels = True
     planned = {"sar": {}}  # noqa: RUF012
     plan_note = "An epoch of sar is one step over all train nodes, and runs take hundreds."
     free_options = tuple(SarOptions.model_fields)
+
+    def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
+        """See `Registered.with_links`: labelled edges are in the share of each rank."""
+        assert negatives is None
+        if hidden:
+            raise InputError(
+                "read.labelled_edges is hidden, but under system 'sar' a step is over all edges at once, each of which "
+                'would see itself; use "seen", or bulk'
+            )
+        return system
 
     def build(self, options: SarOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""

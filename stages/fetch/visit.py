@@ -4,7 +4,7 @@ themselves."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -15,7 +15,9 @@ from ...storage.errors import InputError
 from ...storage.features import ArrayFeatures
 from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
-from ..messages import Fetched, RankJob
+from ..kernels.runtime.device_memory import to_device
+from ..links.decoders import decoder_of
+from ..messages import Fetched, PairsToScore, RankJob
 from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, View
@@ -24,6 +26,7 @@ from ..neighbourhood.relations import PartTypes
 from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
+from ..placement.shared_pairs import SharedPairs
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
@@ -62,13 +65,20 @@ class VisitFetch:
     def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
         """See `FetchPolicy.fetcher`. Reports the modes and the memory of a step. Raises InputError: see
         `for_layers`."""
+        modes = self._chosen(placement, job, module)
+        visits = Visits(placement, modes, self.prefetch_bytes, job.group, job.device)
+        visits.head = None if placement.pairs is None else decoder_of(module)
+        return visits
+
+    def _chosen(self, placement: Share, job: RankJob, module: nn.Module) -> tuple[Mode, ...]:
+        """The mode of each layer."""
         modes = self.for_layers(job.num_layers)
         if reads_blocks(module):
             modes = ("halo",) * len(modes)
         if job.group.size == 1 or placement.types is not None:
             # With one rank all modes are the same. Relations are read from one block, and a step on a graph with types
             # is not tried at a small scale, whose edges would join nodes of other types than their relations do.
-            return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group, job.device)
+            return ("halo",) * len(modes)
         chosen, step = plan(placement, modes, self, job.group, module, job.device, job.learned is not None)
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
@@ -77,14 +87,14 @@ class VisitFetch:
                     f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could "
                     "not be tried"
                 )
-                return Visits(placement, chosen, self.prefetch_bytes, job.group, job.device)
+                return chosen
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
                 f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} "
                 "for features, "
                 f"about {mib[2]:,.0f} for a step"
             )
-        return Visits(placement, chosen, self.prefetch_bytes, job.group, job.device)
+        return chosen
 
 
 def plan(
@@ -210,6 +220,9 @@ def spare_bytes() -> int:
 class Visits:
     """Neighbourhoods over one rank's share. See `Fetcher`."""
 
+    head: Any = None
+    """Makes outputs of labelled edges from rows of nodes; None: nodes are labelled, or nothing is trained."""
+
     def __init__(
         self,
         share: Share,
@@ -233,6 +246,7 @@ class Visits:
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring: Ring | None = None
+        self._pairs = None if share.pairs is None else self._of_pairs(share.pairs)
 
     @property
     def device(self) -> torch.device:
@@ -248,8 +262,22 @@ class Visits:
             self._neighbourhood(work, view, i, mode, ring)
             for i, (view, mode) in enumerate(zip(work.layers, self._modes))
         )
+        y, links = self._labels[: work.num_seeds], None
+        if self._pairs is not None and (pairs := self._share.pairs) is not None:
+            y, links = self._pairs
+            links = replace(links, decoder=self.head, all_rows=lambda rows: pairs.all_rows(rows, ring))
         # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
-        return Fetched(work.epoch, 0, neighbourhoods, self._x[: work.layers[0].num_src], self._labels[: work.num_seeds])
+        return Fetched(work.epoch, 0, neighbourhoods, self._x[: work.layers[0].num_src], y, links=links)
+
+    def _of_pairs(self, pairs: SharedPairs) -> tuple[Tensor, PairsToScore]:
+        """Labels of the rank's edges, and these, on the device."""
+        positions = torch.from_numpy(pairs.positions[:, None])
+        values, features = (
+            None if a is None else to_device(a, self.device) for a in (pairs.labels.values, pairs.labels.features)
+        )
+        assert values is not None
+        there = None if self._device is None else positions.to(self._device)
+        return values, PairsToScore(positions, None, there, labelled=True, features=features)
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""

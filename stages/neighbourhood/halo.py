@@ -169,7 +169,7 @@ class HaloNeighbourhood:
     def _all(self, h: Tensor) -> Tensor:
         """Rows of this rank, then those of the others."""
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
-        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)
+        return x if self._group.size == 1 else Exchange.apply(x, self._halo, self._ring)
 
     def all_once(self, h: Tensor) -> Tensor:
         """Rows of this rank, then those of the others, which come once for several calls with the same h."""
@@ -325,11 +325,12 @@ class HaloRelation:
         return self._relation.apply(message, self._over.all_once(h), own, params, reduce, edge)
 
 
-class _Exchange(torch.autograd.Function):
-    """``apply(x, halo, ring)``: [num_src, ...] -> [num_src + B, ...]."""
+class Exchange(torch.autograd.Function):
+    """``apply(x, halo, ring)``: [num_src, ...] -> [num_src + B, ...]. `halo` has the `view` of the rows that travel and
+    the `counts` of those from each rank."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, halo: Halo, ring: Ring) -> Tensor:
+    def forward(ctx: Any, x: Tensor, halo: Any, ring: Ring) -> Tensor:
         ctx.rest = halo, ring
         both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype, x.device)
         both[: len(x)] = x

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
-from ...storage.dataset import SPLITS
+from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError, StoreError
 from ...storage.features import ArrayFeatures, CountedFeatures, FeatureStore
 from ...storage.partition.book import RangeBook
@@ -22,6 +22,7 @@ from ..neighbourhood.full_batch import FullBatch, arrange
 from ..neighbourhood.relations import PartTypes
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
+from .shared_pairs import SharedPairs, seeds_of
 
 TYPE_BYTES = 40
 """Bytes that an edge takes beside its lists where rows and edges are divided by type, by estimate: its relation, its
@@ -43,6 +44,8 @@ class Share:
     """[e, D], features of the rank's edges in the order of its part; None: they have none, or the model reads none."""
     types: PartTypes | None = field(default=None, kw_only=True)
     """Types of its rows and edges; None: there is one of each."""
+    pairs: SharedPairs | None = field(default=None, kw_only=True)
+    """The labelled edges that it trains on; None: nodes are labelled."""
 
     @cached_property
     def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
@@ -93,10 +96,11 @@ class Sharded:
         if before is not None:
             return before
         part = whole_part(data, job) if isinstance(data, Placement) else data
+        pairs = part.pairs
         batch = arrange(
             part.shards,
             part.owned,
-            part.split.train,
+            part.split.train if pairs is None else seeds_of(pairs, part.owned),
             job.num_layers,
             self.prune and not job.needs_all_rows,
             job.group,
@@ -107,7 +111,8 @@ class Sharded:
             for store in (part.features, part.edge_features)
         )
         assert rows is not None
-        return share(replace(part, features=rows, edge_features=of_edges), batch, job.arrays.features)
+        held = share(replace(part, features=rows, edge_features=of_edges), batch, job.arrays.features)
+        return held if pairs is None else replace(held, pairs=SharedPairs.of(pairs, part.owned, batch.order, job.group))
 
 
 def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
@@ -151,5 +156,8 @@ def whole_part(data: Placement, job: RankJob) -> Part:
     book = RangeBook(np.array([0, data.graph.num_nodes]))
     partition = extract_partition(data.graph, book, 0)
     shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
-    rows = data.features, data.labels, data.split
-    return Part(shards, partition.owned, *rows, edge_features=data.edge_features, types=data.graph.types)
+    none = np.empty(0, np.int64)
+    split = data.split if data.pairs is None else Split(none, none, none)
+    rows = data.features, data.labels, split
+    more = {"edge_features": data.edge_features, "types": data.graph.types, "pairs": data.pairs}
+    return Part(shards, partition.owned, *rows, **more)

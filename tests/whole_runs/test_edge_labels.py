@@ -323,7 +323,6 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "sar": ({"system": "sar"}, "system 'sar' trains each node on the rank that has it"),
     "retexo": ({"system": "retexo"}, "system 'retexo' trains each node on the rank that has it"),
     "decoder": ({"link": {"decoder": "mlp"}}, r"link.decoder is set, but the task is multiclass of edges"),
     "local seeds": ({"bulk": {**CUT, "local_seeds": True}}, "whose two ends have owners of their own"),

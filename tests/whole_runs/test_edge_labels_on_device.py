@@ -50,6 +50,16 @@ def test_a_run_is_that_of_processors(tmp_path, way, hidden):
     agree(nasty(hidden), tmp_path, **WAYS[way])
 
 
+def test_a_full_batch(tmp_path):
+    shape = {k: v for k, v in JOB.items() if k not in ("system", "train", "sampler", "queue")}
+    for device in ("cpu", "cuda"):
+        config = {**shape, "system": "sar", "device": device, "train": {"lr": 0.02, "metrics": ["macro_f1"]}}
+        mr.run(nasty(), config=config, out=tmp_path / device, verbose=False)
+    here, far = (torch.load(tmp_path / device / "model.pt", weights_only=True) for device in ("cpu", "cuda"))
+    for name, value in here.items():
+        torch.testing.assert_close(far[name], value, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("task", ["multilabel", "regression"])
 def test_tasks(tmp_path, task):
     train = {k: v for k, v in JOB["train"].items() if k != "metrics"}
