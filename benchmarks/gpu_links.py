@@ -24,13 +24,14 @@ def link_bulks(lab: Lab) -> None:
     from millrace.stages.links.train_pairs import Negatives, TrainPairs
     from millrace.stages.sample.neighbor import NeighborSampler
     from millrace.storage.fingerprint import minibatch_digest
+    from millrace.storage.links.pairs import Pairs
 
     graph, batch = lab.graph, max(1, lab.batch // 2)
     sizes = sorted({min(b, lab.minibatches) for b in (FEW, *BULKS)})
     chosen = np.random.default_rng(0).integers(graph.num_edges, size=batch * sizes[-1])
     ends = graph.indices[chosen], np.searchsorted(graph.indptr, chosen, side="right") - 1
     labels = np.stack([*ends, np.zeros(len(chosen), np.int64)], axis=1).astype(np.int64)
-    links = TrainPairs.of(graph, labels, Negatives())
+    links = TrainPairs.of(graph, Pairs(labels, {}), Negatives())
     for expand in ("new", "all"):
         sampler = NeighborSampler(FANOUT, expand=expand)
         without, name = WithoutOwnEdges(sampler), "sampling links" + ", all nodes again" * (expand == "all")

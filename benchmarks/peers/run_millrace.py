@@ -23,6 +23,7 @@ from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
+from millrace.storage.links.pairs import Pairs
 
 
 def _timed(parallel: Any, seconds: dict[str, float]) -> Any:
@@ -48,7 +49,7 @@ def start(job: Job) -> Engine:
     if kind == "links":
         sampler = WithoutOwnEdges(sampler)
         kinds = np.zeros((len(job.seeds), 1), np.int64)
-        links = TrainPairs.of(graph, np.concatenate([job.pairs(), kinds], axis=1), Negatives())
+        links = TrainPairs.of(graph, Pairs(np.concatenate([job.pairs(), kinds], axis=1), {}), Negatives())
     workspace = cpu.Workspace()
     stages: dict[str, float] = defaultdict(float)
     epochs = iter(range(1 << 30))

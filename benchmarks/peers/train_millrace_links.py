@@ -18,6 +18,7 @@ from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.storage.features import ArrayFeatures
+from millrace.storage.links.pairs import Pairs
 
 
 def config(task: Task) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def dataset(task: Task) -> mr.Dataset:
 
 def sizes(data: mr.Dataset) -> dict[str, float]:
     """See `train_millrace.sizes`."""
-    links = TrainPairs.of(data.graph, data.labels, Negatives())
+    links = TrainPairs.of(data.graph, Pairs(data.labels, {}), Negatives())
     plan = LinkPlan(data.split.train, PAIRS, 8, 0, links=links)
     sampler = WithoutOwnEdges(mr.NeighborSampler(FANOUT))
     drawn = sampler.sample(data.graph, plan.request(0, 0), cpu).minibatches

@@ -25,7 +25,7 @@ from millrace.storage.errors import InputError
 VALUES = {
     "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5,
     "weight_decay": 0.5, "metrics": ["loss"], "monitor": "loss", "loss": "huber", "task": "regression",
-    "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
+    "labels_of": "edges", "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
     "host": "10.0.0.1", "pairs": "p.csv", "relation": "buys", "decoder": "mlp", "negatives": "degree",
     "model": "gcn", "sampler": "labor", "partition": "hash", "learned": 64,
 }  # fmt: skip
