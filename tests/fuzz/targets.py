@@ -21,7 +21,7 @@ from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.aliases import full_key, merged
 from millrace.pipeline.config.load import parse_override, read_toml, resolve
-from millrace.pipeline.datasets import open_dataset
+from millrace.pipeline.datasets import edge_dataset, open_dataset
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
 from millrace.pipeline.report.reading import read_run
 from millrace.pipeline.report.summary import summarise
@@ -31,13 +31,15 @@ from millrace.pipeline.setup.run_folder import local_folder
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling_backend
+from millrace.stages.links.plan import LinkPlan
+from millrace.stages.links.train_pairs import TrainPairs
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_neighbours, open_part, open_shards, partition_dataset
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.checkpoint import CheckpointStore, Cursor
-from millrace.storage.dataset import Dataset, Split
+from millrace.storage.dataset import Dataset, Split, pairs_of
 from millrace.storage.dataset_store import open_dataset_store, open_stored, write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures, ZarrFeatures, write_features
@@ -89,9 +91,13 @@ class Bench:
         self.options = [
             ReadOptions(direction="directed"),
             ReadOptions(direction="undirected", nan_labels="unlabelled", nan_features="zero"),
+            ReadOptions(direction="directed", labels_of="edges"),
         ]
         write_dataset(self.good / "zarr", self.dataset)
         write_dataset(self.good / "npy", self.dataset, features_format="npy", graph_format="npy")
+        pairs = np.random.default_rng(2).integers(0, V, (E, 2))
+        own = {"features": np.ones((E, 2)), "times": np.arange(E)}
+        write_dataset(self.good / "edges", edge_dataset(self.dataset, pairs, np.arange(E) % 3, **own))
         partition_dataset(self.dataset, Hash(), 2, self.good / "parts")
         partition_dataset(self.dataset, Contiguous(), 3, self.good / "range")
         self._sampled(self.good / "samples")
@@ -115,7 +121,8 @@ class Bench:
         self.arrays = {
             "edge_index": rng.integers(0, V, (2, E)), "y": ids % 3, "x": rng.random((V, 4)), "train_idx": ids[:15],
             "val_mask": ids >= 25,
-            "edge_weight": rng.random(E), "meta": np.array(json.dumps({"direction": "directed"})),
+            "edge_weight": rng.random(E), "edge_label": np.arange(E) % 3,
+            "meta": np.array(json.dumps({"direction": "directed"})),
         }  # fmt: skip
         sparse = {"x_indptr": np.arange(V + 1), "x_indices": ids % 5, "x_data": np.ones(V), "x_shape": np.array([V, 5])}
         self.sparse = {k: v for k, v in self.arrays.items() if k != "x"} | sparse
@@ -127,7 +134,7 @@ class Bench:
             pa.table({"label": ids % 3, "x": pa.array(rng.random((V, 2)).tolist(), pa.list_(pa.float32(), 2))}),
         ]
         src, dst = rng.integers(0, V, (2, E))
-        self.edges = pa.table({"src": src, "dst": dst, "weight": rng.random(E)})
+        self.edges = pa.table({"src": src, "dst": dst, "weight": rng.random(E), "label": np.arange(E) % 3})
 
     def _run(self, run: Path) -> dict[str, Any]:
         """A run's folder: its job, its events and its result."""
@@ -229,6 +236,8 @@ class Bench:
         if data.num_nodes > 10_000:
             return
         plan = SeedPlan(data.split.train, 4, 2, 0)
+        if (pairs := pairs_of(data)) is not None:
+            plan = LinkPlan(data.split.train, 4, 2, 0, links=TrainPairs.of(data.graph, pairs, None))
         for number in range(min(plan.num_bulks, 2)):
             SAMPLER.sample(data.graph, plan.request(0, number), self.kernel).check()
         data.features.gather(np.arange(data.num_nodes))
@@ -318,7 +327,9 @@ def _override(bench: Bench, rng: random.Random) -> Callable[[], None]:
 
 def _npz(bench: Bench, rng: random.Random) -> Callable[[], None]:
     arrays = dict(bench.arrays if rng.random() < 0.6 else bench.sparse)
-    kind = rng.random()
+    kind, options = rng.random(), rng.choice(bench.options)
+    if options.labels_of == "edges":  # sets are of these
+        del arrays["train_idx"], arrays["val_mask"]
     members = {}
     for name in rng.sample(sorted(arrays), rng.choice([0, 1, 1, 2])):
         arrays[name] = mutate_array(rng, arrays[name])
@@ -335,7 +346,7 @@ def _npz(bench: Bench, rng: random.Random) -> Callable[[], None]:
     if 0.3 < kind < 0.45:
         data = mutate_bytes(rng, data)
     path = bench.file("g.npz", data)
-    return lambda: bench.use(open_dataset(path, options=rng.choice(bench.options)))
+    return lambda: bench.use(open_dataset(path, options=options))
 
 
 def _parquet(bench: Bench, rng: random.Random) -> Callable[[], None]:
@@ -401,7 +412,7 @@ def _csv(bench: Bench, rng: random.Random) -> Callable[[], None]:
 
 
 def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
-    name = rng.choice(["zarr", "npy"])
+    name = rng.choice(["zarr", "npy", "edges"])
     path, place = bench.damaged(rng, name), rng.choice(["memory", "mapped" if name == "npy" else "zarr"])
     graph = rng.choice(["memory", "mapped"]) if name == "npy" else "memory"
 
