@@ -22,8 +22,8 @@ SAGE, GAT, GINE = {**MODEL, "name": "sage"}, {**MODEL, "name": "gat", "heads": 2
 GCN = {**MODEL, "name": "gcn"}
 RGAT = {**MODEL, "name": "rgat", "heads": 2}
 TYPED, TIMED = "hsbm:nodes=2000,degree=8", "tsbm:nodes=2000,features=16"
-RATED = "ratings:users=500,features=16"
-"""Graphs of several types, and with times, of nodes and of pairs, in place of the small graph."""
+RATED, PAID = "ratings:users=500,features=16", "payments:accounts=1000,features=16"
+"""Graphs of several types, with times, of nodes and of pairs, and with labels of edges, in place of the small graph."""
 BY_TIME = {"sampler": {"name": "temporal", "fanout": [5, 4]}}
 SAMPLED = {"sampler": {"name": "neighbor", "fanout": [5, 4]}, "train": {"batch_size": 100}}
 CUT = {"partition": {"method": "hash"}}
@@ -51,9 +51,12 @@ ALONE: dict[str, dict[str, Any]] = {
     "bulk, by time": bulk(GCN, dataset=TIMED, **BY_TIME),
     "bulk, by time, pinned": bulk(SAGE, dataset=TIMED, **BY_TIME, gpu={"features": "pinned", "topology": "pinned"}),
     "bulk, links by time": bulk(SAGE, dataset=RATED, task="link", split="time:0.7,0.1", **BY_TIME),
+    "bulk, labels of edges": bulk(SAGE, dataset=PAID),
+    "bulk, labels of edges by time": bulk(SAGE, dataset=PAID, split="time:0.7,0.1", **BY_TIME),
     "bulk, types": bulk(RGAT, dataset=TYPED),
     "grappa": {"system": "grappa", "model": GAT, **SAMPLED, **CUT},
     "sar": {"system": "sar", "model": GAT},
+    "sar, labels of edges": {"system": "sar", "model": SAGE, "dataset": PAID},
     "retexo": {"system": "retexo", "model": GAT},
 }
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -67,11 +70,13 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "bulk, links, owned features": bulk(SAGE, task="link", features="owned"),
     "bulk, links, partitioned": bulk(SAGE, task="link", bulk={"topology": "partitioned"}),
     "bulk, learnt features": bulk(SAGE, learned={"width": 8}),
+    "bulk, labels of edges, partitioned": bulk(SAGE, dataset=PAID, bulk={"topology": "partitioned"}),
     "grappa": {"system": "grappa", "model": SAGE, **SAMPLED, **CUT},
     "grappa, links": {"system": "grappa", "model": SAGE, "task": "link", **SAMPLED, **CUT},
     "sar, halo": {"system": "sar", "model": GAT, "sar": {"mode": "halo"}, **CUT},
     "sar, keep": {"system": "sar", "model": GINE, "sar": {"mode": "keep"}, **CUT},
     "sar, rematerialize": {"system": "sar", "model": GAT, "sar": {"mode": "rematerialize"}, **CUT},
+    "sar, labels of edges": {"system": "sar", "model": SAGE, "dataset": PAID, **CUT},
     "sar, types": {"system": "sar", "model": RGAT, "dataset": TYPED, **CUT},
     "retexo": {"system": "retexo", "model": SAGE, **CUT},
 }
