@@ -127,7 +127,8 @@ def _usage_error(error: Any) -> str:
     if (option := getattr(error, "option_name", None)) is not None and text.startswith("No such option"):
         from .config.aliases import instead_of_flag
 
-        text = instead_of_flag(option) or text
+        taken = {str(p.name) for p in context.command.params} if context is not None else set()
+        text = (instead_of_flag(option, taken) if "overrides" in taken else None) or text
     return f"{text}\nSee: {context.command_path if context is not None else 'millrace'} --help"
 
 

@@ -57,6 +57,7 @@ def dry_run(
         "edges": prepared.dataset.graph.num_edges,
         "task": prepared.outline.task,
         "splits": dict(prepared.outline.splits),
+        "unit": prepared.outline.unit,
         "system": prepared.system.name,
         "model": prepared.model_name,
         "parameters": parameters,

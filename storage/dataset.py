@@ -391,5 +391,6 @@ def require_nodes(dataset: Dataset, work: str) -> None:
         links = dataset.task == "link"
         raise InputError(
             f"{f'the task of {dataset.name} is link' if links else f'the labels of {dataset.name} are of edges'}, and "
-            f"{work} nodes with their labels; do so before {'links are made of it' if links else 'edges get labels'}"
+            f"{work} nodes with their labels; give it the dataset before "
+            f"{'links are made of it (task=link)' if links else 'edges get labels (labels_of=edges)'}"
         )

@@ -197,7 +197,12 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             **_times("edge_time" in store, "node_time" in store),
             "graph on disk": _graph_on_disk(store),
             **_features(features),
-            **_labels(store.value("task", str), store.value("num_classes", int)),
+            **_labels(
+                store.value("task", str),
+                store.value("num_classes", int),
+                lengths["pairs"] if "pairs" in store else None,
+                sum(lengths[n] for n in SPLITS),
+            ),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }
         if (types := open_types(store)) is not None:
@@ -249,8 +254,13 @@ def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore
         record["pairs of"] = pairs + (f", reversed by {' and '.join(reverses)}" if reverses else "")
 
 
-def _labels(task: str, number: int) -> dict[str, str]:
-    return {"targets" if task == "regression" else "classes": f"{number} ({task})"}
+def _labels(task: str, number: int, edges: int | None, in_sets: int) -> dict[str, str]:
+    """Lines on the labels; `edges` are those that are labelled, or to be predicted, and None where nodes are."""
+    found = {"targets" if task == "regression" else "classes": f"{number} ({task})"}
+    if edges is not None:
+        without = f", {edges - in_sets:,} in no set" if edges > in_sets else ""
+        found["labels of"] = f"edges: {edges:,}{without}"
+    return found
 
 
 def _add_parts(record: dict[str, Any], offsets: Any) -> None:
@@ -284,7 +294,12 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         **_edge_features(dataset.graph.edge_features, dataset.graph.types is not None),
         **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
         **_features(dataset.features),
-        **_labels(dataset.task, dataset.num_classes),
+        **_labels(
+            dataset.task,
+            dataset.num_classes,
+            None if dataset.pairs is None else len(dataset.pairs),
+            sum(dataset.split_sizes.values()),
+        ),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
     if (types := dataset.graph.types) is not None:

@@ -32,4 +32,6 @@ def export(
     program = export_program(run, out)
     takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     record = {"run": str(run_folder), "model": run.result.model, "out": str(out), "inputs": takes}
-    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> logits", record, as_json)
+    of_pairs = run.result.task == "link" or run.result.labels_of == "edges"
+    gives = "rows of nodes, without the decoder of pairs" if of_pairs else "logits"
+    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> {gives}", record, as_json)

@@ -162,7 +162,7 @@ def _planned(record: dict[str, Any]) -> str:
         [
             f"{record['model']} on {record['dataset']} ({record['nodes']:,} nodes, {record['edges']:,} edges), system "
             f"{record['system']}",
-            f"  splits              {splits}",
+            f"  splits              {splits} {record['unit']}s",
             f"  parameters          {record['parameters']:,}",
             f"  epochs              {record['epochs']} of {steps}",
             f"  runs in             {where}",

@@ -1,7 +1,7 @@
 """Other words for configuration keys: shorthands, which work everywhere, and words of other libraries, each with the
 key to set here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -218,14 +218,15 @@ def advice(word: str) -> str:
     return f"; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else ""
 
 
-def instead_of_flag(flag: str) -> str | None:
-    """Message for a flag that does not exist, naming the one to use; None if its word is not known."""
+def instead_of_flag(flag: str, taken: Collection[str] = FLAGS) -> str | None:
+    """Message for a flag that does not exist, naming the one of those `taken` to use, or a key; None if its word is not
+    known."""
     word = flag.lstrip("-").replace("-", "_").lower()
     key = ".".join(SHORTHANDS.get(word, ())) or _KEY_OF.get(word)
     if key is not None:
         short = next((short for short, path in SHORTHANDS.items() if ".".join(path) == key), key)
         return (
-            f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in FLAGS else f'--set {key}=...'}"
+            f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in taken else f'--set {key}=...'}"
         )
     return f"no such option: {flag}; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else None
 

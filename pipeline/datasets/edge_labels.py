@@ -113,6 +113,8 @@ def _of_tables(
     from .readers.tables import read_table
 
     table, notes = read_table(files, "edges"), list[str]()
+    if to_predict is not None and not table.num_rows:
+        raise InputError(f"{source} has a header and no rows; expected an edge in each row")
     options = options if to_predict is None else replace(options, labels_of="edges")
     columns = label_columns(table, source, options, "edges") if to_predict is None else ()
     labels, class_names, nulls = labels_of(table, columns, "edges")

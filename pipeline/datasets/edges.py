@@ -13,6 +13,7 @@ from ...storage.plural import counted, were
 from ...storage.typed.graph_types import RelationType
 from .cleaning.class_names import numbered_text
 from .cleaning.clean import names_of_classes
+from .cleaning.columns import LARGE_VALUE, largest_value
 from .cleaning.labels import clean_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.splits import make_split
@@ -111,6 +112,11 @@ def with_labelled_edges(
     features = None
     if raw.features is not None:
         features = np.ascontiguousarray(raw.features.reshape(len(raw.pairs), -1), np.float32)
+        if (largest := largest_value(features)) > LARGE_VALUE:
+            notes.append(
+                f"Features of labelled edges reach {largest:,.0f}, and training needs values near 1: scale them before "
+                "they are read, amounts by their logarithm."
+            )
     hidden, graph = options.labelled_edges == "hidden", dataset.graph
     if hidden:
         held_out = raw.pairs[np.concatenate([parts.val, parts.test])]

@@ -14,7 +14,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.links.decoders import decoder_beside
 from ...stages.links.plan import Ends
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.errors import InputError
+from ...storage.errors import InputError, nearest
 from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
@@ -81,6 +81,9 @@ def predict_edges(
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         wanted, own, told = _of_dataset(data, pairs)
     elif isinstance(pairs, str | Path):
+        if not Path(pairs).suffix and not Path(pairs).expanduser().exists():
+            meant = nearest(str(pairs), SETS)
+            raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
         read = edges_of_file(Path(pairs).expanduser(), trained.config.read, data, nodes)
         wanted, own, told = read.pairs, read.features, read.time
     else:
@@ -125,7 +128,10 @@ def _features(given: Any, count: int, width: int, name: str) -> npt.NDArray[np.f
         return None
     if given is None:
         raise InputError(f"the edges of {name} to predict have no features; expected {width}, as the run's had")
-    rows = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
+    try:
+        rows = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
+    except (TypeError, ValueError):
+        raise InputError(f"features are no numbers; expected [{count}, {width}], as the run's had") from None
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.shape != (count, width):
         raise InputError(f"features have shape {list(rows.shape)}; expected [{count}, {width}], as the run's had")

@@ -107,6 +107,8 @@ def predict_links(
         StoreError: something in the run's folder is damaged.
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    if trained.result.labels_of == "edges":
+        raise InputError(f"{trained.folder} predicts labels of edges; use mr.predict_edges")
     if trained.result.task != "link":
         raise InputError(
             f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "

@@ -53,8 +53,9 @@ def export_program(
     """A trained model as a program of `torch.export`: ``program.module()(x, edge_index) -> logits``, for any graph.
 
     ``x`` is [V, F], ``edge_index`` int64 [2, E] with sources first, as PyG has it, all in-edges of each node among
-    them; the result is [V, C]. It needs torch alone, keeps a message for each edge in memory, and computes what
-    `predict` does, up to rounding; on other devices after ``program.module().to(device)`` in torch's way.
+    them; the result is [V, C], or of a run of links or of labels of edges the rows of nodes that its decoder reads. It
+    needs torch alone, keeps a message for each edge in memory, and computes what `predict` does, up to rounding; on
+    other devices after ``program.module().to(device)`` in torch's way.
 
     Args:
         run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.

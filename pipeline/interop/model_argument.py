@@ -72,6 +72,7 @@ def check_widths(
     seed: int,
     edge_width: int = 0,
     given: TypedInput | None = None,
+    of_pairs: bool = False,
 ) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
@@ -83,14 +84,15 @@ def check_widths(
         seed: seed of the initial values of lazy parameters.
         edge_width: D, columns of the edges' features; 0: they have none.
         given: types of the graph, and its features' widths; None: there is one of each.
+        of_pairs: the outputs are rows of nodes that a decoder of pairs reads, and need exactly as many columns.
 
     Raises:
         InputError: the widths do not fit, a user's module has lazy parameters, or there is nothing to train.
     """
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed, edge_width)
-        if needed := _unlike(width, task, num_outputs):
-            message = f"the last convolution has {width} columns, but the dataset has {needed}"
+        if needed := _unlike(width, task, num_outputs, of_pairs):
+            message = f"the last convolution has {width} columns, but {needed}"
             of = module.convs[-1] if module.network is None else module.network
             columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
             raise InputError(f"{message}; make it {type(of).__name__}(..., {columns})")
@@ -101,9 +103,9 @@ def check_widths(
                 "PyGModel([...]) of convolutions over x and edge_index"
             )
         width = module.fit(given, seed)
-        if needed := _unlike(width, task, num_outputs):
+        if needed := _unlike(width, task, num_outputs, of_pairs):
             raise InputError(
-                f"the last layer has {width} columns for '{given.types.node_types[0]}', but the dataset has {needed}; "
+                f"the last layer has {width} columns for '{given.types.node_types[0]}', but {needed}; "
                 f"give it {num_outputs} columns"
             )
     check_initialised(module)
@@ -111,8 +113,11 @@ def check_widths(
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")
 
 
-def _unlike(width: int, task: Task, num_outputs: int) -> str:
+def _unlike(width: int, task: Task, num_outputs: int, of_pairs: bool) -> str:
     """Words for the columns that the task needs, if `width` columns do not do; else an empty text."""
-    if width == num_outputs or (width > num_outputs and task == "multiclass"):
+    if width == num_outputs or (width > num_outputs and task == "multiclass" and not of_pairs):
         return ""
-    return "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+    if of_pairs:
+        return f"a row that pairs are scored by has link.width = {num_outputs}"
+    needed = "two classes, which take one" if task == "binary" else counted_outputs(task, num_outputs)
+    return f"the dataset has {needed}"

@@ -16,15 +16,16 @@ def model_card(
     Args:
         result: the record of ``result.json``.
         job: the resolved configuration, as plain values.
-        splits: number of nodes in each split.
+        splits: number of nodes, pairs or labelled edges in each split.
         numbers: size of ``model.pt``: parameters and buffers.
         code: names of the user's own code by kind, such as ``loss``.
     """
     outputs = {"regression": "targets", "link": "columns of a node's row"}.get(result["task"], "classes")
+    of_edges = result["labels_of"] == "edges"
     rows = {
         "model": f"{result['model']}{_options(job['model'])}",
         "parameters": f"{numbers:,} numbers in `model.pt`",
-        "task": f"{result['task']}, {result['num_classes']} {outputs}",
+        "task": f"{result['task']}, {result['num_classes']} {outputs}{' of edges' if of_edges else ''}",
         "input": f"{result['num_features']} features of a node",
         "dataset": f"{result['dataset']}: {result['num_nodes']:,} nodes, {result['num_edges']:,} edges",
         "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()),
@@ -33,6 +34,8 @@ def model_card(
         "optimiser": f"{job['train']['optimizer']}, learning rate {job['train']['lr']}",
         "seed": str(result["seed"]),
     }
+    if of_edges and result["num_pair_features"]:
+        rows["input"] += f", {result['num_pair_features']} of a labelled edge"
     if (learned := job["learned"])["width"]:
         place = "beside the features" if learned["beside"] else "in place of features"
         rows["learnt features"] = f"{learned['width']} of each node, {place}, in `learned.npy`"
@@ -50,7 +53,7 @@ def model_card(
     lines = [f"# {result['model']} on {result['dataset']}", "", "`mr.load(FOLDER)` opens the model.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items()), ""]
     if result["per_class"] is not None and result["num_classes"] <= SHOWN_CLASSES:
-        lines += _classes(result["per_class"], result["class_names"])
+        lines += _classes(result["per_class"], result["class_names"], "edges" if of_edges else "nodes")
     return "\n".join(lines)
 
 
@@ -60,9 +63,9 @@ def _options(record: Mapping[str, Any]) -> str:
     return f" ({options})" if options else ""
 
 
-def _classes(per_class: Mapping[str, Any], names: Any) -> list[str]:
-    """The test split by class."""
-    lines = ["| class | test nodes | precision | recall | F1 |", "|---|---|---|---|---|"]
+def _classes(per_class: Mapping[str, Any], names: Any, what: str) -> list[str]:
+    """The test split, of `what`, by class."""
+    lines = [f"| class | test {what} | precision | recall | F1 |", "|---|---|---|---|---|"]
     for i, (support, *rates) in enumerate(zip(*(per_class[c] for c in ("support", "precision", "recall", "f1")))):
         label = i if names is None else names[i]
         lines.append(f"| {label} | {support:g} | {' | '.join(f'{rate:.3f}' for rate in rates)} |")

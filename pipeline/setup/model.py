@@ -186,10 +186,11 @@ def model_of(
             module,
             outline.num_features,
             outline.num_outputs,
-            "link" if outline.of_pairs else outline.task,
+            outline.task,
             torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
             outline.edge_width,
             given,
+            outline.of_pairs,
         )
         if outline.of_pairs and not hasattr(module, "decoder"):
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))

@@ -294,7 +294,7 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     shape = ["--hidden", "16", "--layers", "1", "--fanout", "8", "--batch-size", "64", "--epochs", "30", "--lr", "0.02"]
     code, out, err = command("run", "--dataset", "bank", *read, *shape, "--out", "run")
     assert code == 0, err
-    assert "2 classes of edges" in err and "60 edges are unlabelled" in err
+    assert "2 classes of edges" in err and "60 edges are unlabelled" in err and "stored split" not in err
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["class_names"] == ["fine", "fraud"] and result["test_accuracy"] > 0.8
     assert result["labels_of"] == "edges" and result["num_pair_features"] == 1
@@ -312,6 +312,12 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     (tmp_path / "bare.csv").write_text("src,dst\na1,a2\n")
     code, out, err = command("predict", "run", "--pairs", "bare.csv", "--out", "bare.parquet")
     assert code == 2 and "amount" in err
+    (tmp_path / "empty.csv").write_text("src,dst,amount\n")
+    code, out, err = command("predict", "run", "--pairs", "empty.csv", "--out", "bare.parquet")
+    assert code == 2 and "empty.csv has a header and no rows" in err
+    code, out, err = command("predict", "run", "--pairs", "tset", "--out", "bare.parquet")
+    assert code == 2 and "expected a file of pairs, or train, val, test or all; did you mean 'test'?" in err
+    assert not (tmp_path / "bare.parquet").exists()
     code, out, err = command("evaluate", "run", "--json")
     assert json.loads(out)["accuracy"]["test"] == pytest.approx(result["test_accuracy"])
     code, out, err = command("convert", "bank", *read, "--out", "bank.store")
@@ -320,6 +326,18 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "again" / "result.json").read_text())["test_accuracy"] == result["test_accuracy"]
     code, out, err = command("report", "run")
     assert code == 0, err
+    card = (tmp_path / "run" / "model_card.md").read_text()
+    assert "| multiclass, 2 classes of edges |" in card and "| class | test edges |" in card
+    assert "| 1 features of a node, 1 of a labelled edge |" in card
+    for source, options in (("bank", read), ("bank.store", [])):
+        code, out, err = command("inspect", source, *options)
+        assert "labels of         edges: 600, 60 in no set\n" in out
+    code, out, err = command("run", "--dataset", "bank.store", *shape, "--dry-run")
+    assert "train 324, val 108, test 108 edges\n" in out
+    code, out, err = command("export", "run", "--out", "run.pt2")
+    assert "-> rows of nodes, without the decoder of pairs" in out
+    code, out, err = command("run", "--dataset", "bank")
+    assert code == 2 and "Edges have one: set read.labels_of=edges to predict it" in err
 
 
 REFUSED = {
@@ -366,5 +384,9 @@ def test_a_run_of_nodes_predicts_no_edges_nor_the_other_way_round(tmp_path):
         mr.predict_edges(edges, [[0, 150]], features=[[1.0]])
     with pytest.raises(InputError, match=r"features have shape \[1, 2\]; expected \[1, 1\]"):
         mr.predict_edges(edges, [[0, 1]], features=[[1.0, 2.0]])
+    with pytest.raises(InputError, match=r"features are no numbers; expected \[1, 1\]"):
+        mr.predict_edges(edges, [[0, 1]], features=["much"])
+    with pytest.raises(InputError, match=r"predicts labels of edges; use mr\.predict_edges"):
+        mr.predict_links(edges, [[0, 1]])
     with pytest.raises(InputError, match="has no labelled edges"):
         mr.predict_edges(edges, "test", "sbm:nodes=60,features=6")

@@ -89,7 +89,8 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
-    parts = make_split(y, stored, split, seed, options, notes, graph.node_time)
+    of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
+    parts = make_split(y, stored, split, seed, options, of_split, graph.node_time)
     return Dataset(
         raw.name, graph, ArrayFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
     ).check()

@@ -76,7 +76,12 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         )
     if edges is None and options.edge_time is not None:
         raise InputError(f"{source}: edges_on is gpu, but edges have times, which are read on the CPU; leave it out")
-    columns_of_labels = label_columns(nodes, source, options)
+    try:
+        columns_of_labels = label_columns(nodes, source, options)
+    except InputError as e:
+        if edges is None or options.named_labels is not None or "label" not in edges.column_names:
+            raise
+        raise InputError(f"{e}. Edges have one: set labels_of=edges to predict it") from None
     labels, class_names, nulls = labels_of(nodes, columns_of_labels)
     given: dict[str, Any] = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
     features = feature_rows(nodes, chosen_features(nodes, source, options, notes))

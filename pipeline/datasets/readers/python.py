@@ -267,6 +267,11 @@ def from_pyg(
     Raises:
         InputError: an attribute is missing; see also `clean` and `from_relations`.
     """
+    if options.labels_of == "edges" and options.task != "link":
+        raise InputError(
+            "from_pyg reads labels of nodes, but labels_of is 'edges'; use open_dataset(data, options=...), or "
+            "edge_dataset for labels of your own"
+        )
     if hasattr(data, "node_types"):
         return from_hetero(data, target=target, name=name, options=options, split=split, seed=seed)
     if target is not None:

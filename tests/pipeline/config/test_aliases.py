@@ -125,6 +125,7 @@ def test_a_flag_that_is_named_instead_exists():
     flags = {p.name for p in typer.main.get_command(cli.app).commands["run"].params}
     assert set(FLAGS) <= flags and {word for word in SHORTHANDS if word in flags} <= set(FLAGS)
     assert instead_of_flag("--num-epochs") == "no such option: --num-epochs; give --epochs"
+    assert instead_of_flag("--hidden", {"epochs"}) == "no such option: --hidden; give --set model.hidden=..."
     assert instead_of_flag("--xyzzy") is None
 
 

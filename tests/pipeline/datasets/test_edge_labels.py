@@ -36,6 +36,8 @@ def test_pyg_there_and_back(nodes, tmp_path):
     back = mr.open_dataset(whole.to_pyg(), options=mr.ReadOptions(labels_of="edges"))
     order = np.concatenate([*vars(whole.split).values()])
     assert np.array_equal(back.pairs, whole.pairs[order]) and np.array_equal(back.labels, whole.labels[order])
+    with pytest.raises(InputError, match=r"use open_dataset\(data, options=...\)"):
+        mr.from_pyg(data, options=EDGES)
     with pytest.raises(InputError, match="has no edge_label, and labels_of is 'edges'"):
         mr.open_dataset(Data(x=torch.rand(4, 2), edge_index=index), options=EDGES)
 

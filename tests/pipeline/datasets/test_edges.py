@@ -89,6 +89,12 @@ def test_bad_arrays(nodes, name):
     assert str(refused.value).count("\n") < 3
 
 
+def test_large_features_are_told(nodes):
+    assert not any("reach" in note for note in edge_dataset(nodes, features=np.full(5, 100.0)).notes)
+    notes = edge_dataset(nodes, features=np.array([0, 1, -2e6, 0, 3])).notes
+    assert any(note.startswith("Features of labelled edges reach 2,000,000, and training") for note in notes)
+
+
 def test_a_dataset_of_pairs_is_refused(nodes):
     with pytest.raises(InputError, match="are of pairs already"):
         edge_dataset(edge_dataset(nodes))

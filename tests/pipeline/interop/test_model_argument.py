@@ -76,6 +76,11 @@ def test_what_does_not_fit_a_dataset_is_refused(make, classes, task, told):
         check_widths(make(), 5, classes, task, 0)
 
 
+def test_rows_of_pairs_have_the_width_that_their_decoder_reads():
+    with pytest.raises(mr.InputError, match=r"has 3 columns, but a row that pairs are scored by has link\.width = 2"):
+        check_widths(mr.PyGModel(two()), 5, 2, "multiclass", 0, of_pairs=True)
+
+
 def test_a_list_of_lazy_convolutions_trains_and_resumes(tmp_path):
     data = mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3")
     options = {"out": tmp_path / "run", "fanout": [3, 2], "threads": 1, "device": torch.device("cpu")}
