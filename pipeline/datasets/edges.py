@@ -111,7 +111,14 @@ def with_labelled_edges(
     parts = make_split(y, raw.split, split, whole_number("seed", seed), options, notes, times, "edge")
     features = None
     if raw.features is not None:
-        features = np.ascontiguousarray(raw.features.reshape(len(raw.pairs), -1), np.float32)
+        given = np.asarray(raw.features)
+        if given.dtype.kind not in "biuf" or given.ndim > 2:
+            raise InputError(
+                f"features of labelled edges are {given.dtype} {list(given.shape)}; expected numbers [N, K]: encode "
+                "them first"
+            )
+        with np.errstate(over="ignore"):  # what is infinite then is refused
+            features = np.ascontiguousarray(given.reshape(len(raw.pairs), -1), np.float32)
         if (largest := largest_value(features)) > LARGE_VALUE:
             notes.append(
                 f"Features of labelled edges reach {largest:,.0f}, and training needs values near 1: scale them before "

@@ -60,7 +60,7 @@ class TrainedRun:
             if isinstance(source, Dataset)
             else self._own(emit, lazy)
             if source is None
-            else _other(self.config, source, emit, lazy)
+            else _other(self.config, self.result, source, emit, lazy)
         )
         if learned.width and self._has_learned(data):
             return data
@@ -252,8 +252,8 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
     return model
 
 
-def _other(job: Job, source: Any, emit: Emit, lazy: bool) -> Dataset:
-    """Open another dataset with the job's options for reading.
+def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool) -> Dataset:
+    """Open another dataset with the job's options for reading, and as what the run predicts.
 
     Stores and generated graphs are clean and take no options; other sources are read into memory.
     """
@@ -262,6 +262,11 @@ def _other(job: Job, source: Any, emit: Emit, lazy: bool) -> Dataset:
     store = path if path is not None and (path / MANIFEST).is_file() else None
     if (reader := reader_of(source)) is not None and reader.is_clean:
         update["read"] = ReadOptions(task=job.read.task)
+    elif result.labels_of == "edges" or result.task == "link":  # a run on data that were clean does not say so
+        kind: dict[str, Any] = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
+        if result.types is not None:
+            kind["relation"] = ",".join(result.types["relations"][result.types["pair_relations"][0]])
+        update["read"] = replace(job.read, **kind)
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_access(store)
     if job.graph != "memory":

@@ -368,6 +368,19 @@ def test_hidden_edges_and_times_do_not_go_together(tmp_path):
         mr.open_dataset(hidden, split="fraction:0.5,0.2")
 
 
+def test_another_dataset_is_read_as_what_the_run_predicts(tmp_path):
+    """Of a run on data from Python, whose options for reading do not say it."""
+    rng, pairs = np.random.default_rng(0), np.random.default_rng(1).integers(0, 60, (300, 2))
+    base = mr.open_dataset("sbm:nodes=60,features=3,degree=4")
+    ends = {"edge_index": np.concatenate([pairs, pairs[:, ::-1]]).T, "x": rng.standard_normal((60, 3))}
+    np.savez(tmp_path / "other.npz", **ends, edge_label_index=pairs[:50].T, edge_label=rng.integers(0, 2, 50))
+    small = {"epochs": 1, "verbose": False, "hidden": 4, "fanout": [2], "link": {"width": 4}}
+    edges = mr.run(mr.edge_dataset(base, pairs, rng.integers(0, 2, 300)), out=tmp_path / "edges", **small)
+    assert np.array_equal(mr.predict_edges(edges, dataset=tmp_path / "other.npz").pairs, pairs[:50])
+    links = mr.run(mr.link_dataset(base), out=tmp_path / "links", **small)
+    assert mr.recommend(links, 3, dataset=tmp_path / "other.npz").destinations.shape == (60, 3)
+
+
 def test_a_run_of_nodes_predicts_no_edges_nor_the_other_way_round(tmp_path):
     small = {"epochs": 1, "verbose": False, "hidden": 4, "link": {"width": 4}}
     edges = mr.run(SPEC, out=tmp_path / "edges", **small)

@@ -76,6 +76,8 @@ REFUSED = {
     "unlabelled": ((PAIRS, LABELS), {"train": [0, 2], "test": [4]}, "unlabelled; set unlabelled_in_split=drop"),
     "overlap": ((PAIRS, LABELS), {"train": [0, 1], "val": [1]}, "1 edge of the val split"),
     "relation": ((PAIRS, LABELS), {"relation": "buys"}, "has one type of edges; leave it out"),
+    "text features": ((PAIRS, LABELS), {"features": ["a"] * 5}, "expected numbers \\[N, K\\]: encode them first"),
+    "cube of features": ((PAIRS, LABELS), {"features": np.ones((5, 2, 2))}, "expected numbers \\[N, K\\]"),
     "shape": ((PAIRS.T, LABELS), {}, "transpose it"),
     "names": ((np.array([["a", "b"]]), [0]), {}, "expected numbers of nodes, which have no names here"),
 }
