@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..storage.dataset import Split, Task
+from ..storage.errors import InputError
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
@@ -193,7 +194,13 @@ class PairsToScore:
         if not self.labelled:
             return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
         source, destination = pairs[:, 0].unbind(1)
-        return self.decoder(rows[source], rows[destination], *(() if self.features is None else (self.features,)))
+        found = self.decoder(rows[source], rows[destination], *(() if self.features is None else (self.features,)))
+        if found.ndim != 2 or len(found) != len(source):
+            raise InputError(
+                f"the decoder gives {list(found.shape)} for {len(source)} edges; expected [{len(source)}, C], a row of "
+                "outputs for each"
+            )
+        return found
 
 
 @dataclass(frozen=True, eq=False)

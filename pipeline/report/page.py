@@ -144,6 +144,7 @@ def _by_class(result: dict[str, Any]) -> dict[str, Any]:
     rows = list(zip(names, *(counts[key] for key in keys)))
     confused = [_taken_for(c, row, names) for c, row in enumerate(confusion or [])]
     return {
+        "labelled": result.get("labels_of", "nodes"),
         "classes": rows[:MOST_CLASSES],
         "more_classes": max(0, width - MOST_CLASSES),
         "confused": confused[:MOST_CLASSES],
@@ -152,7 +153,7 @@ def _by_class(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _taken_for(c: int, row: list[int], names: list[str]) -> str:
-    """The class that nodes of class c are most often taken for, and how many are."""
+    """The wrong class that is predicted most often for class c, and how often."""
     wrong = [0 if other == c else n for other, n in enumerate(row)]
     most = max(wrong)
     return f"{names[wrong.index(most)]} ({most:,})" if most else ""

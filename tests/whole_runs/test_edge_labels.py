@@ -326,6 +326,8 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "again" / "result.json").read_text())["test_accuracy"] == result["test_accuracy"]
     code, out, err = command("report", "run")
     assert code == 0, err
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert '<th class="n">edges</th>' in page and "the class that edges have" in page
     card = (tmp_path / "run" / "model_card.md").read_text()
     assert "| multiclass, 2 classes of edges |" in card and "| class | test edges |" in card
     assert "| 1 features of a node, 1 of a labelled edge |" in card
@@ -366,6 +368,17 @@ def test_hidden_edges_and_times_do_not_go_together(tmp_path):
         mr.run(hidden, sampler="temporal", out=tmp_path / "run", verbose=False)
     with pytest.raises(InputError, match=r"left out of the graph of .* already"):
         mr.open_dataset(hidden, split="fraction:0.5,0.2")
+
+
+def test_a_decoder_of_another_shape_is_refused(tmp_path):
+    class Own(Mean):
+        outputs = 3
+
+    module = Own()
+    del module.decoder
+    module.decoder = lambda source, destination, own: (source * destination).sum(1)
+    with pytest.raises(InputError, match=r"the decoder gives \[64\] for 64 edges; expected \[64, C\]"):
+        mr.run(nasty(), model=module, fanout=[2], batch_size=64, epochs=1, verbose=False, out=tmp_path / "run")
 
 
 def test_another_dataset_is_read_as_what_the_run_predicts(tmp_path):
