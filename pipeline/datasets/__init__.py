@@ -3,7 +3,7 @@
 from .cleaning.options import ReadOptions
 from .edges import edge_dataset
 from .links import link_dataset
-from .open import is_name, open_dataset
+from .open import is_name, open_dataset, open_graph
 from .readers.python import from_networkx, from_pyg, from_scipy
 from .readers.reader import Reader, Request
 from .readers.typed import from_relations
@@ -20,4 +20,5 @@ __all__ = [
     "edge_dataset",
     "link_dataset",
     "open_dataset",
+    "open_graph",
 ]

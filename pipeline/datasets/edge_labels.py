@@ -81,14 +81,38 @@ def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends
     require_file(path)
     if path.suffix == ".npz":
         names = [key for keys in ARRAYS.values() for key in keys]
-        arrays, _ = load_members(path, names)
-        key = "edge_label_index" if "edge_label_index" in arrays else "edge_index"
-        count = arrays[key].shape[-1] if key in arrays and arrays[key].ndim else 0
-        return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, str(path), ends)
+        return _unlabelled(load_members(path, names)[0], dataset, str(path), ends)
     if path.suffix == ".npy":
         pairs, _ = read_pairs(path, dataset, ends)
         return LabelledEdges(pairs, np.zeros(len(pairs)))
     return _of_tables([path], path, options, dataset, ends)
+
+
+def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
+    """The edges that `labelled_edges` would find in a source, whose labels are not read and need not be there. `ends`
+    as in `as_pairs`.
+
+    Raises:
+        InputError: see `labelled_edges`.
+    """
+    path = path_of(source)
+    if path is None:
+        names = [key for keys in ARRAYS.values() for key in keys]
+        data: Any = source
+        if (types := dataset.graph.types) is not None:
+            relation = types.relations[types.pair_relations[0]]
+            data = source[relation] if relation in getattr(source, "edge_types", ()) else {}
+        arrays = {key: host(data[key]) for key in names if key in data}
+        return _unlabelled(arrays, dataset, f"the PyG data for {dataset.name}", ends)
+    if path.is_file() and not is_table(path):
+        return edges_of_file(path, options, dataset, ends)
+    return _of_tables(_edge_tables(path, dataset), path, options, dataset, ends)
+
+
+def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, ends: Ends) -> LabelledEdges:
+    key = "edge_label_index" if "edge_label_index" in arrays else "edge_index"
+    count = arrays[key].shape[-1] if key in arrays and arrays[key].ndim else 0
+    return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, where, ends)
 
 
 def _edge_tables(path: Path, dataset: Dataset) -> list[Path]:

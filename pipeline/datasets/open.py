@@ -107,6 +107,21 @@ def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
     return with_labelled_edges(plain, found, request.split, request.seed, options)
 
 
+def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -> Dataset:
+    """Open the graph, features and names of a source whose labels are not wanted: they need not be there, and are 0.
+
+    Args:
+        spec: as in `open_dataset`; no source that is clean.
+        options: treatment of defects.
+        seed: as in `open_dataset`.
+
+    Raises:
+        InputError: see `open_dataset`.
+    """
+    of_graph = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
+    return _opened(spec, Request(options=of_graph, seed=seed))
+
+
 def _is_tables(spec: str | Path | object) -> bool:
     reader = reader_of(spec)
     return reader is not None and reader.name in ("edge-file", "tables", "typed-tables")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
-from ..datasets.edge_labels import edges_of_file
+from ..datasets.edge_labels import all_edges, edges_of_file
 from ..datasets.links import like_edges
 from ..datasets.pairs import as_pairs
 from ..setup.result import Result
@@ -52,8 +53,9 @@ def predict_edges(
         pairs: [n, 2] ids or names of nodes, source and destination, which need not be edges of the graph; or a file: a
             table with the columns src and dst, and those of the features that the run's labelled edges have, or
             ``.npy``; or ``"train"``, ``"val"`` or ``"test"``: the labelled edges of that set. None: all labelled edges
-            of the dataset, those without a label too. Where a graph has several types, each column is of ids or names
-            within the type of that end of the run's relation.
+            of the dataset, those without a label too; of another one all rows of its table, whatever their labels.
+            Where a graph has several types, each column is of ids or names within the type of that end of the run's
+            relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own.
         features: [n, K], of `pairs` that are given as an array, if the run's labelled edges have features.
         times: [n], of `pairs`, for a run by the sampler temporal. By default the column time of the file, or after all
@@ -73,13 +75,21 @@ def predict_edges(
     if result.labels_of != "edges":
         use = "predict_links" if result.task == "link" else "predict"
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
-    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_edges")
+    of_split = isinstance(pairs, str) and pairs in SPLITS
+    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_edges", labelled=of_split)
     data, temporal = found.data, found.temporal is not None
-    nodes = node_ranges(types_of_pairs(result, data), data.num_nodes)
+    types = types_of_pairs(result, data)
+    if types is not None:
+        data = replace(data, graph=replace(data.graph, types=types))
+    nodes = node_ranges(types, data.num_nodes)
     if pairs is None or (isinstance(pairs, str) and pairs in SETS):
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
-        wanted, own, told = _of_dataset(data, pairs)
+        if data.pairs is None and not of_split and dataset is not None and not isinstance(dataset, Dataset):
+            read = all_edges(dataset, trained.config.read, data, nodes)
+            wanted, own, told = read.pairs, read.features, read.time
+        else:
+            wanted, own, told = _of_dataset(data, pairs)
     elif isinstance(pairs, str | Path):
         if not Path(pairs).suffix and not Path(pairs).expanduser().exists():
             meant = nearest(str(pairs), SETS)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...stages.models.base import Model, keeps_edges, layered, reads_edges
 from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import node_ids
-from ...storage.dataset import IdArray
+from ...storage.dataset import SPLITS, IdArray
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
 from ..setup.result import Result
@@ -117,7 +117,8 @@ def embed(
         InputError: the arguments do not go together, the model has no such layer, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed")
+    of_split = isinstance(nodes, str) and nodes in SPLITS
+    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed", labelled=of_split)
     num_layers = int(layered(found.model).num_layers)
     if layer is None and found.of_pairs:
         layer = num_layers

@@ -42,13 +42,16 @@ class TrainedRun:
     result: Result
     """The contents of ``result.json``."""
 
-    def open_dataset(self, source: Any = None, *, emit: Emit = silent, lazy: bool = False) -> Dataset:
+    def open_dataset(
+        self, source: Any = None, *, emit: Emit = silent, lazy: bool = False, labelled: bool = True
+    ) -> Dataset:
         """Open the dataset that the run was trained on, or another one, as the run's configuration says.
 
         Args:
             source: anything that `millrace.open_dataset` takes; by default the run's own dataset.
             emit: called with every event.
             lazy: leave the arrays of a store on disk until they are used.
+            labelled: false: labels of another dataset are not wanted, and need not be there.
 
         Raises:
             InputError: it cannot be opened, or its features have another width than the model's.
@@ -60,7 +63,7 @@ class TrainedRun:
             if isinstance(source, Dataset)
             else self._own(emit, lazy)
             if source is None
-            else _other(self.config, self.result, source, emit, lazy)
+            else _other(self.config, self.result, source, emit, lazy, labelled)
         )
         if learned.width and self._has_learned(data):
             return data
@@ -252,10 +255,11 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
     return model
 
 
-def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool) -> Dataset:
+def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool, labelled: bool) -> Dataset:
     """Open another dataset with the job's options for reading, and as what the run predicts.
 
-    Stores and generated graphs are clean and take no options; other sources are read into memory.
+    Stores and generated graphs are clean and take no options; other sources are read into memory. Of several types the
+    labels say which nodes are predicted.
     """
     update: dict[str, Any] = {}
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
@@ -267,6 +271,9 @@ def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool) -> Dat
         if result.types is not None:
             kind["relation"] = ",".join(result.types["relations"][result.types["pair_relations"][0]])
         update["read"] = replace(job.read, **kind)
+    of_graph = not labelled and not (reader is not None and reader.is_clean)
+    if of_graph and result.task != "link" and (result.types is None or result.labels_of == "edges"):
+        return open_data(job.model_copy(update=update), source, emit, labelled=False)
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_access(store)
     if job.graph != "memory":

@@ -117,6 +117,7 @@ def opened(
     cluster: Mapping[str, Any] | None,
     emit: Emit,
     function: str,
+    labelled: bool = True,
 ) -> Opened:
     """Open what the arguments of `predict` and `embed` name.
 
@@ -129,6 +130,7 @@ def opened(
         cluster: keys of the section ``cluster``, in place of the run's.
         emit: called with every event.
         function: name of the caller, for messages.
+        labelled: see `TrainedRun.open_dataset`.
 
     Raises:
         InputError: the arguments do not go together, or the run is not finished.
@@ -147,6 +149,6 @@ def opened(
         data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
     trained = run if isinstance(run, TrainedRun) else load(run, model=model)
-    result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None)
+    result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None, labelled=labelled)
     names, of_edges = result.class_names, result.labels_of == "edges"
     return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)

@@ -51,7 +51,8 @@ def predict(
         InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "predict")
+    of_split = isinstance(nodes, str) and nodes in SPLITS
+    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "predict", labelled=of_split)
     data, classes = found.data, found.class_names
     if found.task == "link":
         raise InputError(
@@ -122,7 +123,7 @@ def predict_to_file(
         raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
     if all_probabilities and trained.result.task == "regression":
         raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
-    data = trained.open_dataset(dataset, emit=emit)
+    data = trained.open_dataset(dataset, emit=emit, labelled=nodes in SPLITS)
     wanted, shared = (
         nodes_of_text(nodes, data, of_edges or trained.result.task == "link"),
         {"workers": workers, "scheduler": scheduler, "cluster": cluster},

@@ -11,7 +11,7 @@ from ...storage.dataset_store import GraphAccess, features_access
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ..config.load import Job
-from ..datasets import ReadOptions, is_name, open_dataset
+from ..datasets import ReadOptions, is_name, open_dataset, open_graph
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 
 
@@ -37,7 +37,9 @@ def forget_data() -> None:
     _kept = None
 
 
-def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy: bool = False) -> Dataset:
+def open_data(
+    job: Job, source: str | Path | object | None, emit: Emit, *, lazy: bool = False, labelled: bool = True
+) -> Dataset:
     """Open the job's dataset, or `source` in its place, and emit its sizes and notes.
 
     Args:
@@ -45,6 +47,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
         source: in place of the job's dataset.
         emit: called with events.
         lazy: leave the arrays of a store on disk until they are used (`LazyDataset`), unless it is to be split again.
+        labelled: read labels; else see `open_graph`.
     """
     spec = source if source is not None else job.dataset
     emit(StageStarted("open", f"opening {spec if isinstance(spec, str | Path) else f'a {type(spec).__name__}'}"))
@@ -56,13 +59,16 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit, *, lazy:
         path = _store_at(spec) if lazy and job.split is None and job.read == ReadOptions() else None
         if path is not None:
             dataset = open_lazily(path, place, graph=graph)
+        elif not labelled:
+            dataset = open_graph(spec, job.read, job.seed_of("split"))
         else:
             dataset = _opened(spec, job, place, graph)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.num_features} features"
     labels = counted_outputs(dataset.task, dataset.num_classes, dataset.has_edge_labels)
-    emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {labels}"))
+    told = f"{dataset.name}: {sizes}" + (f", {labels}" if labelled else "")
+    emit(StageEnded("open", time.perf_counter() - start, told))
     for note in dataset.notes:
         emit(Note(with_keys(note)))
     return dataset

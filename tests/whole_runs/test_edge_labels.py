@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -340,6 +341,33 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     assert "-> rows of nodes, without the decoder of pairs" in out
     code, out, err = command("run", "--dataset", "bank")
     assert code == 2 and "Edges have one: set read.labels_of=edges to predict it" in err
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_new_data_without_labels_are_predicted(tmp_path, typed):
+    """All rows of another table, whatever their labels, in its order."""
+    rng = np.random.default_rng(0)
+    table = {"src": rng.integers(0, 30, 200), "dst": rng.integers(0, 30, 200), "feature_0": rng.standard_normal(200)}
+    names = ("edges-user-pays-shop", "nodes-user", "nodes-shop") if typed else ("edges", "nodes")
+    for folder, labels in (("old", rng.integers(0, 3, 200)), ("bare", None), ("none", [-1] * 200)):
+        (tmp_path / folder).mkdir()
+        more = {} if labels is None else {"label": labels}
+        pq.write_table(pa.table({**table, **more}), tmp_path / folder / f"{names[0]}.parquet")
+        for name in names[1:]:
+            pq.write_table(
+                pa.table({"id": range(30), "x_0": np.arange(30) / 30}), tmp_path / folder / f"{name}.parquet"
+            )
+    way = {"direction": "undirected", "relation": "pays"} if typed else {"direction": "directed"}
+    model = {"name": "rgcn" if typed else "sage", "hidden": 4, "layers": 2}
+    config = {"read": {**way, "labels_of": "edges"}, "model": model, "epochs": 1, "link": {"width": 4}}
+    run = mr.run(str(tmp_path / "old"), config=config, out=tmp_path / "run", verbose=False)
+    want = mr.predict_edges(run)
+    assert want.pairs[:, 0].tolist() == table["src"].tolist()
+    for folder in ("bare", "none", "old"):
+        found = mr.predict_edges(run, dataset=str(tmp_path / folder))
+        assert np.array_equal(found.logits, want.logits) and np.array_equal(found.pairs, want.pairs)
+    with pytest.raises(InputError, match="no edge has a label"):
+        mr.predict_edges(run, "test", str(tmp_path / "none"))
 
 
 REFUSED = {

@@ -263,6 +263,8 @@ def label_columns(table: pa.Table, source: Path | str, options: ReadOptions, ste
         wanted = ("label",) if "label" in table.column_names or not of_number else _by_value(of_number)
         if stem == "nodes" and options.task == "link" and wanted == ("label",) and "label" not in table.column_names:
             return ()
+    elif stem == "nodes" and options.task == "link":  # not wanted, but no features either
+        wanted = tuple(c for c in wanted if c in table.column_names or (is_label(c) and "label" in table.column_names))
     # A column with another name for labels has been renamed.
     wanted = tuple("label" if c not in table.column_names and is_label(c) else c for c in wanted)
     for key in wanted:

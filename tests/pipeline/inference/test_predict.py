@@ -5,14 +5,16 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import millrace as mr
 from millrace.pipeline.inference.predictions import Predictions
 from millrace.stages.evaluate.layerwise import accuracy
+from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
 SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
@@ -98,7 +100,7 @@ def test_several_labels(multilabel, tmp_path):
     np.testing.assert_allclose(seen.probabilities, 1 / (1 + np.exp(-seen.logits)), rtol=1e-5)
     assert np.array_equal(seen.classes, seen.probabilities > 0.5)
     seen.to_parquet(tmp_path / "p.parquet", all_probabilities=True)
-    rows = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "p.parquet").to_pylist()
     for row, node, said, shares in zip(rows, seen.nodes, seen.classes, seen.probabilities, strict=True):
         assert row["node"] == node
         assert row["classes"] == np.flatnonzero(said).tolist()
@@ -129,6 +131,35 @@ def test_another_graph_is_predicted(run):
     assert np.array_equal(
         mr.predict(run, "sbm:nodes=60,classes=5,degree=4,features=5,seed=9", [59, 0]).logits, seen.logits
     )
+
+
+def test_new_data_without_labels_are_predicted(tmp_path):
+    """In no table, column or array, or -1 for all: as if there were any; a split asks for them."""
+    rng = np.random.default_rng(0)
+    arrays = {"edge_index": rng.integers(0, 40, (2, 200)), "x": rng.random((40, 3))}
+    options = mr.ReadOptions(direction="directed", label_columns="kind", feature_columns="*")
+    table = {"id": range(40), "a": arrays["x"][:, 0], "b": arrays["x"][:, 1], "kind": rng.integers(0, 2, 40)}
+    pq.write_table(
+        pa.table({"src": arrays["edge_index"][0], "dst": arrays["edge_index"][1]}), tmp_path / "edges.parquet"
+    )
+    pq.write_table(pa.table(table), tmp_path / "nodes.parquet")
+    small = {"epochs": 1, "hidden": 4, "verbose": False}
+    config = {"read": {"direction": "directed", "label_columns": "kind", "feature_columns": "*"}}
+    run = mr.run(str(tmp_path), config=config, split="fraction:0.5,0.2", out=tmp_path / "run", **small)
+    want = mr.predict(run).logits
+    assert np.array_equal(mr.predict(run, mr.open_dataset(tmp_path, options=options)).logits, want)
+    for kind in ([-1] * 40, None):
+        (tmp_path / "new").mkdir(exist_ok=True)
+        (tmp_path / "new" / "edges.parquet").write_bytes((tmp_path / "edges.parquet").read_bytes())
+        new = {k: v for k, v in table.items() if k != "kind"} | ({} if kind is None else {"kind": kind})
+        pq.write_table(pa.table(new), tmp_path / "new" / "nodes.parquet")
+        assert np.array_equal(mr.predict(run, str(tmp_path / "new")).logits, want)
+        assert mr.embed(run, tmp_path / "new", nodes=[3, 4]).rows.shape == (2, 4)
+        with pytest.raises(InputError, match=r"no node has a label|nodes has no column 'kind'"):
+            mr.predict(run, str(tmp_path / "new"), "test")
+    pq.write_table(pa.table({**table, "c": table["a"]}), tmp_path / "new" / "nodes.parquet")
+    with pytest.raises(InputError, match="has 3 features"):  # the column of labels is none, if it is there
+        mr.predict(run, str(tmp_path / "new"))
 
 
 def test_another_dataset_takes_only_the_options_that_fit_it(data, tmp_path):
@@ -201,7 +232,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(writer, table):
         raise OSError(28, "")
 
-    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(mr.InputError, match=r"p.parquet cannot be written: No space left"):
         seen.to_parquet(tmp_path / "p.parquet")
     assert [p.name for p in tmp_path.iterdir()] == ["p.parquet"]
@@ -212,7 +243,7 @@ def test_the_command_writes_a_file(run, data, tmp_path):
     code, out, err = command("predict", run, "--out", tmp_path / "p.parquet", "--all-probabilities", "--json")
     assert code == 0, err
     assert json.loads(out)["nodes"] == 150
-    table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
+    table = pq.read_table(tmp_path / "p.parquet")
     want = mr.predict(run, nodes="all")
     assert table.column_names == ["node", "class", "probability", "probability_0", "probability_1", "probability_2"]
     assert np.array_equal(table["class"].to_numpy(), want.classes)
