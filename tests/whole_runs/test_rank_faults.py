@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.telemetry.events import Note, StepDone
+from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts.forked_command import ForkedCommand
 
@@ -88,7 +88,7 @@ class Reaper:
                 what, pid, at = self.killed
                 self.told.append((what, pid, event.text, time.monotonic() - at))
                 self.killed = None
-        elif isinstance(event, StepDone) and not self.ending:
+        elif isinstance(event, StepDone | EpochDone) and not self.ending:  # not every step is told
             self.epoch = event.epoch
         # Also once a death is told: ranks that wait at the gate tell no more steps.
         if self.plan and not self.killed and self.epoch >= self.plan[0][1]:

@@ -199,7 +199,8 @@ def test_tensors_are_followed_until_they_are_free() -> None:
 
 def test_relations_are_read_in_one_exchange_without_a_trial_at_a_small_scale() -> None:
     """There edges would join rows of other types than their relations do. The group here cannot agree on one."""
-    share: Any = SimpleNamespace(types=object(), x=torch.zeros(1, 1), labels=torch.zeros(1), edge_rows=None)
+    rows = {"x": torch.zeros(1, 1), "labels": torch.zeros(1)}
+    share: Any = SimpleNamespace(types=object(), **rows, edge_rows=None, pairs=None)
     job: Any = SimpleNamespace(group=SimpleNamespace(size=2), num_layers=2, device=None)
     assert VisitFetch().fetcher(share, job, nn.Identity())._modes == ("halo", "halo")
 
