@@ -21,6 +21,8 @@ from .readers.public import how_to_get
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, check_no_table_options, forms, reader_of
 
+TABLES = ("edge-file", "tables", "typed-tables")
+"""Readers of tables."""
 OF_EDGE_LABELS = (
     "labels_of", "labelled_edges", "label_columns", "edge_feature_columns", "edge_time", "ignored_labels", "nan_labels",
     "label_gaps", "overlapping_splits", "unlabelled_in_split",
@@ -91,12 +93,7 @@ def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
     options = request.options
     if options.task == "link":
         raise InputError("task is 'link', which has no labels, but labels_of is 'edges'; leave one of them out")
-    of_graph = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
-    if options.pairs is not None:  # columns are those of that table, and where the graph is one, of both
-        of_graph = replace(of_graph, label_columns=None)
-        if not _is_tables(spec):
-            of_graph = replace(of_graph, edge_feature_columns=None, edge_time=None)
-    plain = _opened(spec, replace(request, options=of_graph, split=None))
+    plain = _opened(spec, replace(request, options=_of_graph(spec, options), split=None))
     if plain.of_pairs:
         for key in ("pairs", "relation"):
             if (given := getattr(options, key)) is not None:
@@ -118,13 +115,19 @@ def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -
     Raises:
         InputError: see `open_dataset`.
     """
-    of_graph = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
-    return _opened(spec, Request(options=of_graph, seed=seed))
+    return _opened(spec, Request(options=_of_graph(spec, options), seed=seed))
 
 
-def _is_tables(spec: str | Path | object) -> bool:
-    reader = reader_of(spec)
-    return reader is not None and reader.name in ("edge-file", "tables", "typed-tables")
+def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
+    """The options for reading a source without labels of nodes."""
+    found = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
+    if options.pairs is None:
+        return found
+    # Columns are those of that table, and where the graph is one, of both.
+    found, reader = replace(found, label_columns=None), reader_of(spec)
+    if reader is not None and reader.name in TABLES:
+        return found
+    return replace(found, edge_feature_columns=None, edge_time=None)
 
 
 def _opened(spec: str | Path | object, request: Request) -> Dataset:

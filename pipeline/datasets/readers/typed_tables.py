@@ -33,11 +33,15 @@ from .parquet import (
     numbers_of,
     split_codes,
     text_without_ids,
+    times_of,
 )
 from .tables import read_table
 from .typed_names import edge_files, node_files
 
-OF_TABLES = (*OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction")
+OF_TABLES = (
+    *OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction", "edge_time",
+    "node_time",
+)  # fmt: skip
 """Options that are followed."""
 
 
@@ -54,7 +58,7 @@ def read_typed_folder(
     with about(name):
         check_options(folder, options)
         raw = _read(folder, options)
-        plain = replace(options, feature_columns=None, label_columns=None)
+        plain = replace(options, feature_columns=None, label_columns=None, edge_time=None, node_time=None)
         return clean_typed(name, raw, plain, split, seed, add_reverse=options.direction == "undirected")
 
 
@@ -103,6 +107,9 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
             for (key, end), numbers in _numbered(t, own, options, notes).items():
                 edges[key][end] = numbers
     check_named_of_nodes(options, [own.table for own in nodes.values()])
+    edge_times = _times("edge_time", options.edge_time, {key: (tables[key], title_of(key)) for key in tables})
+    node_times = _times("node_time", options.node_time, {t: (own.table, f"nodes-{t}") for t, own in nodes.items()})
+    node_times = {t: times if (order := nodes[t].order) is None else times[order] for t, times in node_times.items()}
     features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
     columns, labels, class_names, nulls, codes = (), None, None, 0, None
     if target is not None:
@@ -127,8 +134,28 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
         class_names,
         columns if options.named_labels else None,
         nulls,
+        edge_times=edge_times,
+        node_times=node_times,
         edge_features=edge_features,
     )
+
+
+def _times(option: str, column: str | None, tables: Mapping[Any, tuple[pa.Table, str]]) -> dict[Any, AnyArray]:
+    """The column of times of the tables that have it, by their types; `tables` have names for messages.
+
+    Raises:
+        InputError: no table has it, or it holds no times.
+    """
+    found = {}
+    for key, (table, title) in tables.items():
+        if column in table.column_names:
+            times = times_of(table, column, title, title)
+            assert times is not None
+            found[key] = times
+    if column is not None and not found:
+        what = "edges-SOURCE-RELATION-DESTINATION" if option == "edge_time" else "nodes-TYPE"
+        _check_named((column,), [table for table, _ in tables.values()], option, what)
+    return found
 
 
 @contextmanager

@@ -287,3 +287,49 @@ def test_a_target_is_refused_where_there_is_one_type(tmp_path):
         for call in (mr.open_dataset, lambda spec, options: mr.convert(spec, tmp_path / "s", options=options)):
             with pytest.raises(InputError, match="target is 'paper', but there is one type of nodes"):
                 call(spec, options=mr.ReadOptions(target="paper"))
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".csv"])
+def test_times_of_some_relations_and_node_types(tmp_path, kind):
+    """Relations without the column have the times of their sources; rows of nodes are in the order of their ids."""
+    when, since = RNG.integers(0, 50, 9), np.arange(6) * 10
+    found = tables(papers=PAPERS)
+    found["edges-author-writes-paper"]["when"], found["nodes-paper"]["since"] = when, since
+    options = mr.ReadOptions(missing_ids="compact", edge_time="when", node_time="since")
+    data = mr.open_dataset(write(tmp_path / "in", found, kind), options=options)
+    order = np.argsort(PAPERS)
+    place = np.argsort(order)
+    same = arrays(
+        edges={
+            ("author", "writes", "paper"): (WRITES[0], place[WRITES[1]]),
+            ("paper", "cites", "paper"): place[CITES],
+        },
+        labels=np.array([0, 1, 0, 1, -1, 1])[order],
+        features={"author": OF_AUTHOR, "paper": OF_PAPER[order]},
+        train=place[[0, 1]],
+        val=place[[2]],
+        test=place[[3, 5]],
+        edge_times={("author", "writes", "paper"): when},
+        node_times={"paper": since[order]},
+    )
+    assert dataset_fingerprint(data) == dataset_fingerprint(same)
+    assert data.graph.edge_time is not None and data.graph.node_time is not None
+    with pytest.raises(InputError, match=r"edge_time has 'whn', which no edges-SOURCE.* has; .*did you mean 'when'"):
+        mr.open_dataset(tmp_path / "in", options=mr.ReadOptions(missing_ids="compact", edge_time="whn"))
+    with pytest.raises(InputError, match="node_time has 'when', which no nodes-TYPE has"):
+        mr.open_dataset(tmp_path / "in", options=mr.ReadOptions(missing_ids="compact", node_time="when"))
+
+
+def test_ratings_with_times_are_sampled_by_time(tmp_path):
+    """MovieLens as people have it: a table of ratings with stars and a moment."""
+    rng = np.random.default_rng(0)
+    n = 300
+    rated = {"src": rng.integers(0, 20, n), "dst": rng.integers(0, 30, n), "label": rng.random(n) * 5}
+    rated["when"] = np.arange(n)
+    found = {"edges-user-rates-movie": rated, "nodes-user": {"id": range(20)}, "nodes-movie": {"id": range(30)}}
+    read = {"labels_of": "edges", "relation": "rates", "edge_time": "when", "direction": "undirected"}
+    config = {"read": read, "model": {"name": "rgcn", "hidden": 4, "layers": 2}, "epochs": 1, "link": {"width": 4}}
+    config |= {"sampler": {"name": "temporal", "fanout": [5, 5]}, "split": "time:0.6,0.2"}
+    result = mr.run(str(write(tmp_path / "in", found)), config=config, out=tmp_path / "run", verbose=False)
+    assert result.task == "regression" and result.test_metrics["rmse"] > 0
+    assert mr.predict_edges(result, "test").values.shape == (60, 1)
