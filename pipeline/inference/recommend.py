@@ -88,7 +88,7 @@ class Recommender:
     rows: NodeRows
     sources: IdArray
     known: KnownPairs
-    """What is left out."""
+    """Pairs that are left out."""
     k: int
     firsts: tuple[int, int]
     """Id of the first node that can be a source, and a destination."""

@@ -256,7 +256,7 @@ class Result:
     num_edge_features: int = 0
     """D, columns of the edges' features that the model reads; 0 if it reads none."""
     labels_of: str = "nodes"
-    """What labels, splits and metrics are of: ``nodes``, or ``edges``."""
+    """Things that labels, splits and metrics are of: ``nodes``, or ``edges``."""
     num_pair_features: int = 0
     """K, features of labelled edges that their outputs are made of; 0 if there are none."""
     versions: dict[str, str] = field(default_factory=versions)

@@ -22,7 +22,7 @@ class ChunksThere:
     """Outputs for the seeds of a minibatch, drawn on the model's device: see `temporal.Chunk`."""
 
     graph: Graph
-    """That the rank trains on, whose lists are on the device."""
+    """Graph that the rank trains on; its lists are on the device."""
     rows: Tensor | None
     """[V, F], features of all nodes, on the device; None: they are read from the store."""
 

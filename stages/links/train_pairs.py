@@ -97,7 +97,7 @@ class TrainPairs:
     own: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
     """See `own_weights`; None: computed of `graph` when they are first read."""
     labels: PairLabels | None = field(default=None, kw_only=True)
-    """Of `pairs`; None: the task is link."""
+    """Labels of `pairs`; None: the task is link."""
 
     @classmethod
     def of(

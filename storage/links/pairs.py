@@ -35,7 +35,7 @@ class PairLabels:
     """See `Dataset.hides_pairs`."""
 
     def take(self, numbers: PairArray) -> "PairLabels":
-        """Those of some pairs."""
+        """Labels and features of some pairs."""
         return PairLabels(self.values[numbers], None if self.features is None else self.features[numbers], self.hidden)
 
 
@@ -71,7 +71,7 @@ class SeenPairs:
     num_train: int
     """Train pairs of the whole graph."""
     labels: PairLabels | None = None
-    """Those of `pairs`; None: the task is link."""
+    """Labels of `pairs`; None: the task is link."""
 
     @classmethod
     def all(cls, pairs: Pairs) -> "SeenPairs":

@@ -43,7 +43,7 @@ class DeviceTimes:
     num_nodes: int
     """V."""
     rows: RowsOfTypes | None
-    """Of a graph with types; None: a row is a node."""
+    """Rows of a graph with types; None: a row is a node."""
     by_type: tuple[Tensor, Tensor, Tensor, Tensor] | None
     """The same on the device."""
     _others: dict[str, Tensor]

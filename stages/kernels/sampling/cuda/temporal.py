@@ -127,7 +127,7 @@ class Trees:
 
 @dataclass(frozen=True, eq=False)
 class _Segments:
-    """What the nodes of a hop may draw from: one list for each, or with types one for each relation into its type."""
+    """Lists that the nodes of a hop may draw from: one for each, or with types one for each relation into its type."""
 
     rows: Rows
     """S of them, by their number in the lists, each with its tree."""
