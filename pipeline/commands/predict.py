@@ -54,76 +54,39 @@ def predict(
     from ..inference.edges import SETS, predict_edges_to_file
     from ..inference.finished_run import of_edges
     from ..inference.links import predict_links_to_file
-    from ..inference.predict import check_new_file, predict_to_file
+    from ..inference.predict import predict_to_file
     from ..inference.recommend import recommend_to_file
+    from ..inference.to_file import FileRequest
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
-    settings = cluster_settings(cluster)
-    own, out = None if model is None else module_named(model), expanded(out)
+    settings, run, out = cluster_settings(cluster), expanded(run_folder), expanded(out)
+    own = None if model is None else module_named(model)
     if top is None and (include_known or at_time is not None):
         raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
-    if top is not None:
-        if pairs is not None or all_probabilities or embeddings:
-            other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
-            raise InputError(f"--top and {other} are given; expected one of them")
-        when = None if at_time is None else _number(at_time)
-        with Terminal() as terminal:
-            report = recommend_to_file(
-                expanded(run_folder),
-                out,
-                top,
-                nodes,
-                not include_known,
-                when,
-                dataset,
-                own,
-                terminal,
-                workers,
-                scheduler,
-                settings,
-            )
-        ranked = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')} of {report['dataset']}"
-        show(f"{ranked} by {report['model']} in {out} ({report['seconds']:.1f} s)", report, as_json)
-        return
-    if not embeddings and nodes is None and of_edges(expanded(run_folder)):
-        check_new_file(out)
-        given = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
-        shared = (workers, scheduler, settings)
-        with Terminal() as terminal:
-            report = predict_edges_to_file(
-                expanded(run_folder), out, given, dataset, all_probabilities, own, terminal, *shared
-            )
-        predicted = f"{counted(report['edges'], 'edge')} of {report['dataset']} by {report['model']}"
-        show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)
-        return
-    if pairs is not None:
-        if nodes is not None or all_probabilities or embeddings:
-            raise InputError("--pairs is given beside options for nodes; expected one of them")
-        check_new_file(out)
-        with Terminal() as terminal:
-            report = predict_links_to_file(
-                expanded(run_folder), out, expanded(Path(pairs)), dataset, own, terminal, workers, scheduler, settings
-            )
-        scored = f"{counted(report['pairs'], 'pair')} of {report['dataset']} by {report['model']}"
-        show(f"{scored} in {out} ({report['seconds']:.1f} s)", report, as_json)
-        return
+    if top is not None and (pairs is not None or all_probabilities or embeddings):
+        other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
+        raise InputError(f"--top and {other} are given; expected one of them")
+    when = None if at_time is None else _number(at_time)
     with Terminal() as terminal:
-        report = predict_to_file(
-            expanded(run_folder),
-            out,
-            dataset,
-            nodes,
-            all_probabilities,
-            own,
-            terminal,
-            embeddings,
-            workers,
-            scheduler,
-            settings,
-        )
-    predicted = f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']}"
-    show(f"{predicted} in {out} ({report['seconds']:.1f} s)", report, as_json)
+        request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings)
+        if top is not None:
+            report = recommend_to_file(request, top, nodes, not include_known, when)
+            done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"
+        elif not embeddings and nodes is None and of_edges(run):
+            given = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
+            report = predict_edges_to_file(request, given, all_probabilities)
+            done = counted(report["edges"], "edge")
+        elif pairs is not None:
+            if nodes is not None or all_probabilities or embeddings:
+                raise InputError("--pairs is given beside options for nodes; expected one of them")
+            report = predict_links_to_file(request, expanded(Path(pairs)))
+            done = counted(report["pairs"], "pair")
+        else:
+            report = predict_to_file(request, nodes, all_probabilities, embeddings)
+            done = counted(report["nodes"], "node")
+    text = f"{done} of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)"
+    show(text, report, as_json)
 
 
 def _number(text: str) -> int | float:

@@ -8,26 +8,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from ...stages.evaluate.edges import edge_outputs
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.links.decoders import decoder_beside
-from ...stages.links.plan import Ends
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray, node_ranges
-from ...storage.node_names import NodeNames
 from ..datasets.edge_labels import all_edges, edges_of_file
-from ..datasets.links import like_edges
 from ..datasets.pairs import as_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
-from .links import types_of_pairs
+from .links import ends_at, names_of, types_of_pairs
 from .opened import opened
 from .predictions import EdgePredictions
+from .to_file import FileRequest
 
 SETS = (*SPLITS, "all")
 
@@ -77,7 +73,7 @@ def predict_edges(
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
     of_split = isinstance(pairs, str) and pairs in SPLITS
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_edges", labelled=of_split)
-    data, temporal = found.data, found.temporal is not None
+    data = found.data
     types = types_of_pairs(result, data)
     if types is not None:
         data = replace(data, graph=replace(data.graph, types=types))
@@ -100,23 +96,17 @@ def predict_edges(
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
     rows_of = own if features is None else features
     own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
-    if times is not None and not temporal:
-        raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
-    when = told if times is None else as_times(times, "times", len(wanted))
-    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, data.graph)
-    ends = Ends.of(wanted, when if temporal else None, data.num_nodes)
+    ends = ends_at(wanted, times, told, found, trained)
     start = time.perf_counter()
     emit(StageStarted("predict", f"predicting {len(wanted):,} edges of {data.name} by {result.model}"))
     rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
     with evaluating(trained.model):
         outputs = edge_outputs(decoder_beside(trained.model, rows), rows, ends.positions, own)
     emit(StageEnded("predict", time.perf_counter() - start))
-    names = None
-    if data.node_names is not None:
-        called = NodeNames.of(data.node_names).take(wanted.reshape(-1))
-        names = np.asarray(called, dtype=str).reshape(-1, 2)
     first = np.array([n.start for n in nodes], np.int64)
-    return EdgePredictions(wanted - first, outputs.cpu().numpy(), result.task, names, result.class_names)
+    return EdgePredictions(
+        wanted - first, outputs.cpu().numpy(), result.task, names_of(wanted, data), result.class_names
+    )
 
 
 def _of_dataset(
@@ -150,50 +140,25 @@ def _features(given: Any, count: int, width: int, name: str) -> npt.NDArray[np.f
     return rows
 
 
-def predict_edges_to_file(
-    run: Path,
-    out: Path,
-    pairs: str | None,
-    dataset: str | None,
-    all_probabilities: bool,
-    model: nn.Module | None,
-    emit: Emit,
-    workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def predict_edges_to_file(request: FileRequest, pairs: str | None, all_probabilities: bool) -> dict[str, Any]:
     """Predict edges with a finished run and write the predictions into a file.
 
     Args:
-        run: folder of a finished run.
-        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        request: run, file, dataset.
         pairs: see `predict_edges`.
-        dataset: see `predict_edges`.
         all_probabilities: see `Predictions.to_parquet`.
-        model: see `load`.
-        emit: called with every event.
-        workers: see `predict`.
-        scheduler: see `predict`.
-        cluster: see `predict`.
 
     Returns:
-        A record of plain values: run, model, dataset, number of edges, file, seconds.
+        The record of `FileRequest.write`, with the number of edges.
 
     Raises:
         InputError: the file cannot be written; see also `predict_edges`.
     """
-    start = time.perf_counter()
-    trained = load(run, model=model)
-    if all_probabilities and trained.result.task == "regression":
-        raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
-    shared = {"workers": workers, "scheduler": scheduler, "cluster": cluster}
-    found = predict_edges(trained, pairs, dataset, **shared, emit=emit)
-    found.write(out, all_probabilities=all_probabilities)
-    return {
-        "run": str(run),
-        "model": trained.result.model,
-        "dataset": trained.result.dataset if dataset is None else dataset,
-        "edges": len(found),
-        "out": str(out),
-        "seconds": time.perf_counter() - start,
-    }
+
+    def write(trained: TrainedRun) -> dict[str, Any]:
+        request.check_probabilities(trained, all_probabilities)
+        found = predict_edges(trained, pairs, request.dataset, **request.arguments)
+        found.write(request.out, all_probabilities=all_probabilities)
+        return {"edges": len(found)}
+
+    return request.write(write)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
@@ -18,7 +17,7 @@ from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import as_times
-from ...storage.links.pairs import node_ranges
+from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
 from ...storage.typed.graph_types import GraphTypes
 from ..datasets.links import like_edges
@@ -27,7 +26,8 @@ from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
-from .opened import opened
+from .opened import Opened, opened
+from .to_file import FileRequest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,22 +122,14 @@ def predict_links(
         if from_file
         else (as_pairs(pairs, data, "pairs", nodes), None)
     )
-    temporal = found.temporal is not None
-    if times is not None and not temporal:
-        raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
-    when = told if times is None else as_times(times, "times", len(wanted))
-    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, data.graph)
-    ends = Ends.of(wanted, when if temporal else None, data.num_nodes)
+    ends = ends_at(wanted, times, told, found, trained)
     start = time.perf_counter()
     emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
     rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
     with evaluating(trained.model), torch.no_grad():
         scores = score_pairs(decoder_beside(trained.model, rows), rows, ends.positions)
     emit(StageEnded("predict", time.perf_counter() - start))
-    names = None
-    if data.node_names is not None:
-        names = np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
-    return LinkScores(wanted - [n.start for n in nodes], scores.cpu().numpy(), names)
+    return LinkScores(wanted - [n.start for n in nodes], scores.cpu().numpy(), names_of(wanted, data))
 
 
 def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
@@ -147,45 +139,45 @@ def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
     return replace(data.graph.types, pair_relations=tuple(result.types["pair_relations"]))
 
 
-def predict_links_to_file(
-    run: Path,
-    out: Path,
-    pairs: Path,
-    dataset: str | None,
-    model: nn.Module | None,
-    emit: Emit,
-    workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: TrainedRun) -> Ends:
+    """Distinct ends of pairs; of a run by the sampler temporal, each at its pair's time: of the caller's `times`, else
+    of those `read` from a file, else after all edges.
+
+    Raises:
+        InputError: times are given to a run without them, or are not [n] numbers.
+    """
+    temporal = found.temporal is not None
+    if times is not None and not temporal:
+        raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
+    when = read if times is None else as_times(times, "times", len(wanted))
+    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, found.data.graph)
+    return Ends.of(wanted, when if temporal else None, found.data.num_nodes)
+
+
+def names_of(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
+    """[n, 2], names of the nodes of pairs, where their dataset has names."""
+    if data.node_names is None:
+        return None
+    return np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
+
+
+def predict_links_to_file(request: FileRequest, pairs: Path) -> dict[str, Any]:
     """Score pairs with a finished run and write them into a file.
 
     Args:
-        run: folder of a finished run.
-        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        request: run, file, dataset.
         pairs: file of pairs.
-        dataset: see `predict_links`.
-        model: see `load`.
-        emit: called with every event.
-        workers: see `predict`.
-        scheduler: see `predict`.
-        cluster: see `predict`.
 
     Returns:
-        A record of plain values: run, model, dataset, number of pairs, file, seconds.
+        The record of `FileRequest.write`, with the number of pairs.
 
     Raises:
         InputError: the file cannot be written; see also `predict_links`.
     """
-    start = time.perf_counter()
-    trained = load(run, model=model)
-    found = predict_links(trained, pairs, dataset, workers=workers, scheduler=scheduler, cluster=cluster, emit=emit)
-    found.write(out)
-    return {
-        "run": str(run),
-        "model": trained.result.model,
-        "dataset": trained.result.dataset if dataset is None else dataset,
-        "pairs": len(found),
-        "out": str(out),
-        "seconds": time.perf_counter() - start,
-    }
+
+    def write(trained: TrainedRun) -> dict[str, Any]:
+        found = predict_links(trained, pairs, request.dataset, **request.arguments)
+        found.write(request.out)
+        return {"pairs": len(found)}
+
+    return request.write(write)

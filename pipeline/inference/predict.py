@@ -1,6 +1,5 @@
 """Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +14,10 @@ from ...storage.node_names import NodeNames
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .embed import embed
-from .files import SUFFIXES, check_suffix
-from .finished_run import TrainedRun, load
+from .finished_run import TrainedRun
 from .opened import opened
 from .predictions import Predictions
+from .to_file import FileRequest
 
 
 def predict(
@@ -76,84 +75,46 @@ def predict(
 
 
 def predict_to_file(
-    run: Path,
-    out: Path,
-    dataset: str | None,
-    nodes: str | None,
-    all_probabilities: bool,
-    model: nn.Module | None,
-    emit: Emit,
-    embeddings: bool = False,
-    workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    request: FileRequest, nodes: str | None, all_probabilities: bool, embeddings: bool = False
 ) -> dict[str, Any]:
     """Predict with a finished run and write the predictions, or embeddings, into a file.
 
     Args:
-        run: folder of a finished run.
-        out: the file: .parquet, .csv (no embeddings), .npy or .zarr.
-        dataset: see `predict`.
+        request: run, file, dataset.
         nodes: ids or names separated by commas, or a split; None: all.
         all_probabilities: see `Predictions.to_parquet`.
-        model: see `load`.
-        emit: called with every event.
         embeddings: write the rows that the last layer reads, in place of classes.
-        workers: see `predict`.
-        scheduler: see `predict`.
-        cluster: see `predict`.
 
     Returns:
-        A record of plain values: run, model, dataset, number of nodes, file, seconds.
+        The record of `FileRequest.write`, with the number of nodes.
 
     Raises:
         InputError: the file exists or cannot be written; see also `predict`.
     """
     if embeddings and all_probabilities:
         raise InputError("--all-probabilities and --embeddings are given; expected one of them")
-    check_new_file(out, embeddings)
-    start = time.perf_counter()
-    trained = load(run, model=model)
-    if trained.result.task == "link" and not embeddings:
-        raise InputError(
-            f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, --top K, or --embeddings"
-        )
-    of_edges = trained.result.labels_of == "edges"
-    if of_edges and not embeddings:
-        raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
-    if all_probabilities and trained.result.task == "regression":
-        raise InputError(f"--all-probabilities is given, but {run} predicts values, of a regression; leave it out")
-    data = trained.open_dataset(dataset, emit=emit, labelled=nodes in SPLITS)
-    wanted, shared = (
-        nodes_of_text(nodes, data, of_edges or trained.result.task == "link"),
-        {"workers": workers, "scheduler": scheduler, "cluster": cluster},
-    )
-    if embeddings:
-        found = embed(trained, data, wanted, **shared, emit=emit)
-        found.write(out)
-    else:
-        found = predict(trained, data, wanted, **shared, emit=emit)
-        found.write(out, all_probabilities=all_probabilities)
-    seconds = time.perf_counter() - start
-    return {
-        "run": str(run),
-        "model": trained.result.model,
-        "dataset": data.name,
-        "nodes": len(found),
-        "out": str(out),
-        "seconds": seconds,
-    }
 
+    def write(trained: TrainedRun) -> dict[str, Any]:
+        result, run = trained.result, request.run
+        of_edges = result.labels_of == "edges"
+        if result.task == "link" and not embeddings:
+            raise InputError(
+                f"the task of {run} is link, which scores pairs of nodes; give --pairs FILE, --top K, or --embeddings"
+            )
+        if of_edges and not embeddings:
+            raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
+        request.check_probabilities(trained, all_probabilities)
+        data = trained.open_dataset(request.dataset, emit=request.emit, labelled=nodes in SPLITS)
+        wanted = nodes_of_text(nodes, data, of_edges or result.task == "link")
+        if embeddings:
+            found = embed(trained, data, wanted, **request.arguments)
+            found.write(request.out)
+        else:
+            found = predict(trained, data, wanted, **request.arguments)
+            found.write(request.out, all_probabilities=all_probabilities)
+        return {"dataset": data.name, "nodes": len(found)}
 
-def check_new_file(out: Path, embeddings: bool = False) -> None:
-    """Raise InputError unless `out` can be a new file of predictions, or of `embeddings`."""
-    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
-    if out.exists():
-        raise InputError(f"{out} already exists; choose another --out")
-    if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is not a folder; choose another --out")
-    if not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out.parent} cannot be written: permission denied; choose another --out")
+    return request.write(write, embeddings)
 
 
 def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:

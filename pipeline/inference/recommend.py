@@ -28,8 +28,9 @@ from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, si
 from .finished_run import TrainedRun, load
 from .links import types_of_pairs
 from .opened import opened
-from .predict import check_new_file, nodes_of_text
+from .predict import nodes_of_text
 from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
+from .to_file import FileRequest
 
 ROWS_AT_ONCE = 1 << 16
 """Rows that are checked at once."""
@@ -210,54 +211,30 @@ def _check_finite(rows: Tensor, ids: IdArray, trained: TrainedRun) -> None:
 
 
 def recommend_to_file(
-    run: Path,
-    out: Path,
-    k: int,
-    nodes: str | None,
-    exclude_known: bool,
-    moment: int | float | None,
-    dataset: str | None,
-    model: nn.Module | None,
-    emit: Emit,
-    workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    request: FileRequest, k: int, nodes: str | None, exclude_known: bool, moment: int | float | None
 ) -> dict[str, Any]:
     """Write the best destinations by a finished run into a file, piece by piece.
 
     Args:
-        run: folder of a finished run.
-        out: the file: .parquet, .csv, .npy or .zarr; it does not exist.
+        request: run, file, dataset.
         k: see `recommend`.
         nodes: ids or names separated by commas, or a set of pairs; None: all.
         exclude_known: see `recommend`.
         moment: see `recommend`: its `time`.
-        dataset: see `recommend`.
-        model: see `load`.
-        emit: called with every event.
-        workers: see `predict`.
-        scheduler: see `predict`.
-        cluster: see `predict`.
 
     Returns:
-        A record of plain values: run, model, dataset, numbers of sources and pairs, file, seconds.
+        The record of `FileRequest.write`, with k and the numbers of sources and pairs.
 
     Raises:
         InputError: the file exists or cannot be written; see also `recommend`.
     """
-    check_new_file(out)
-    start = time.perf_counter()
-    trained = load(run, model=model)
-    found = _open(trained, k, nodes, dataset, exclude_known, moment, workers, scheduler, cluster, emit, of_text=True)
-    counts: list[int] = []
-    write_pieces(out, len(found.sources), counted_in(found.pieces(sources_at_once(found.k), emit), counts))
-    return {
-        "run": str(run),
-        "model": trained.result.model,
-        "dataset": trained.result.dataset if dataset is None else dataset,
-        "top": found.k,
-        "sources": len(found.sources),
-        "pairs": sum(counts),
-        "out": str(out),
-        "seconds": time.perf_counter() - start,
-    }
+
+    def write(trained: TrainedRun) -> dict[str, Any]:
+        wanted = (k, nodes, request.dataset, exclude_known, moment)
+        found = _open(trained, *wanted, **request.arguments, of_text=True)
+        counts: list[int] = []
+        pieces = found.pieces(sources_at_once(found.k), request.emit)
+        write_pieces(request.out, len(found.sources), counted_in(pieces, counts))
+        return {"top": found.k, "sources": len(found.sources), "pairs": sum(counts)}
+
+    return request.write(write)

@@ -63,21 +63,27 @@ def picked(word, degree, column, fanout, REPLACE: tl.constexpr):
     return kept, pick
 
 
+@triton.jit
+def drawn(start, until, keys, ends, f, live, v, q, fanout, REPLACE: tl.constexpr, WIDTH: tl.constexpr):
+    """Draws of a tile of rows (`tile_of_rows`) from edges start to until of each: positions, places among all drawn
+    edges, and which of them there are; [rows, WIDTH]."""
+    degree = (until - start)[:, None]
+    word = node_word(tl.load(keys + q, mask=live, other=0), v)
+    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
+    kept, pick = picked(word[:, None], degree, column, fanout, REPLACE)
+    place = tl.load(ends + f, mask=live, other=0)[:, None] + column
+    return start[:, None] + pick.to(tl.int64), place, live[:, None] & (column < kept)
+
+
 @triton.jit(do_not_specialize=["num_rows", "fanout"])
 def _uniform(
     indptr, sources, nodes, owner, keys, ends, found, edges, positions, num_rows, fanout, stride,
     REPLACE: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
-    start = tl.load(indptr + v, mask=live, other=0)
-    degree = (tl.load(indptr + v + 1, mask=live, other=0) - start)[:, None]
-    word = node_word(tl.load(keys + q, mask=live, other=0), v)
-    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    kept, pick = picked(word[:, None], degree, column, fanout, REPLACE)
-    some = live[:, None] & (column < kept)
-    at = start[:, None] + pick.to(tl.int64)
+    start, until = tl.load(indptr + v, mask=live, other=0), tl.load(indptr + v + 1, mask=live, other=0)
+    at, e, some = drawn(start, until, keys, ends, f, live, v, q, fanout, REPLACE, WIDTH)
     u = tl.load(sources + at, mask=some, other=0)
-    e = tl.load(ends + f, mask=live, other=0)[:, None] + column
     tl.store(edges + e, u, mask=some)
     if KEEP:
         tl.store(positions + e, at, mask=some)

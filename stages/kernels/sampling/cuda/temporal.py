@@ -21,10 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import ToHost, completed, to_device
-from ...runtime.triton_rng import TILE, launch, node_word, programs, row_of, tile_of_rows
+from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
 from ..device_times import DeviceTimes, TimedSample
-from .draw import BOUND, Drawn, cumulated, picked, total
+from .draw import BOUND, Drawn, cumulated, drawn, total
 from .neighbor import check_int32
 from .renumber import Group, Hop, joined, joined_numbers, merged
 
@@ -58,15 +58,9 @@ def _draw_until(
 ):  # fmt: skip
     """Keys of edges drawn from begin[f] to until[f] for row f, of the tree owner[f]."""
     f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
-    start = tl.load(begin + f, mask=live, other=0)
-    degree = (tl.load(until + f, mask=live, other=0) - start)[:, None]
-    word = node_word(tl.load(keys + q, mask=live, other=0), v)
-    column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    kept, pick = picked(word[:, None], degree, column, fanout, REPLACE)
-    some = live[:, None] & (column < kept)
-    at = start[:, None] + pick.to(tl.int64)
+    first, last = tl.load(begin + f, mask=live, other=0), tl.load(until + f, mask=live, other=0)
+    at, e, some = drawn(first, last, keys, ends, f, live, v, q, fanout, REPLACE, WIDTH)
     u = tl.load(sources + at, mask=some, other=0).to(tl.int64)
-    e = tl.load(ends + f, mask=live, other=0)[:, None] + column
     tl.store(edges + e, q[:, None] * num_nodes + u, mask=some)
     if KEEP:
         tl.store(positions + e, at, mask=some)

@@ -1,0 +1,84 @@
+"""Predictions that go to a file: the common part of all that `millrace predict` writes, and the record of it."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...storage.errors import InputError
+from ..telemetry.events import Emit, silent
+from .files import SUFFIXES, check_suffix
+from .finished_run import TrainedRun, load
+
+
+@dataclass(frozen=True, eq=False)
+class FileRequest:
+    """A finished run, the file that its predictions go to, and who computes them."""
+
+    run: Path
+    """Folder of a finished run."""
+    out: Path
+    """The file: .parquet, .csv (no embeddings), .npy or .zarr; it does not exist."""
+    dataset: str | None = None
+    """Dataset to predict; None: the run's own."""
+    model: nn.Module | None = None
+    """See `load`."""
+    emit: Emit = silent
+    """Called with every event."""
+    workers: int = 1
+    """See `predict`, also for what follows."""
+    scheduler: str | None = None
+    cluster: Mapping[str, Any] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `predict` and its like that say who computes, and who is told."""
+        return {"workers": self.workers, "scheduler": self.scheduler, "cluster": self.cluster, "emit": self.emit}
+
+    def write(self, predict: Callable[[TrainedRun], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
+        """Load the run, write the file by `predict`, and record it.
+
+        Args:
+            predict: writes the file, and returns what the record says of it: numbers of rows; the dataset's name, if it
+                is not what the request calls it.
+            embeddings: the file will hold embeddings.
+
+        Returns:
+            A record of plain values: run, model, dataset, what `predict` returns, file, seconds.
+
+        Raises:
+            InputError: the file exists or cannot be written; or the run is not finished.
+        """
+        check_new_file(self.out, embeddings)
+        start = time.perf_counter()
+        trained = load(self.run, model=self.model)
+        return {
+            "run": str(self.run),
+            "model": trained.result.model,
+            "dataset": trained.result.dataset if self.dataset is None else self.dataset,
+            **predict(trained),
+            "out": str(self.out),
+            "seconds": time.perf_counter() - start,
+        }
+
+    def check_probabilities(self, trained: TrainedRun, wanted: bool) -> None:
+        """Raise InputError if probabilities of all classes are `wanted` of a run that predicts values."""
+        if wanted and trained.result.task == "regression":
+            raise InputError(
+                f"--all-probabilities is given, but {self.run} predicts values, of a regression; leave it out"
+            )
+
+
+def check_new_file(out: Path, embeddings: bool = False) -> None:
+    """Raise InputError unless `out` can be a new file of predictions, or of `embeddings`."""
+    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another --out")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is not a folder; choose another --out")
+    if not os.access(out.parent, os.W_OK):
+        raise InputError(f"{out.parent} cannot be written: permission denied; choose another --out")
