@@ -91,7 +91,7 @@ def check_widths(
     """
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed, edge_width)
-        if needed := _unlike(width, task, num_outputs, of_pairs):
+        if needed := needed_columns(width, task, num_outputs, of_pairs):
             message = f"the last convolution has {width} columns, but {needed}"
             of = module.convs[-1] if module.network is None else module.network
             columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
@@ -103,7 +103,7 @@ def check_widths(
                 "PyGModel([...]) of convolutions over x and edge_index"
             )
         width = module.fit(given, seed)
-        if needed := _unlike(width, task, num_outputs, of_pairs):
+        if needed := needed_columns(width, task, num_outputs, of_pairs):
             raise InputError(
                 f"the last layer has {width} columns for '{given.types.node_types[0]}', but {needed}; "
                 f"give it {num_outputs} columns"
@@ -113,7 +113,7 @@ def check_widths(
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")
 
 
-def _unlike(width: int, task: Task, num_outputs: int, of_pairs: bool) -> str:
+def needed_columns(width: int, task: Task, num_outputs: int, of_pairs: bool = False) -> str:
     """Words for the columns that the task needs, if `width` columns do not do; else an empty text."""
     if width == num_outputs or (width > num_outputs and task == "multiclass" and not of_pairs):
         return ""

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...stages.links.decoders import make_decoder
+from ...stages.links.decoders import decoder_of, make_decoder
 from ...stages.links.edge_head import EdgeHead
 from ...stages.losses import LOSSES, NamedLoss
-from ...stages.messages import Loss
+from ...stages.messages import Loss, PairsToScore
 from ...stages.models import MODELS
 from ...stages.models.base import ModelConfig, as_model, reads_edges
 from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
+from ...stages.models.small_graph import rows_of_small_graph
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
@@ -25,9 +26,11 @@ from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
 from ..custom.own_code import OwnCode
-from ..interop.model_argument import check_widths
+from ..interop.model_argument import check_widths, needed_columns
 from .warm_start import with_initial_parameters
 
+PAIRS = torch.tensor([[[0, 1]], [[1, 0]], [[2, 3]]])
+"""Edges that a decoder is tried on."""
 TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOSSES_WITH = {
     "class_weights": ("cross_entropy", "bce", "focal"),
@@ -172,9 +175,7 @@ def model_of(
     """A function that builds the model, a description of it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
-    given = None if outline.types is None else TypedInput.of_record(outline.types)
-    if given is not None:
-        given = given._replace(widths=tuple(map(job.learned.num_read, given.widths)))
+    given = _typed_input(job, outline)
     if isinstance(record, nn.Module):
         if not system.schedule.takes_modules:
             raise InputError(
@@ -221,6 +222,43 @@ def model_of(
     # Left out where no features of edges are read, so that older checkpoints fit.
     options = {k: v for k, v in vars(record).items() if k != "edge_width" or v}
     return make, {"name": record.name, **options, **decoder}, record.name
+
+
+def _typed_input(job: Job, outline: Outline) -> TypedInput | None:
+    """What a model of relations reads, with the columns of learnt features; None: the graph has one type."""
+    if outline.types is None:
+        return None
+    given = TypedInput.of_record(outline.types)
+    return given._replace(widths=tuple(map(job.learned.num_read, given.widths)))
+
+
+def check_outputs(model: nn.Module, job: Job, outline: Outline) -> None:
+    """Try a user's module, and its decoder of edges, on a small graph. One that fails there is not refused: training
+    shows where.
+
+    Raises:
+        InputError: there are other columns than the task needs.
+    """
+    if outline.task == "link":
+        return
+    found = rows_of_small_graph(model, outline.num_features, outline.edge_width, _typed_input(job, outline))
+    if found is None:
+        return
+    (tried, rows), whose = found, f"the model {type(model).__name__} gives nodes"
+    if outline.row_width:
+        features = torch.zeros(len(PAIRS), outline.pair_width).to(rows) if outline.pair_width else None
+        try:
+            with torch.no_grad():
+                rows = PairsToScore(PAIRS, decoder_of(tried), labelled=True, features=features).scores(rows)
+        except InputError:
+            raise
+        except Exception:
+            return
+        whose = f"the decoder of {type(model).__name__} gives edges"
+    if needed := needed_columns(rows.shape[1], outline.task, outline.num_scores):
+        raise InputError(
+            f"{whose} {counted(rows.shape[1], 'column')}, but {needed}; make its last layer {outline.num_scores} wide"
+        )
 
 
 def head_of(job: Job, outline: Outline) -> nn.Module:

@@ -44,7 +44,7 @@ from .checks import (
     check_update,
 )
 from .fingerprint import fingerprint_of, sets_digest
-from .model import TORCH_DTYPES, Outline, loss_of, model_of, with_edges
+from .model import TORCH_DTYPES, Outline, check_outputs, loss_of, model_of, with_edges
 from .parts import Parts
 from .warm_start import initial_learned
 
@@ -137,6 +137,8 @@ def prepare(
     make, description, name = model_of(job, outline, system, model)
     built = make()
     check_model(job, system, built)
+    if isinstance(record, nn.Module) and code.loss is None:
+        check_outputs(built, job, outline)
     edges = reads_edges(built)
     if edges:
         check_edges(job, system)

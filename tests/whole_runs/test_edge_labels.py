@@ -405,8 +405,41 @@ def test_a_decoder_of_another_shape_is_refused(tmp_path):
     module = Own()
     del module.decoder
     module.decoder = lambda source, destination, own: (source * destination).sum(1)
-    with pytest.raises(InputError, match=r"the decoder gives \[64\] for 64 edges; expected \[64, C\]"):
+    with pytest.raises(InputError, match=r"the decoder gives \[3\] for 3 edges; expected \[3, C\]"):
         mr.run(nasty(), model=module, fanout=[2], batch_size=64, epochs=1, verbose=False, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("task", "width", "said"),
+    [
+        ("multiclass", 2, "2 columns, but the dataset has 3 classes; make its last layer 3 wide"),
+        ("multilabel", 3, "3 columns, but the dataset has 4 classes; make its last layer 4 wide"),
+        ("binary", 2, "2 columns, but the dataset has two classes, which take one; make its last layer 1 wide"),
+        ("regression", 1, "1 column, but the dataset has 2 targets; make its last layer 2 wide"),
+    ],
+)
+def test_a_decoder_with_other_columns_is_refused_before_anything_is_written(tmp_path, task, width, said):
+    class Own(Mean):
+        outputs = width
+
+    options = {"fanout": [2], "batch_size": 64, "epochs": 1, "verbose": False, "link": {"width": 8}}
+    with pytest.raises(InputError, match=f"the decoder of Own gives edges {said}"):
+        mr.run(nasty(task=task), model=Own(), out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_decoder_may_have_more_columns_than_classes_and_any_with_a_loss_of_its_own(tmp_path):
+    class Wide(Mean):
+        outputs = 5
+
+    options = {"fanout": [2], "batch_size": 64, "epochs": 1, "verbose": False, "link": {"width": 8}}
+    assert mr.run(nasty(), model=Wide(), out=tmp_path / "wide", **options).epochs == 1
+
+    class Narrow(Mean):
+        outputs = 1
+
+    own = {"loss": lambda out, y: (out - y[:, None]).square().mean(1)}
+    assert mr.run(nasty(), model=Narrow(), out=tmp_path / "own", **options, **own).epochs == 1
 
 
 def test_another_dataset_is_read_as_what_the_run_predicts(tmp_path):

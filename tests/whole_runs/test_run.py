@@ -264,6 +264,22 @@ class Own(torch.nn.Module):
         return h
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_module_too_narrow_for_the_classes_is_refused_before_anything_is_written(sbm, tmp_path, typed):
+    class Narrow(Own):
+        def layer(self, i, neighbourhood, h):
+            return super().layer(i, neighbourhood, h)[:, : 2 if i == self.num_layers - 1 else None]
+
+    data, module = (mr.open_dataset("hsbm:nodes=80") if typed else sbm), Narrow()
+    if typed:
+        module.a, module.num_layers = torch.nn.Linear(2 * data.num_features, 8), 1
+    with pytest.raises(
+        mr.InputError, match=r"the model Narrow gives nodes 2 columns, but the dataset has . classes; make"
+    ):
+        mr.run(data, model=module, out=tmp_path / "run", fanout=[2] * module.num_layers, epochs=1, batch_size=16)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_module_of_ones_own(sbm, tmp_path):
     a = mr.run(sbm, model=Own(), out=tmp_path / "a", lr=0.02, epochs=3, fanout=[4, 3], batch_size=16)
     b = mr.run(

@@ -1,32 +1,27 @@
 """PyTorch Geometric's modules over dictionaries of node types and relations, on blocks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from ....storage.errors import InputError, first_line
-from ....storage.minibatch import Block
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
-from ...neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
+from ...neighbourhood.block import ListNeighbourhood
 from ...neighbourhood.gradients import ScatterParts
 from ...neighbourhood.halo import HaloNeighbourhood
-from ...neighbourhood.relations import EdgeTypes
 from ...nn.dropout import dropout
 from ..base import ACTIVATIONS, Model
 from ..relational import TypedInput, features_of
+from ..small_graph import SMALL, SmallGraph
 from .edges import forward_parameters, reads_edge_attr
 from .model import evaluating, takes_weights
 
-SMALL = 4
-"""Nodes of each type of the graph that a model is tried on."""
 OF_TYPES = ("HeteroConv", "HGTConv", "HANConv")
 """Convolutions of PyG that take dictionaries."""
 
@@ -179,18 +174,14 @@ def _edges(layer: nn.Module, block: ListNeighbourhood, h: Tensor) -> tuple[dict[
 def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
     """Run each layer on a small graph of the same types, as a whole and on a block, and note its widths."""
     model.widths = [given.widths]
-    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    types = replace(given.types, offsets=tuple(SMALL * t for t in range(len(given.widths) + 1)))
-    number = 2 * SMALL  # edges of a relation
-    kinds = np.repeat(np.arange(types.num_relations), number)
-    ends = (rng.integers(0, SMALL, (2, len(kinds))) + SMALL * types.ends[kinds].T).astype(np.int64)
+    generator = torch.Generator().manual_seed(0)
     like = next((p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0))
-    attr = torch.rand(len(kinds), max((0, *types.edge_widths)), generator=generator).to(like)
-    names = np.arange(types.offsets[-1])
+    graph = SmallGraph.of(given, 0, like)
+    types, names = given.types, np.arange(graph.num_nodes)
     first = names % SMALL < SMALL // 2
-    everything = _block(names, len(names), types, ends, kinds, attr)
+    everything = graph.block(names, len(names))
     # Half the nodes of each type are its destinations.
-    half = _block(np.concatenate([names[first], names[~first]]), int(first.sum()), types, ends, kinds, attr)
+    half = graph.block(np.concatenate([names[first], names[~first]]), int(first.sum()))
     for i, layer in enumerate(model.layers):
         said = f"layer {i}, a {type(layer).__name__},"
         _check_relations(said, layer, types)
@@ -220,28 +211,6 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
                 f"{said} computes other rows on a block than on the whole graph; use one whose row for a node depends "
                 "on the node's own row and in-edges alone, one layer for each hop"
             )
-
-
-def _block(
-    names: npt.NDArray[np.int64],
-    num_dst: int,
-    types: GraphTypes,
-    ends: npt.NDArray[np.int64],
-    kinds: npt.NDArray[np.int64],
-    attr: Tensor,
-) -> BlockNeighbourhood:
-    """All in-edges of the first nodes, of a graph with these edges."""
-    src, dst = np.argsort(names)[ends]
-    kept = np.lexsort((kinds, dst))
-    kept = kept[dst[kept] < num_dst]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
-    degree = torch.from_numpy(np.bincount(ends[1], minlength=len(names))[names]).to(attr)
-    return BlockNeighbourhood(
-        Block(num_dst, names, indptr, src[kept].astype(np.int32)),
-        degree,
-        edges=(lambda: attr[kept]) if attr.shape[1] else None,
-        edge_types=EdgeTypes(types, lambda: kinds[kept], device=None if attr.device.type == "cpu" else attr.device),
-    )
 
 
 def _check_relations(said: str, layer: nn.Module, types: GraphTypes) -> None:

@@ -1,0 +1,95 @@
+"""A small graph that a model is tried on before it is trained: a few nodes of each type, and edges of each relation."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...storage.minibatch import Block
+from ...storage.typed.graph_types import GraphTypes
+from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.relations import EdgeTypes
+from .base import layered
+from .relational import TypedInput
+
+SMALL = 4
+"""Nodes of each type."""
+
+
+@dataclass(frozen=True, eq=False)
+class SmallGraph:
+    """A graph of some types, or of one."""
+
+    types: GraphTypes | None
+    ends: npt.NDArray[np.int64]
+    """[2, E], sources and destinations."""
+    kinds: npt.NDArray[np.int64]
+    """[E], relations."""
+    attr: Tensor
+    """[E, D], features of edges; their type and device are those of rows."""
+
+    @classmethod
+    def of(cls, given: TypedInput | None, edge_width: int, like: Tensor) -> "SmallGraph":
+        """The graph for a model of graphs of types `given`, or of one type, whose edges have `edge_width` features."""
+        rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+        types, relations, width = None, 1, edge_width
+        if given is not None:
+            types = replace(given.types, offsets=tuple(SMALL * t for t in range(len(given.widths) + 1)))
+            relations, width = types.num_relations, max((0, *types.edge_widths))
+        kinds = np.repeat(np.arange(relations), 2 * SMALL)
+        first = 0 if types is None else SMALL * types.ends[kinds].T
+        ends = (rng.integers(0, SMALL, (2, len(kinds))) + first).astype(np.int64)
+        return cls(types, ends, kinds, torch.rand(len(kinds), width, generator=generator).to(like))
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return SMALL if self.types is None else self.types.offsets[-1]
+
+    def block(self, names: npt.NDArray[np.int64], num_dst: int) -> BlockNeighbourhood:
+        """All in-edges of the first `num_dst` of the nodes `names`, which are all."""
+        src, dst = np.argsort(names)[self.ends]
+        kept = np.lexsort((self.kinds, dst))
+        kept = kept[dst[kept] < num_dst]
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
+        degree = torch.from_numpy(np.bincount(self.ends[1], minlength=len(names))[names]).to(self.attr)
+        edge_types = None
+        if self.types is not None:
+            device = None if self.attr.device.type == "cpu" else self.attr.device
+            edge_types = EdgeTypes(self.types, lambda: self.kinds[kept], device=device)
+        return BlockNeighbourhood(
+            Block(num_dst, names, indptr, src[kept].astype(np.int32)),
+            degree,
+            edges=(lambda: self.attr[kept]) if self.attr.shape[1] else None,
+            edge_types=edge_types,
+        )
+
+
+def rows_of_small_graph(
+    model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None
+) -> tuple[nn.Module, Tensor] | None:
+    """A copy of a model in evaluation mode, and the rows that it gives the nodes of a small graph, [V, D]; None if it
+    cannot be copied or fails there, of which training will tell more.
+
+    Args:
+        model: a user's module, or a model.
+        num_features: F.
+        edge_width: D, columns of the edges' features; 0: they have none.
+        given: types of the graph, and its features' widths; None: there is one of each.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            tried = copy.deepcopy(model).cpu().eval()
+            like = next((p for p in tried.parameters() if p.is_floating_point()), torch.zeros(0))
+            graph = SmallGraph.of(given, edge_width, like)
+            whole = graph.block(np.arange(graph.num_nodes), graph.num_nodes)
+            width = num_features if given is None else max(1, *given.widths)
+            h = torch.zeros(graph.num_nodes, width).to(like)
+            for i in range(layered(tried).num_layers):
+                h = layered(tried).layer(i, whole, h)
+        except Exception:
+            return None
+    return (tried, h) if isinstance(h, Tensor) and h.ndim == 2 else None
