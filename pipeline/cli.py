@@ -104,9 +104,9 @@ def _run_app() -> int:
     except OSError as e:
         if e.errno == errno.ENAMETOOLONG:
             return _failed("a path is longer than the file system allows; choose a shorter one", 2)
-        from ..storage.store.full_disk import FULL, no_space
+        from ..storage.store.full_disk import is_full, no_space
 
-        if e.errno in FULL:
+        if is_full(e):
             return _failed(str(no_space(e.filename or "what is written")), 3)
         return _failed(f"the system refused: {e}; fix that, then give the command again (a run: with --resume)", 3)
     except Exception as e:

@@ -16,6 +16,7 @@ import torch
 from .errors import InputError, RunError, StoreError, first_line
 from .plural import counted
 from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
+from .store.full_disk import system_error
 from .store.manifest import MANIFEST, manifest_text, read_manifest, require_fingerprint, write_manifest
 
 KIND = "checkpoint"
@@ -50,14 +51,6 @@ def _check_plain(value: Any, where: str) -> None:
             "and lists, tuples "
             "and dicts of them"
         )
-
-
-def _reason(error: Exception) -> BaseException:
-    """The system's error that torch's, which speaks of positions in a file, hides."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return error if found is None or isinstance(error, InputError) else found
 
 
 def _sha256(file: Path) -> str:
@@ -131,8 +124,9 @@ class CheckpointStore:
                 write_manifest(aside, KIND, self.fingerprint, meta, {})
         # torch may report a failed write as a RuntimeError.
         except (OSError, RuntimeError, InputError) as e:
+            why = e if isinstance(e, InputError) else system_error(e)
             raise RunError(
-                f"cannot write the checkpoint {folder} ({_reason(e)}); free space or choose another folder, then resume"
+                f"cannot write the checkpoint {folder} ({why}); free space or choose another folder, then resume"
             ) from e
         all_cursors = self.cursors()
         kept = [c for c in all_cursors if c <= cursor][-self.keep :]

@@ -1,5 +1,6 @@
 """Files of predictions and embeddings: .parquet, .csv, .npy and .zarr, each whole or not there at all."""
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
-from ...storage.store.full_disk import new_npy
+from ...storage.store.full_disk import is_full, new_npy
 
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
@@ -110,5 +111,6 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
                 os.rename(path, folder / "before")
             os.replace(aside, path)
     except OSError as e:
-        why = os.strerror(e.errno) if e.errno else e
+        number = e.errno or (errno.ENOSPC if is_full(e) else None)
+        why = os.strerror(number) if number else e
         raise InputError(f"{path} cannot be written: {why}; choose another place, or free some space") from None

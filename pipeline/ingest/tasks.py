@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError, MillraceError, RunError
-from ...storage.store.full_disk import FULL, no_space
+from ...storage.store.full_disk import is_full, no_space
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 
 Task = Callable[..., dict[str, Any]]
@@ -38,7 +38,7 @@ def recorded(task: Task, record: Path, *arguments: Any) -> dict[str, Any]:
     except MillraceError:
         raise
     except OSError as e:
-        if e.errno in FULL:
+        if is_full(e):
             raise no_space(record.parent.parent, ": what is done stays") from e
         raise
     return result

@@ -19,6 +19,7 @@ from ...stages.learned.optimizers import OPTIMIZERS
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import Part, Placement, RankJob
 from ...storage.features import ArrayFeatures, MappedFeatures
+from ...storage.store.full_disk import whole_file
 from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
 from ..setup.prepare import Prepared
@@ -135,7 +136,5 @@ def with_all_rows(score: Score, prepared: Prepared, rank_job: RankJob, out: Path
 
 def save_rows(path: Path, rows: Tensor) -> None:
     """Write learnt rows, whole or not at all, as `LearnedTable.write` does."""
-    aside = path.with_name(f".writing-{path.name}")
-    with aside.open("wb") as file:
+    with whole_file(path) as aside, aside.open("wb") as file:
         np.save(file, rows.numpy(), allow_pickle=False)
-    aside.replace(path)

@@ -29,6 +29,7 @@ from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
+from ...storage.store.full_disk import whole_file
 from ...storage.store.scratch import Arrays
 from ..config.systems import System
 from ..custom.callback import Callbacks, RunView
@@ -371,6 +372,6 @@ class PlacedOnce:
 
 def save_model(path: Path, model: nn.Module) -> None:
     """Write the parameters of a model, whole or not at all."""
-    aside = path.with_name(f".writing-{path.name}")
-    torch.save(on_host(model.state_dict()), aside)
-    aside.replace(path)
+    # torch hides the system's error of a file that it opens itself.
+    with whole_file(path) as aside, aside.open("wb") as file:
+        torch.save(on_host(model.state_dict()), file)

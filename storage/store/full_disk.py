@@ -1,4 +1,5 @@
-"""Full disks: their error message, and new files whose space is reserved before they are mapped."""
+"""Full disks: their error message, files that are written whole or not at all, and new files whose space is reserved
+before they are mapped."""
 
 import errno
 import os
@@ -16,6 +17,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk without space, of a quota, and of a file that may not grow."""
 
 
+def is_full(error: OSError) -> bool:
+    """True for the error of a full disk. NumPy's writers raise one without a number."""
+    return error.errno in FULL or (error.errno is None and "requested and" in str(error))
+
+
 def no_space(where: object, more: str = "") -> RunError:
     """The error for a disk that is full, with the end of its sentence."""
     return RunError(f"no space is left for {where}; free some and give the same command again{more}")
@@ -27,9 +33,36 @@ def needing_space(where: object, more: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if e.errno not in FULL:
+        if not is_full(e):
             raise
         raise no_space(where, more) from e
+
+
+def system_error(error: BaseException) -> BaseException:
+    """The system's error that torch's, which speaks of positions in a file, hides; else the error itself."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return error if found is None else found
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yields the name of a file to write, which takes the place of `path` if the block ends without an error.
+
+    Raises:
+        OSError: it cannot be written; also where `torch.save` says so by an error of its own.
+    """
+    aside = path.with_name(f".writing-{path.name}")
+    try:
+        yield aside
+        os.replace(aside, path)
+    except RuntimeError as e:
+        if isinstance(found := system_error(e), OSError):
+            raise found from e
+        raise
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def new_npy(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> np.memmap[Any, Any]:

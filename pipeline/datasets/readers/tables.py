@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ....storage.errors import NOT_READABLE, InputError, first_line
-from ....storage.store.full_disk import FULL
+from ....storage.store.full_disk import is_full
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
 from .npy_edges import is_npy, read_ends
@@ -142,7 +142,7 @@ def reading(path: Any) -> Iterator[None]:
         if isinstance(e, PermissionError):
             raise InputError(f"{path}: {NOT_READABLE}") from e
         # A full disk is that of a table that is copied.
-        if isinstance(e, InputError) or (isinstance(e, OSError) and e.errno in FULL):
+        if isinstance(e, InputError) or (isinstance(e, OSError) and is_full(e)):
             raise
         raise InputError(f"{path} cannot be read ({first_line(e).rstrip('.')}); write the file again") from e
 
