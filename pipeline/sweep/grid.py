@@ -93,5 +93,10 @@ def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: in
             name = f"{number:03}" + (f"-seed{first + k}" if seeds > 1 else "")
             found.append(Point(name, {key: setting[key] for key in varied}, first + k, job))
     if len({p.job.model_dump_json() for p in found}) < len(found):
-        raise InputError("two runs of the sweep are the same; give each value once")
+        twice = [(key, v) for key, values in keys.items() for n, v in enumerate(values) if v in values[:n]]
+        seen = f": {twice[0][0]} has the value {twice[0][1]} twice" if twice else ""
+        raise InputError(
+            f"two runs of the sweep are the same{seen}; give each value once, and one that is a list in brackets, as "
+            "in sampler.fanout=[10,5],[5,5]"
+        )
     return found

@@ -55,7 +55,8 @@ def test_all_combinations_have_all_seeds():
     [
         ({}, 1, "nothing is varied"),
         ({"train.lr": [0.1]}, 1, "nothing is varied"),
-        ({"train.lr": [0.1, 0.1]}, 1, "two runs of the sweep are the same"),
+        ({"train.lr": [0.1, 0.1]}, 1, "two runs of the sweep are the same: train.lr has the value 0.1 twice"),
+        ({"sampler.fanout": [3, 3]}, 1, r"sampler.fanout has the value 3 twice; .* as in sampler.fanout=\[10,5\]"),
         ({"train.lr": []}, 2, "'train.lr' has no values"),
         ({"train.lr": [0.1, "much"]}, 1, "train.lr"),
         ({"train.rate": [1, 2]}, 1, "unknown configuration key"),
