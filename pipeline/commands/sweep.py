@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ...storage.errors import RunError
+from ...storage.plural import counted
 from .shared.flags import DatasetFlag, EpochsFlag, JobFile, JsonFlag, OwnModelFlag
 from .shared.job_table import job_table
 from .shared.output import show
@@ -37,12 +38,12 @@ def sweep(
     Runs that draw the same minibatches share them. The same command goes on with what an interrupted sweep left.
     """
     from ..custom.own_code import from_code_flags
-    from ..sweep.grid import values_of
+    from ..sweep.grid import grid_of
     from ..sweep.sweep import sweep as run_sweep
     from ..sweep.sweep import table_text
     from ..telemetry.console import Terminal
 
-    grid: dict[str, Any] = dict(values_of(text) for text in overrides or [])
+    grid = grid_of(overrides or [])
     table = job_table(job, {"dataset": dataset, "epochs": epochs}, [])
     own: dict[str, Any] = {} if model is None else {"model": model}
     with Terminal() as terminal:
@@ -62,9 +63,8 @@ def sweep(
     record = {"out": str(found.out), "rows": found.rows, "failures": found.failures, "sampled_s": found.sampled_s}
     show(text, record, as_json)
     if found.failures:
-        raise RunError(
-            f"{len(found.failures)} runs failed: {', '.join(found.failures)}; the same command tries them again"
-        )
+        failed = counted(len(found.failures), "run")
+        raise RunError(f"{failed} failed: {', '.join(found.failures)}; the same command tries them again")
 
 
 MOST_REPORTED = 6

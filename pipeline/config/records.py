@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ...stages.links.train_pairs import Negatives, num_edges_of_pairs
+from ...stages.models.base import ModelConfig
 from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
@@ -56,6 +57,18 @@ def name_of(sampler: Sampler) -> str:
     """The name of a sampler in a configuration; see `record_type`."""
     kind = type(sampler)
     return sampler.name if SAMPLERS.get(sampler.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_record(value: Any) -> bool:
+    """True for a model's or a sampler's record, as a Python caller makes it."""
+    return isinstance(value, ModelConfig) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "sample_by_owners")
+    )
+
+
+def table_of(record: Any) -> dict[str, Any]:
+    """The table of a configuration that describes a model's or a sampler's record."""
+    return {"name": record.name if isinstance(record, ModelConfig) else name_of(record), **vars(record)}
 
 
 def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> Any:

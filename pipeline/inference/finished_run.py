@@ -23,7 +23,7 @@ from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
-from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, learned_rows
+from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
 from ..telemetry.events import Emit, silent
 from ..telemetry.main_metric import main_metric_of
 
@@ -198,8 +198,7 @@ def job_of(folder: Path) -> Job:
     Raises:
         InputError: there is none, or this version cannot read it.
     """
-    if not (folder / JOB).is_file():
-        raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a finished run")
+    check_holds_run(folder, "a finished run")
     return with_kept_dataset(resolve(read_run_table(folder / JOB)), folder)
 
 

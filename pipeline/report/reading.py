@@ -14,7 +14,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.store.store import open_store
 from ..config.load import Job, read_run_table, resolve
 from ..setup.result import read_result
-from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_locked
+from ..setup.run_folder import JOB, METRICS, PARTS, check_holds_run, flat, is_locked
 from ..telemetry.main_metric import main_metric_of_epoch
 from .plain import MOST_RANKS, integer, number, ranks, table
 
@@ -162,8 +162,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         InputError: the folder holds no run.
         StoreError: the result is damaged.
     """
-    if not (folder / JOB).is_file():
-        raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a run")
+    check_holds_run(folder)
     config, changed = _config(folder / JOB)
     quality, partitioner = _quality(folder / PARTS)
     return RunRecord(

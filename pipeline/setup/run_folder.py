@@ -88,6 +88,19 @@ def write_atomically(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
+def check_holds_run(folder: Path, expected: str = "a run") -> None:
+    """Check that a folder is a run's.
+
+    Raises:
+        InputError: it is not; names a run of it, if it is a sweep's.
+    """
+    if (folder / JOB).is_file():
+        return
+    one = next(iter(sorted(p.parent for p in folder.glob(f"*/{JOB}"))), None)
+    of_sweep = f", such as {one}" if one is not None else ""
+    raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of {expected}{of_sweep}")
+
+
 def check_run_folder(out: Path, resume: bool) -> None:
     """Check that a run may start in `out`, or resume there. Nothing is written.
 

@@ -1,13 +1,16 @@
 """The settings of a sweep: values of configuration keys, and all their combinations."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError, whole_number
 from ..config.aliases import expanded, full_key, merged
 from ..config.load import Job, parse_override, resolve
+from ..config.records import is_record, table_of
+from ..config.systems import System
 
 OPEN, CLOSE = "[{(", "]})"
 
@@ -25,6 +28,21 @@ class Point:
     job: Job
 
 
+def grid_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The grid of several ``KEY=VALUE,VALUE``.
+
+    Raises:
+        InputError: a text has another form; a key is there twice.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, values = values_of(text)
+        if key in grid:
+            raise InputError(f"{key} is given twice; give all its values in one --set, with commas between them")
+        grid[key] = values
+    return grid
+
+
 def values_of(text: str) -> tuple[str, list[Any]]:
     """A key and its values from ``KEY=VALUE,VALUE``; commas within brackets or quotes belong to a value.
 
@@ -35,8 +53,14 @@ def values_of(text: str) -> tuple[str, list[Any]]:
     if not equals:
         parse_override(text)
     found = [parse_override(f"{key}={value}") for value in _split(values)]
-    path, _ = found[0]
-    return ".".join(full_key(path, found[0][1])), [value for _, value in found]
+    full = ".".join(full_key(*found[0]))
+    if full == "sampler.fanout" and len(found) > 1 and all(isinstance(value, int) for _, value in found):
+        each = ",".join(f"[{value}]" for _, value in found)
+        raise InputError(
+            f"'{text}' may be one list or several; write {key}=[{values}] for one, or {key}={each} for several of "
+            "one layer"
+        )
+    return full, [value for _, value in found]
 
 
 def _split(text: str) -> list[str]:
@@ -54,6 +78,39 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def _with_setting(error: InputError, table: Mapping[str, Any], setting: Mapping[str, Any]) -> InputError:
+    """The error of a setting, which names it unless the configuration that is varied has the same error."""
+    try:
+        resolve(table)
+    except InputError as e:
+        if str(e) == str(error):
+            return error
+    of = ", ".join(f"{key} = {value}" for key, value in setting.items())
+    return InputError(f"with {of}: {error}") if of else error
+
+
+def _in_order(key: str, values: Any) -> list[Any]:
+    """The values of a key, from any iterable that has an order."""
+    if isinstance(values, set | frozenset):
+        raise InputError(f"the values of '{key}' are a set, which has no order; give a list")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        values = [values]
+    return [_plain(value) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """A value as a configuration has it: numbers of NumPy and torch, models and samplers may be given."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, System):
+        raise InputError(
+            "a grid has a system by its name, such as 'sar'; its options are keys of their own, such as 'sar.mode'"
+        )
+    if is_record(value):
+        return table_of(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: int) -> list[Point]:
     """All combinations of a grid's values, each with every seed.
 
@@ -69,7 +126,7 @@ def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: in
         InputError: a value does not go with the rest; two runs are the same; nothing is varied.
     """
     seeds = whole_number("seeds", seeds, 1)
-    keys = {key: list(v) if isinstance(v, list | tuple | range) else [v] for key, v in grid.items()}
+    keys = {key: _in_order(key, values) for key, values in grid.items()}
     if empty := [key for key, values in keys.items() if not values]:
         raise InputError(f"'{empty[0]}' has no values; expected at least one")
     count = seeds
@@ -86,7 +143,10 @@ def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: in
         for key, value in setting.items():
             given = merged(given, full_key(key.split("."), value), value)
         for k in range(seeds):
-            job = resolve(given)
+            try:
+                job = resolve(given)
+            except InputError as e:
+                raise _with_setting(e, table, {key: setting[key] for key in varied}) from None
             first = job.seed_of("initial")
             if seeds > 1:
                 job = resolve(merged(given, ["seeds", "initial"], first + k))

@@ -11,17 +11,19 @@ from typing import Any
 
 from torch import nn
 
+from ...stages.partition.given import Given
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.fingerprint import digest_record
 from ..config.load import Job
-from ..config.records import make_system
-from ..config.systems import SYSTEMS
+from ..config.records import is_record, make_system, table_of
+from ..config.systems import SYSTEMS, System
 from ..custom.own_code import split_loss, split_options
 from ..interop.model_argument import as_record_or_module
 from ..interop.user_module import module_named
 from ..precompute import precompute
+from ..setup.configure import tables_of_system
 from ..setup.open_data import absolute_source
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
@@ -113,11 +115,15 @@ def _sweep(
     code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
     if not _is_name(options.get("model", "")):
         code["model"] = options.pop("model")
-    base = with_options(dict(config or {}), options)
+    base = with_options(dict(config or {}), {k: table_of(v) if is_record(v) else v for k, v in options.items()})
+    if isinstance(system := base.get("system"), System):
+        if isinstance(system.partition.partitioner, Given):
+            raise InputError("a sweep takes the owners of nodes from a file: set partition.owners")
+        base |= {"system": system.name, **tables_of_system(system)}
     if (model := code.get("model")) is not None:
         net = as_record_or_module(module_named(model) if isinstance(model, str) else model)
         layers = net.num_layers if isinstance(net, nn.Module) else net.layers
-        base["model"] = {"layers": layers} if isinstance(net, nn.Module) else {"name": net.name, **vars(net)}
+        base["model"] = {"layers": layers} if isinstance(net, nn.Module) else table_of(net)
         if not isinstance(net, nn.Module):
             del code["model"]
     if isinstance(dataset, str | Path):

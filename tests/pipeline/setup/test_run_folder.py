@@ -16,6 +16,7 @@ from millrace.pipeline.setup.run_folder import (
     CHECKPOINTS,
     JOB,
     RESULT,
+    check_holds_run,
     check_resumable,
     check_run_folder,
     locked,
@@ -172,3 +173,14 @@ def test_a_run_of_an_earlier_version_goes_on_to_the_same_bits_and_predicts(tmp_p
     assert mr.load(whole).result.num_features == 8
     with pytest.raises(StoreError, match="earlier version of Millrace, and trained on parts"):
         check_resumable(whole, resolve(read_run_table(whole / JOB)), {"parts": "1"}, None)
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path):
+    for name in ("001", "000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.toml").touch()
+    check_holds_run(tmp_path / "000")
+    with pytest.raises(mr.InputError, match=rf"holds no run \(no job.toml\); .* a run, such as {tmp_path}/000$"):
+        check_holds_run(tmp_path)
+    with pytest.raises(mr.InputError, match=r"expected the folder of a finished run$"):
+        check_holds_run(tmp_path / "none", "a finished run")

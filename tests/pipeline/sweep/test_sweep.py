@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from distributed import LocalCluster
@@ -12,8 +13,9 @@ from torch.nn import functional as F
 import millrace as mr
 from millrace.pipeline.setup import open_data
 from millrace.pipeline.sweep import sweep as sweeping
-from millrace.pipeline.sweep.grid import points, values_of
+from millrace.pipeline.sweep.grid import grid_of, points, values_of
 from millrace.pipeline.sweep.task import run_one
+from millrace.stages.partition.given import Given
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.pictures import draw_only
 
@@ -42,6 +44,61 @@ def test_a_key_without_values_is_a_sentence():
         values_of("train.lr")
 
 
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (
+            ["fanout=10,5"],
+            r"'fanout=10,5' may be one list or several; write fanout=\[10,5\] for one, or fanout=\[10\],\[5\]",
+        ),
+        (["lr=0.1", "train.lr=0.2"], "train.lr is given twice; give all its values in one --set"),
+    ],
+)
+def test_values_that_may_mean_something_else_are_refused(texts, sentence):
+    with pytest.raises(mr.InputError, match=sentence):
+        grid_of(texts)
+    assert grid_of(["lr=0.1,0.2", "fanout=5"]) == {"train.lr": [0.1, 0.2], "sampler.fanout": [5]}
+
+
+@pytest.mark.parametrize(
+    ("values", "plain"),
+    [
+        (np.array([0.1, 0.2]), [0.1, 0.2]),
+        ([np.float64(0.5), np.float32(0.25)], [0.5, 0.25]),
+        ((10.0**-k for k in (1, 2)), [0.1, 0.01]),
+        (torch.tensor([0.5, 0.25]), [0.5, 0.25]),
+    ],
+)
+def test_values_of_a_grid_may_be_arrays_and_iterators(values, plain):
+    found = [p.setting["train.lr"] for p in points(JOB, {"train.lr": values}, 1)]
+    assert found == plain and all(type(value) is float for value in found)
+
+
+def test_values_of_a_grid_may_be_models_and_samplers():
+    grid = {
+        "model": [mr.GAT(hidden=8, layers=2, heads=2), "gcn"],
+        "sampler": [mr.LaborSampler((4, 2)), {"fanout": [1, 1]}],
+    }
+    base = {k: v for k, v in JOB.items() if k not in ("hidden", "fanout")}
+    found = [(p.job.model["name"], p.job.sampler) for p in points(base, grid, 1)]
+    assert [name for name, _ in found] == ["gat", "gat", "gcn", "gcn"]
+    assert found[0][1]["name"] == "labor" and found[0][1]["fanout"] == [4, 2] and found[1][1]["fanout"] == [1, 1]
+
+
+def test_a_sweep_takes_a_system_as_a_run_does(tmp_path):
+    job = {k: v for k, v in JOB.items() if k != "fanout"}
+    system = mr.bulk(mr.LaborSampler((3, 3)))
+    found = mr.sweep(SOURCE, grid={"lr": [0.1, 0.2]}, system=system, out=tmp_path / "sweep", jobs=1, **job)
+    run = mr.run(SOURCE, lr=0.1, sampler=mr.LaborSampler((3, 3)), out=tmp_path / "run", **job)
+    assert mr.load(run).config.sampler["name"] == "labor"
+    assert result_of(found.out / "000")["parameters_sha256"] == run.parameters_sha256
+    with pytest.raises(mr.InputError, match="a grid has a system by its name"):
+        points(job, {"system": [mr.sar(), "retexo"]}, 1)
+    owned = mr.sar(partitioner=Given(np.zeros(200, np.int64)))
+    with pytest.raises(mr.InputError, match=r"set partition\.owners"):
+        mr.sweep(SOURCE, grid={"lr": [0.1, 0.2]}, system=owned, out=tmp_path / "owned", **job)
+
+
 def test_all_combinations_have_all_seeds():
     found = points({"seed": 7, **JOB}, {"train.lr": [0.1, 0.2], "model.dropout": [0.0, 0.5]}, 2)
     assert [p.name for p in found] == [f"{n:03}-seed{s}" for n in range(4) for s in (7, 8)]
@@ -56,12 +113,18 @@ def test_all_combinations_have_all_seeds():
         ({}, 1, "nothing is varied"),
         ({"train.lr": [0.1]}, 1, "nothing is varied"),
         ({"train.lr": [0.1, 0.1]}, 1, "two runs of the sweep are the same: train.lr has the value 0.1 twice"),
-        ({"sampler.fanout": [3, 3]}, 1, r"sampler.fanout has the value 3 twice; .* as in sampler.fanout=\[10,5\]"),
+        (
+            {"sampler.fanout": [[3, 3], [3, 3]]},
+            1,
+            r"sampler.fanout has the value \[3, 3\] twice; .* as in sampler.fanout=\[10,5\]",
+        ),
         ({"train.lr": []}, 2, "'train.lr' has no values"),
-        ({"train.lr": [0.1, "much"]}, 1, "train.lr"),
+        ({"train.lr": [0.1, "much"]}, 1, "with train.lr = much: .*train.lr"),
+        ({"sampler.fanout": [[3, 3], 4]}, 1, r"with sampler.fanout = 4: model.layers is 2 but sampler.fanout \[4\]"),
         ({"train.rate": [1, 2]}, 1, "unknown configuration key"),
         ({"seeds.initial": [1, 2]}, 2, "seeds.initial is varied beside seeds"),
         ({}, 0, "seeds is 0"),
+        ({"train.lr": {0.1, 0.2}}, 1, "the values of 'train.lr' are a set, which has no order"),
     ],
 )
 def test_sweeps_of_nothing_or_of_the_wrong_thing_are_refused(grid, seeds, sentence, tmp_path):
@@ -174,7 +237,7 @@ def test_a_run_that_fails_leaves_the_others_alone(tmp_path):
     assert [(row["runs"], row["failed"]) for row in found.rows] == [(1, 0), (0, 1)]
     varied = ("--set", "sampler.fanout=[2]", "--set", "train.monitor=brier,loss", "--jobs", "1", "--epochs", "1")
     code, out, err = command("sweep", "--out", tmp_path / "sweep2", "--dataset", SOURCE, *varied)
-    assert code == 3 and "1 runs failed" in err and "(1 failed)" in out
+    assert code == 3 and "1 run failed: 000" in err and "(1 failed)" in out
 
 
 def smoothed(out, y):
