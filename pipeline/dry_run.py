@@ -44,7 +44,7 @@ def dry_run(
         StoreError: the run cannot be resumed.
     """
     loss, options = split_loss(loss, options)
-    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
+    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
     ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
     job, prepared = ready.job, ready.prepared

@@ -119,7 +119,7 @@ def run(
         RunError: the run failed; it can be resumed.
     """
     loss, options = split_loss(loss, options)
-    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options)
+    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
     with heard(emit, verbose) as tell:
         return _run(dataset, system, model, code, out, resume, samples, tell, stop, save, config, options)

@@ -120,7 +120,7 @@ def _train(
     dry: bool = False,
 ) -> Any:
     from ..config.load import resolve
-    from ..custom.own_code import from_code_flags
+    from ..custom.own_code import check_beside, from_code_flags
     from ..dry_run import dry_run
     from ..interop.user_module import from_flags
     from ..run import run as run_job
@@ -142,7 +142,9 @@ def _train(
     resolved = resolve(table)
     leave_compiler_out()
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
-    arguments |= from_code_flags(code)
+    arguments |= (own := from_code_flags(code))
+    if not resume:
+        check_beside(table.get("train", {}), own.get("optimizer"), own.get("scheduler"))
     if dry:
         with Terminal() as terminal:
             return dry_run(**arguments, emit=terminal)

@@ -16,6 +16,17 @@ EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
 METHODS = tuple(f"on_{event}" for event in EVENTS)
 
 
+class Numbers(dict[str, float]):
+    """Numbers by name, which says how to get one that is not there."""
+
+    def __missing__(self, name: str) -> float:
+        known, metric = ", ".join(self) or "none", str(name).partition("_")[2]
+        raise KeyError(
+            f"'{name}' is not measured (there are: {known}); add '{metric}' to metrics, which is train.metrics in a "
+            "job file"
+        )
+
+
 class RunView:
     """A run, as a callback sees it: the same on every rank, but for `rank`, `loss` and what follows from them."""
 
@@ -43,7 +54,7 @@ class RunView:
         self.steps_per_epoch = 0
         self.loss: float | None = None
         """Mean loss of this rank's seeds in the last step; on a GPU a step or more late."""
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = Numbers()
         """Numbers of the last epoch: ``train_loss``, ``val_accuracy`` and ``val_NAME`` for each further metric; at the
         end ``test_accuracy`` and ``test_NAME``."""
         self.status = "running"

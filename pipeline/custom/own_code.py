@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from ...stages.evaluate.measures import BUILT_IN, Metric
 from ...stages.messages import Loss
-from ...storage.errors import InputError
+from ...storage.errors import InputError, first_line
 from ...storage.registry import found_by_name
 from .callback import check_callback
 from .describe import describe
@@ -20,7 +20,7 @@ KINDS = ("loss", "optimizer", "scheduler", "metric", "callback")
 DECIDING = ("loss", "optimizer", "scheduler")
 """Kinds that decide the parameters of a run, so that it goes on with the same ones only."""
 INSTEAD_OF = {
-    "optimizer": ("lr", "weight_decay", "optimizer_options", "groups"),
+    "optimizer": ("optimizer", "lr", "weight_decay", "optimizer_options", "groups"),
     "scheduler": ("schedule",),
 }
 """Keys of `train` that code of one's own stands in place of."""
@@ -78,10 +78,17 @@ def own_code(
 
 
 def split_options(
-    optimizer: Any, scheduler: Any, metrics: Any, options: Mapping[str, Any]
+    optimizer: Any, scheduler: Any, metrics: Any, options: Mapping[str, Any], config: Any = None
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Tell code from configuration among arguments that may be either: an optimiser of torch by name, the address of a
     Dask scheduler, and built-in metrics are keys.
+
+    Args:
+        optimizer: as it was given.
+        scheduler: likewise.
+        metrics: likewise.
+        options: keys, shorthands and tables.
+        config: the table that these change; of one that is resolved, nobody knows what was given.
 
     Returns:
         Optimizer, scheduler and metrics that are code, and the options with those that are not.
@@ -100,8 +107,18 @@ def split_options(
         if known := [m for m in every if isinstance(m, str) and not NAME.fullmatch(m)]:
             options["metrics"] = known
         metrics = [m for m in every if not isinstance(m, str) or NAME.fullmatch(m)]
-    train = options.get("train")
-    keys = {*options, *(train if isinstance(train, Mapping) else ())}
+    tables = [t for t in (options, config) if isinstance(t, Mapping)]
+    within = [t["train"] for t in tables if isinstance(t.get("train"), Mapping)]
+    check_beside({key for table in (*tables, *within) for key in table}, optimizer, scheduler)
+    return optimizer, scheduler, metrics, options
+
+
+def check_beside(keys: Collection[str], optimizer: Any, scheduler: Any) -> None:
+    """Refuse keys of `train` that are given beside the code that takes their place.
+
+    Raises:
+        InputError: names the keys.
+    """
     for kind, value in (("optimizer", optimizer), ("scheduler", scheduler)):
         beside = [key for key in INSTEAD_OF[kind] if key in keys]
         if value is not None and beside:
@@ -109,7 +126,6 @@ def split_options(
                 f"{' and '.join(beside)} would not reach the {kind}, which is your own ({_name_of(value)}); set it "
                 "there"
             )
-    return optimizer, scheduler, metrics, options
 
 
 def split_loss(loss: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -183,7 +199,14 @@ def _callbacks(callbacks: Any) -> tuple[Any, ...]:
         if isinstance(given, str):
             value = found_by_name(given, "callback")
             # By name, what makes a callback will do, as for models.
-            value = value() if isinstance(value, type) or inspect.isfunction(value) else value
+            if isinstance(value, type) or inspect.isfunction(value):
+                try:
+                    value = value()
+                except Exception as e:
+                    raise InputError(
+                        f"callback is '{given}', which fails when it is called without arguments "
+                        f"({type(e).__name__}: {first_line(e)}); expected a callback, or what makes one"
+                    ) from e
         check_callback(value)
         found.append(value)
     return tuple(found)

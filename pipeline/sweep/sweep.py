@@ -19,7 +19,7 @@ from ...storage.fingerprint import digest_record
 from ..config.load import Job
 from ..config.records import is_record, make_system, table_of
 from ..config.systems import SYSTEMS, System
-from ..custom.own_code import split_loss, split_options
+from ..custom.own_code import check_beside, split_loss, split_options
 from ..interop.model_argument import as_record_or_module
 from ..interop.user_module import module_named
 from ..precompute import precompute
@@ -105,7 +105,7 @@ def _sweep(
     config: Mapping[str, Any] | None,
     options: dict[str, Any],
 ) -> Sweep:
-    from ..config.aliases import with_options
+    from ..config.aliases import full_key, with_options
 
     loss, options = split_loss(options.pop("loss", None), options)
     given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
@@ -128,6 +128,9 @@ def _sweep(
             del code["model"]
     if isinstance(dataset, str | Path):
         base["dataset"] = str(dataset)
+    train, varied = base.get("train"), [full_key(key.split("."), None) for key in grid]
+    keys = {path[-1] for path in varied if path[0] == "train"} | set(train if isinstance(train, Mapping) else ())
+    check_beside(keys, may_be_code[0], may_be_code[1])
     planned = points(base, grid, seeds)
     if jobs is not None:
         jobs = whole_number("jobs", jobs, 1)

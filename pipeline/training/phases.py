@@ -12,6 +12,7 @@ from ...stages.messages import Phase, PlacedData, Validation
 from ...stages.policies import Fetcher, FetchesAhead, PhaseFetcher
 from ...storage.checkpoint import Cursor
 from ...storage.errors import InputError
+from ..custom.callback import Numbers
 from ..setup.resume import Pace
 from ..telemetry.events import EpochDone, Note
 from ..telemetry.metrics_file import finite
@@ -173,7 +174,8 @@ class PhaseTraining:
         context, callbacks = self.context, self.context.callbacks
         if callbacks is None:
             return
-        callbacks.run.metrics = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("val_")}
+        numbers = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("val_")}
+        callbacks.run.metrics = Numbers(numbers)
         if found is not None:
             context.call("validation")
         context.call("epoch")

@@ -9,7 +9,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Schedule, Train
-from millrace.pipeline.custom.callback import EVENTS, Callback, Callbacks, RunView
+from millrace.pipeline.custom.callback import EVENTS, Callback, Callbacks, Numbers, RunView
 from millrace.pipeline.telemetry.events import Logged
 from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer
 from millrace.stages.comm.solo import Solo
@@ -49,6 +49,13 @@ def test_each_event_calls_its_method():
         calls.step(1, 2, 0.5) if event == "step" else calls.call(event)
     assert [e for e, *_ in one.seen] == list(EVENTS) and one.seen[1:] == [(e, 1, 2) for e in EVENTS[1:]]
     assert calls.run.stop_asked and calls.run.loss == 0.5
+
+
+def test_a_number_that_is_not_measured_is_named_with_the_way_to_get_it():
+    numbers = Numbers(train_loss=0.5)
+    with pytest.raises(KeyError, match=r"'val_loss' is not measured \(there are: train_loss\); add 'loss' to metrics"):
+        numbers["val_loss"]
+    assert numbers["train_loss"] == 0.5 and numbers.get("val_loss") is None
 
 
 def test_states_go_to_the_callbacks_of_the_same_places():

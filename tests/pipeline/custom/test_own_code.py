@@ -1,6 +1,7 @@
 """A user's code as it is given: by object or name, what is refused, and what is told apart from configuration."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.setup.python_inputs import check_code_given, keep_inputs
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.command import command
 
 CODE = """
 import millrace as mr
@@ -116,6 +118,33 @@ def test_configuration_is_told_from_code():
 def test_keys_beside_code_in_their_place_are_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
         split_options(torch.optim.SGD, None, None, options)
+
+
+def test_keys_of_a_configuration_beside_code_are_refused():
+    with pytest.raises(InputError, match="lr would not reach the optimizer"):
+        split_options(torch.optim.SGD, None, None, {}, {"train": {"lr": 0.1}})
+    with pytest.raises(InputError, match="schedule would not reach the scheduler"):
+        split_options(None, torch.optim.lr_scheduler.StepLR, None, {}, {"train": {"schedule": "cosine"}})
+    assert split_options(None, None, None, {}, {"train": {"lr": 0.1, "schedule": "cosine"}})[3] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["run", "--code", "optimizer=torch.optim:SGD", "--lr", "0.1"], "lr would not reach the optimizer"),
+        (
+            ["run", "--code", "scheduler=torch.optim.lr_scheduler:StepLR", "--set", "train.schedule=cosine"],
+            "schedule would not reach the scheduler",
+        ),
+        (["sweep", "--code", "optimizer=torch.optim:SGD", "--set", "lr=0.1,0.2"], "lr would not reach the optimizer"),
+        (["run", "--code", "callback=torch:zeros_like"], "the callback .* has none of on_start"),
+        (["run", "--code", "callback=torch.nn:Linear"], "fails when it is called without arguments .TypeError"),
+    ],
+)
+def test_commands_refuse_code_that_would_not_work(flags, sentence, tmp_path):
+    code, _, err = command(*flags, "--out", tmp_path / "out")
+    assert code == 2 and re.search(sentence, err), err
+    assert not (tmp_path / "out").exists()
 
 
 def test_flags_name_code():
