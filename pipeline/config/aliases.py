@@ -55,6 +55,9 @@ FLAGS = (
 NAMED = {"model": "name", "sampler": "name", "partition": "method"}
 """Sections for which a plain string sets one key."""
 
+NAMED_WITHIN: dict[tuple[str, ...], str] = {("train", "schedule"): "name", ("train", "loss"): "name"}
+"""Tables within sections for which a plain string sets one key."""
+
 NUMBERED = {"learned": "width"}
 """Sections for which a plain number sets one key."""
 
@@ -236,13 +239,21 @@ def full_key(path: Sequence[str], value: Any) -> list[str]:
     or number, or the path itself."""
     if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
         return [path[0], NAMED[path[0]]]
+    if isinstance(value, str) and tuple(path) in NAMED_WITHIN:
+        return [*path, NAMED_WITHIN[tuple(path)]]
     if len(path) == 1 and path[0] in NUMBERED and isinstance(value, Integral) and not isinstance(value, bool):
         return [path[0], NUMBERED[path[0]]]
     return list(SHORTHANDS.get(path[0], path)) if len(path) == 1 else list(path)
 
 
-def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], path: Sequence[str], value: Any, within: tuple[str, ...] = ()) -> dict[str, Any]:
     """`base` with the value at `path` replaced.
+
+    Args:
+        base: a table.
+        path: keys from there.
+        value: the new value.
+        within: the keys that lead to `base`.
 
     Raises:
         InputError: a part of the path is a plain value, not a table.
@@ -251,12 +262,15 @@ def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str
     if len(path) == 1:
         table[path[0]] = value
         return table
-    inner = table.get(path[0], {})
+    inner, here = table.get(path[0], {}), (*within, path[0])
+    if isinstance(inner, str) and here in NAMED_WITHIN:
+        inner = {NAMED_WITHIN[here]: inner}
     if not isinstance(inner, Mapping):
         raise InputError(
-            f"configuration key '{path[0]}' is {quoted(inner)}; expected a table, for '{'.'.join(path)}' to be in it"
+            f"configuration key '{'.'.join(here)}' is {quoted(inner)}; expected a table, for "
+            f"'{'.'.join((*within, *path))}' to be in it"
         )
-    table[path[0]] = merged(inner, path[1:], value)
+    table[path[0]] = merged(inner, path[1:], value, here)
     return table
 
 

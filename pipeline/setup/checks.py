@@ -169,12 +169,14 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
     """
     train = job.train
     check_optimizer(train, model)
-    if train.monitor is not None and not (train.evaluate_every and outline.splits["val"]):
+    if not (train.evaluate_every and outline.splits["val"]):
         why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
-        raise InputError(f"train.monitor is '{train.monitor}', a metric of validations, but {why}; leave it out")
-    if train.schedule.name == "plateau" and not (train.evaluate_every and outline.splits["val"]):
-        why = "the dataset has no validation nodes" if train.evaluate_every else "train.evaluate_every is 0"
-        raise InputError(f"train.schedule is 'plateau', which follows validations, but {why}")
+        if train.monitor is not None:
+            raise InputError(f"train.monitor is '{train.monitor}', a metric of validations, but {why}; leave it out")
+        if train.patience is not None:
+            raise InputError(f"train.patience is {train.patience} validations, but {why}; leave it out")
+        if train.schedule.name == "plateau":
+            raise InputError(f"train.schedule is 'plateau', which follows validations, but {why}")
     if train.schedule.needs_epochs and train.schedule.warmup >= job.epochs:
         raise InputError(
             f"train.schedule.warmup is {train.schedule.warmup:g} epochs of {job.epochs}, which leaves none for "

@@ -142,6 +142,7 @@ def test_seeds_apart(sbm, tmp_path):
     ("options", "phrase"),
     [
         ({"train": {"schedule": "plateau", "evaluate_every": 0}}, "but train.evaluate_every is 0"),
+        ({"train": {"patience": 2, "evaluate_every": 0}}, "patience is 2 validations, but train.evaluate_every is 0"),
         ({"train": {"schedule": "plateau"}, "split": "fraction:0.3,0"}, "the dataset has no validation nodes"),
         ({"train": {"schedule": {"name": "cosine", "warmup": 5}}}, "train.schedule.warmup is 5 epochs of 5"),
         ({"train": {"optimizer": "adan"}}, "did you mean 'adam'"),

@@ -77,6 +77,23 @@ def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):
         resolve({"lr": 0.1, "train": 3})
 
 
+@pytest.mark.parametrize(
+    "first", ["", '[train]\nschedule = "cosine"', "[train.schedule]\nfinal = 0.5\nname = 'cosine'"]
+)
+def test_a_schedule_or_a_loss_that_is_a_name_is_a_table_too(first, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(first)
+    named = [] if first else ["train.schedule=cosine"]
+    found = resolve(job_table(path, {}, [*named, "train.schedule.warmup=2", "train.loss=focal", "train.loss.gamma=3"]))
+    assert (found.train.schedule.name, found.train.schedule.warmup) == ("cosine", 2)
+    assert found.train.schedule.final == (0.5 if "final" in first else 0)
+    assert (found.train.loss.name, found.train.loss.gamma) == ("focal", 3)
+    with pytest.raises(
+        InputError, match=r"'train\.groups' is 'a'; expected a table, for 'train\.groups\.lr' to be in it"
+    ):
+        job_table(path, {}, ["train.groups=a", "train.groups.lr=1"])
+
+
 def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves():
     from millrace.stages.models import MODELS
     from millrace.stages.sample import SAMPLERS
