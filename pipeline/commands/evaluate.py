@@ -5,8 +5,16 @@ from typing import Annotated
 
 import typer
 
-from .shared.flags import ClusterFlag, JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
-from .shared.job_table import cluster_settings
+from .shared.flags import (
+    ClusterFlag,
+    JsonFlag,
+    OtherDatasetFlag,
+    OwnDeviceFlag,
+    OwnModelFlag,
+    SchedulerFlag,
+    WorkersFlag,
+)
+from .shared.job_table import check_workers_device, cluster_settings
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -14,6 +22,7 @@ from .shared.paths import expanded
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     dataset: OtherDatasetFlag = None,
+    device: OwnDeviceFlag = None,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
@@ -29,6 +38,7 @@ def evaluate(
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
+    check_workers_device(device, workers, scheduler)
     settings = cluster_settings(cluster)
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
@@ -36,6 +46,7 @@ def evaluate(
             expanded(run_folder),
             dataset,
             model=own,
+            device=device,
             workers=workers,
             scheduler=scheduler,
             cluster=settings,

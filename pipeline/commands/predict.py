@@ -6,8 +6,16 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
-from .shared.flags import ClusterFlag, JsonFlag, OtherDatasetFlag, OwnModelFlag, SchedulerFlag, WorkersFlag
-from .shared.job_table import cluster_settings
+from .shared.flags import (
+    ClusterFlag,
+    JsonFlag,
+    OtherDatasetFlag,
+    OwnDeviceFlag,
+    OwnModelFlag,
+    SchedulerFlag,
+    WorkersFlag,
+)
+from .shared.job_table import check_workers_device, cluster_settings
 from .shared.output import show
 from .shared.paths import expanded
 
@@ -39,6 +47,7 @@ def predict(
     at_time: Annotated[
         str | None, typer.Option("--time", help="With --top, of a run by the sampler temporal: as of this time.")
     ] = None,
+    device: OwnDeviceFlag = None,
     workers: WorkersFlag = 1,
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
@@ -60,6 +69,7 @@ def predict(
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
+    check_workers_device(device, workers, scheduler)
     settings, run, out = cluster_settings(cluster), expanded(run_folder), expanded(out)
     own = None if model is None else module_named(model)
     if top is None and (include_known or at_time is not None):
@@ -69,7 +79,7 @@ def predict(
         raise InputError(f"--top and {other} are given; expected one of them")
     when = None if at_time is None else _number(at_time)
     with Terminal() as terminal:
-        request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings)
+        request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings, device)
         if top is not None:
             report = recommend_to_file(request, top, nodes, not include_known, when)
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"

@@ -66,7 +66,7 @@ def predict_edges(
         InputError: the run predicts something else or is not finished, an end is no node, or features are missing.
         StoreError: something in the run's folder is damaged.
     """
-    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     result = trained.result
     if result.labels_of != "edges":
         use = "predict_links" if result.task == "link" else "predict"

@@ -27,20 +27,20 @@ def evaluate_run(
     dataset: str | None,
     *,
     model: nn.Module | None = None,
+    device: str | None = None,
     workers: int = 1,
     scheduler: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     emit: Emit,
 ) -> dict[str, Any]:
     """Accuracy, or errors of a regression, of the run's best parameters on each split, over full neighbourhoods, layer
-    by layer.
-
-    A run on GPUs is evaluated on a GPU, or on the CPU if this machine has none.
+    by layer; of a run by the sampler temporal over samples of what lies before each node or pair.
 
     Args:
         run: folder of a finished run.
         dataset: another dataset with the same features and classes; by default the run's own.
         model: see `load`.
+        device: see `load`.
         workers: see `predict`.
         scheduler: see `predict`.
         cluster: see `predict`.
@@ -50,7 +50,7 @@ def evaluate_run(
         InputError: the run is not finished, or the dataset cannot be opened.
         StoreError: the model is damaged, or does not fit the dataset.
     """
-    trained = load(run, model=model)
+    trained = load(run, model=model, device=device, emit=emit)
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "evaluate")
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
@@ -70,7 +70,8 @@ def evaluate_run(
     if (sampler := found.temporal) is not None:
         found.check_times()
         order = (measures, trained.model, data, sampler, trained.config.seed_of("minibatches"))
-        values_of = {split: temporal_scored(*order, split, known) for split in SPLITS}
+        chunk = found.chunk()
+        values_of = {split: temporal_scored(*order, split, known, chunk=chunk) for split in SPLITS}
     else:
         outputs = found.outputs(found.model, nodes_to_evaluate(data), emit, "evaluate")
         rows = rows_of(outputs, data)

@@ -19,12 +19,13 @@ from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
 from ..interop.model_argument import as_record_or_module
+from ..machine.gpus import own_device
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
 from ..setup.result import Result, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
-from ..telemetry.events import Emit, silent
+from ..telemetry.events import Emit, Note, silent
 from ..telemetry.main_metric import main_metric_of
 
 
@@ -148,16 +149,19 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
         )
 
 
-def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
+def load(run: str | Path | Result, *, model: Any = None, device: str | None = None, emit: Emit = silent) -> TrainedRun:
     """Open a finished run.
 
     Args:
         run: its folder, or the result of `millrace.run`.
         model: for a run of your own module: such a module, or PyG convolutions as `millrace.run` takes them, which gets
             the parameters.
+        device: ``cpu`` or ``cuda``; by default the run's, or processors if it used GPUs and this machine has none.
+        emit: called with a note if that is so.
 
     Raises:
-        InputError: the run is not finished, or its model is a module that was not passed.
+        InputError: the run is not finished, its model is a module that was not passed, or there is no GPU as asked for.
+        MissingExtraError: Triton is not installed, and ``cuda`` is asked for.
         StoreError: something in the folder is damaged, or the parameters do not fit the model.
     """
     if not isinstance(run, str | Path | Result):
@@ -175,16 +179,33 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     if model is None:
         check_module_importable(folder, f'mr.load("{folder}", model=...)')
     result = _as_result(record if "num_features" in record else _with_outline(record, job), folder)
-    # The parameters are in the run's own folder; the folder in start_from may be gone. Nothing is sampled.
-    device = job.device if torch.cuda.is_available() else "cpu"
-    job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
+    device = _device(job, device, folder, emit)
+    # Whoever trained on processors has not chosen who draws for a GPU.
+    kernel = "cpu" if device == "cpu" else job.kernel if job.device == "cuda" else "cuda"
+    # The parameters are in the run's own folder; the folder in start_from may be gone.
+    job = job.model_copy(update={"start_from": None, "device": device, "kernel": kernel})
     width = job.learned.num_read(result.num_features)
     outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
     if result.labels_of == "edges":
         outline = replace(outline, row_width=job.link.width, pair_width=result.num_pair_features)
     outline = replace(outline, edge_width=result.num_edge_features)
-    make, _, name = model_of(job, outline, make_system(without_partitioner(job)), model)
+    of_host = without_partitioner(job.model_copy(update={"device": "cpu", "kernel": "cpu"}))
+    make, _, name = model_of(job, outline, make_system(of_host), model)
     return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
+
+
+def _device(job: Job, asked: str | None, folder: Path, emit: Emit) -> str:
+    """The device that a run's model is put on."""
+    if asked not in (None, "cpu", "cuda"):
+        raise InputError(f"device is {asked!r}; expected cpu or cuda")
+    if asked == "cuda":
+        return own_device().type
+    if asked == "cpu" or job.device == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    emit(Note(f"{folder} was trained on a GPU, but torch sees none here; processors do the work"))
+    return "cpu"
 
 
 def of_edges(folder: Path) -> bool:

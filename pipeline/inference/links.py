@@ -106,7 +106,7 @@ def predict_links(
         InputError: the run has another task or is not finished, or a pair has an end that is no node.
         StoreError: something in the run's folder is damaged.
     """
-    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     if trained.result.labels_of == "edges":
         raise InputError(f"{trained.folder} predicts labels of edges; use mr.predict_edges")
     if trained.result.task != "link":

@@ -10,19 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate.layerwise import outputs
-from ...stages.evaluate.temporal import temporal_outputs
+from ...stages.evaluate.temporal import Chunk, temporal_outputs
 from ...stages.models.base import as_model
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
+from ...storage.plural import counted
 from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
 from ..datasets import open_dataset
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced
+from ..telemetry.events import Emit, Note, StageAdvanced
 from .by_tasks import Workers, outputs_by_tasks
 from .finished_run import TrainedRun, load
+from .on_device import chunks_there, device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,10 @@ class Opened:
             )
         return times
 
+    def chunk(self, seeds: int | None = None) -> Chunk | None:
+        """Who computes outputs by time: see `chunks_there`."""
+        return chunks_there(self.model, self.data, self.job, seeds)
+
     def outputs(
         self,
         model: nn.Module,
@@ -101,11 +107,18 @@ class Opened:
                 )
             moments = self.check_times()[nodes] if moments is None else moments
             seed = self.job.seed_of("minibatches")
-            return temporal_outputs(model, data.graph, data.features, sampler, nodes, moments, seed, advance)
-        if self.workers is not None:
+            asked = sampler, nodes, moments, seed, advance, self.chunk(len(nodes))
+            rows = temporal_outputs(model, data.graph, data.features, *asked)
+        elif self.workers is not None:
             return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
-        degree = torch.from_numpy(data.graph.degree)
-        return outputs(model, data.graph, data.features, degree, nodes, scratch=self.scratch, on_progress=advance)
+        else:
+            degree = torch.from_numpy(data.graph.degree)
+            limits: Any = {"scratch": self.scratch, "on_progress": advance}
+            rows = outputs(model, data.graph, data.features, degree, nodes, **limits)
+        if self.of_pairs and rows.device.type != device_of(model).type:
+            text = f"the rows of {counted(len(nodes), 'node')} do not fit on the GPU beside the layers"
+            emit(Note(f"{text}; they are on the host, and so is what reads pairs of them"))
+        return rows
 
 
 def opened(
@@ -147,8 +160,16 @@ def opened(
                 f"dataset is missing; expected {function}(model, dataset), or the folder of a run, which has its own"
             )
         data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        _tell_device(run, by, emit)
         return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
-    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
+    _tell_device(trained.model, by, emit)
     result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None, labelled=labelled)
     names, of_edges = result.class_names, result.labels_of == "edges"
     return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)
+
+
+def _tell_device(model: nn.Module, workers: Workers | None, emit: Emit) -> None:
+    """Tell a user whose model is on a GPU that workers leave it alone."""
+    if workers is not None and device_of(model).type == "cuda":
+        emit(Note("workers compute on processors; without them (workers, scheduler) this process would use the GPU"))

@@ -75,7 +75,7 @@ def recommend(
             than k nodes that can be destinations.
         StoreError: something in the run's folder is damaged.
     """
-    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     found = _open(trained, k, nodes, dataset, exclude_known, time, workers, scheduler, cluster, emit)
     pieces = list(found.pieces(len(found.sources), emit))
     return pieces[0]

@@ -33,6 +33,8 @@ class FileRequest:
     """See `predict`, also for what follows."""
     scheduler: str | None = None
     cluster: Mapping[str, Any] | None = None
+    device: str | None = None
+    """See `load`."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class FileRequest:
         """
         check_new_file(self.out, embeddings)
         start = time.perf_counter()
-        trained = load(self.run, model=self.model)
+        trained = load(self.run, model=self.model, device=self.device, emit=self.emit)
         return {
             "run": str(self.run),
             "model": trained.result.model,

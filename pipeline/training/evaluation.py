@@ -28,7 +28,6 @@ from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.features import CountedFeatures, FeatureStore
-from ...storage.graph import Graph
 from ...storage.links.pairs import Pairs
 from ..config.systems import System
 from ..setup.prepare import Prepared
@@ -90,12 +89,16 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
 
 
-def chunks_there(graph: Graph, rows: torch.Tensor | None) -> Chunk:
-    """Draws of the device that trains on this graph, for evaluation by time; see `ChunksThere`."""
+def _chunks_there(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chunk:
+    """Draws of the device that this rank trains on, for evaluation by time, over the rows that it trains on."""
     # Needs Triton.
     from ...stages.evaluate.temporal_cuda import ChunksThere
 
-    return ChunksThere(graph, rows)
+    placed = prepared.placement
+    stores = placed.features, placed.edge_features if prepared.reads_edges else None
+    keeps = policy if isinstance(policy, KeepsRows) else None
+    rows = [None if keeps is None or x is None else keeps.rows_there(x, job, locked=True) for x in stores]
+    return ChunksThere(placed.graph, *rows)
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,11 @@ def _by_leaders(
 
     def evaluated(module: nn.Module, split: str, among: Group | None, advance: Progress) -> Scored | None:
         by_class = split == "test"
-        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
         if prepared.reads_times:
             sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
-            there = job.resident and job.produce
-            chunk = chunks_there(prepared.placement.graph, rows) if there else None
+            chunk = _chunks_there(prepared, policy, job) if job.resident and job.produce else None
             return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance, chunk)
+        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
         limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
         found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
         if group.rank > 0:

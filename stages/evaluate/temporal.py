@@ -21,6 +21,7 @@ from ..models.pyg.model import evaluating
 from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
+from .cuda import DeviceBudget
 from .links import KnownPairs, metrics_of
 
 Chunk = Callable[[nn.Module, Graph, FeatureStore, TemporalSampler, BulkRequest], Tensor]
@@ -46,7 +47,8 @@ def temporal_outputs(
     chunk: Chunk | None = None,
 ) -> Tensor:
     """[n, C], the model's outputs for `nodes` at their moments, over the sampler's draws: exact if it takes all
-    in-edges (fanout -1), else the same in every call with the same nodes.
+    in-edges (fanout -1), else the same in every call with the same nodes. On the model's device, or on the host if half
+    of what is free there is too little.
 
     Args:
         model: of at most as many layers as the sampler has hops; rows are on its device.
@@ -71,13 +73,15 @@ def temporal_outputs(
     _, rank = np.unique(when, return_inverse=True)
     _, first, back = np.unique(rank * max(1, graph.num_nodes) + nodes, return_index=True, return_inverse=True)
     nodes, when = nodes[first], when[first]
-    key, found = stream(seed, Purpose.EVALUATE), []
+    key, found, stays = stream(seed, Purpose.EVALUATE), [], True
     with evaluating(model):
         for number, at in enumerate(range(0, len(nodes), CHUNK)):
             some = slice(at, at + CHUNK)
             request = BulkRequest(key, 0, number, number, (nodes[some],), moments=(when[some],))
             out = (chunk or _on_host)(model, graph, features, short, request)
-            found.append(_of_seeds(model, out, len(nodes[some])))
+            rows = _of_seeds(model, out, len(nodes[some]))
+            stays = stays if found else _fit(rows, len(nodes) + len(back))
+            found.append(rows if stays else rows.cpu())
             if on_progress is not None:
                 on_progress(min(at + CHUNK, len(nodes)), len(nodes))
     rows = torch.cat(found) if found else torch.empty(0, 0)
@@ -110,6 +114,11 @@ def _on_host(
     rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(**to)
     with torch.no_grad():
         return model(neighbourhoods, rows)
+
+
+def _fit(rows: Tensor, count: int) -> bool:
+    """True if so many rows like these fit where they are, twice. On a GPU they share it with samples."""
+    return not rows.is_cuda or 2 * count * rows[:1].nbytes <= DeviceBudget.on(rows.device).num_bytes
 
 
 def _of_seeds(model: nn.Module, out: Any, count: int) -> Tensor:

@@ -22,9 +22,11 @@ class ChunksThere:
     """Outputs for the seeds of a minibatch, drawn on the model's device: see `temporal.Chunk`."""
 
     graph: Graph
-    """Graph that the rank trains on; its lists are on the device."""
+    """Graph whose lists are on the device."""
     rows: Tensor | None
-    """[V, F], features of all nodes, on the device; None: they are read from the store."""
+    """[V, F], features of all nodes, where kernels of the device read them; None: they are read from the store."""
+    edge_rows: Tensor | None = None
+    """[E, D], features of all edges, likewise."""
 
     def __call__(
         self, model: nn.Module, graph: Graph, features: FeatureStore, sampler: TemporalSampler, request: BulkRequest
@@ -39,6 +41,8 @@ class ChunksThere:
         types, of_edges = self.graph.types, graph.edge_features if reads_edges(model) else None
 
         def edge_rows(ids: Tensor) -> Tensor:
+            if self.edge_rows is not None:
+                return gather_rows(self.edge_rows, ids).to(like.dtype)
             assert of_edges is not None
             return torch.from_numpy(of_edges.gather(ids.cpu().numpy())).to(**to)
 

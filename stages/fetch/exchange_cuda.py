@@ -296,6 +296,6 @@ class DeviceLinkFetch:
         fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module, ranks)
         return fetcher
 
-    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+    def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
         """See `KeepsRows.rows_there`."""
-        return self.inner.rows_there(features, job) if isinstance(self.inner, KeepsRows) else None
+        return self.inner.rows_there(features, job, locked) if isinstance(self.inner, KeepsRows) else None

@@ -69,10 +69,10 @@ class DeviceGatherFetch:
         edges = None if placement.edge_features is None else self._uploaded(placement.edge_features, job)
         return self._uploaded(placement.features, job), job.device, self, edges
 
-    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+    def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
         """See `KeepsRows.rows_there`."""
         uploaded = self._uploaded(features, job)
-        return uploaded.rows if uploaded.in_device_memory else None
+        return uploaded.rows if locked or uploaded.in_device_memory else None
 
     def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
         """Uploaded rows, made once: fetchers and evaluation read the same rows."""

@@ -34,6 +34,9 @@ OwnModelFlag = Annotated[
 OtherDatasetFlag = Annotated[
     str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")
 ]
+OwnDeviceFlag = Annotated[
+    str | None, typer.Option("--device", help="cpu | cuda  [default: the run's, or cpu where there is no GPU]")
+]
 WorkersFlag = Annotated[int, typer.Option(help="Processes that share the work, layer by layer.")]
 SchedulerFlag = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the work, layer by layer.")

@@ -50,6 +50,13 @@ def cluster_settings(overrides: list[str] | None) -> dict[str, Any]:
     return table.get("cluster", {})
 
 
+def check_workers_device(device: str | None, workers: int, scheduler: str | None) -> None:
+    """Raise InputError if a GPU is asked for and the work is shared, since processes that share it use processors."""
+    if device == "cuda" and (workers != 1 or scheduler is not None):
+        other = "--workers" if scheduler is None else "--scheduler"
+        raise InputError(f"--device cuda and {other} are given, and workers compute on processors; leave one out")
+
+
 def _check_job_file(job: Path) -> None:
     """Raise InputError if a dataset was given in place of the job file."""
     from ...datasets.readers.registry import TABLES
