@@ -69,7 +69,9 @@ def test_runs(timed: mr.Dataset, tmp_path: Path, options: dict[str, Any], monkey
     """Layers of `gcn` read degrees until the moments of trees."""
     host = train(with_edge_rows(timed), tmp_path, "cpu", **{**JOB, **options})
     no_draws_on_the_host(monkeypatch)
-    agree(with_edge_rows(timed), tmp_path, there=host, **{**JOB, **options})
+    _, result = agree(with_edge_rows(timed), tmp_path, there=host, **{**JOB, **options})
+    # Evaluation reads the rows that were put there, or locked, for training.
+    assert not sum(result.bytes["evaluation"].values())
     assert 'kernel = "cuda"' in (tmp_path / "cuda" / "job.toml").read_text()
 
 

@@ -113,8 +113,11 @@ def test_rows_for_which_neither_has_room_are_read_from_the_store(timed, tmp_path
     result = trained(timed, tmp_path / "run", model={"name": "gcn"}, gpu={"features": "pinned"})
     host, there = both(result)
     want = mr.predict(host, timed).logits
+    gather, read = type(timed.features).gather, []
+    monkeypatch.setattr(type(timed.features), "gather", lambda *a: read.append(len(a[1])) or gather(*a))
     monkeypatch.setattr(on_device, "fits_in_memory", lambda num_bytes: num_bytes < 60 * 5 * 4)
     close(mr.predict(there, timed).logits, want)
+    assert len(read) == 4
 
 
 def test_the_samples_are_the_hosts_to_the_bit(timed, tmp_path, monkeypatch) -> None:
