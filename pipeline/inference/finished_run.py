@@ -36,8 +36,7 @@ class TrainedRun:
     folder: Path
     """The run's folder."""
     model: nn.Module
-    """The model with the parameters of the best validation epoch, in evaluation mode; on a GPU if the run used GPUs and
-    this machine has one."""
+    """The model with the parameters of the best validation epoch, in evaluation mode; on the device of `load`."""
     config: Job
     """The run's configuration."""
     result: Result
