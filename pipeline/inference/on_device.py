@@ -18,8 +18,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def chunks_there(model: nn.Module, data: Dataset, job: Job, seeds: int | None) -> temporal.Chunk | None:
-    """Outputs over draws of the model's GPU; None: the host draws, since the model is there, or the run's ``kernel`` says
-    so.
+    """Outputs over draws of the model's GPU; None if the host draws: it has the model, or the run's ``kernel`` says so.
 
     Args:
         model: on any device.
