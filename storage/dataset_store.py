@@ -182,6 +182,7 @@ def write_dataset(
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
         **({"hides_pairs": True} if dataset.hides_pairs else {}),
+        **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -423,6 +424,7 @@ def open_dataset_store(
         **{name: store.read(name) for name in OF_SOME_GRAPHS if name in store},
         types=open_types(store),
         edge_features=open_edge_features(store, features),
+        time_unit=store.meta.get("time_unit"),
     )
     with proving(store.path):
         dataset = Dataset(

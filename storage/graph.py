@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 from .plural import are, counted
+from .times.moments import as_times, check_times, in_one_unit, is_unit
 from .typed.graph_types import GraphTypes, check_edge_type
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class Graph:
     node_time: npt.NDArray[Any] | None = None
     """int64 or float64 [V], the time of each node, or None: as a seed, it sees no later edge where samples go by
     time."""
+    time_unit: str | None = None
+    """Unit of NumPy that all times count since 1970, those of pairs too, such as ``D`` or ``ms``; None: they were not
+    read from dates."""
 
     @property
     def num_nodes(self) -> int:
@@ -207,6 +211,8 @@ class Graph:
         for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):
             if (times := getattr(self, name)) is not None:
                 check_times(name, times, count)
+        if self.time_unit is not None and not is_unit(self.time_unit):
+            raise InputError(f"time_unit is {self.time_unit!r}; expected a unit of NumPy's dates, such as 's'")
         if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
             raise InputError(
                 f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges"
@@ -274,37 +280,6 @@ def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: in
 
 ALWAYS: dict[Any, Any] = {np.dtype(np.int64): np.iinfo(np.int64).min, np.dtype(np.float64): -np.inf}
 """By dtype, the time of what has been there always: nodes and edges of types that have no times."""
-
-
-def as_times(values: npt.ArrayLike, what: str, count: int) -> npt.NDArray[Any]:
-    """Times as int64, or float64 if they are floating-point numbers. Dates count in their own unit.
-
-    Args:
-        values: [count] whole numbers, numbers or NumPy dates; a column [count, 1] too.
-        what: says what they are the times of, for messages.
-        count: number of edges, nodes or pairs.
-
-    Raises:
-        InputError: another shape, no numbers, or one is NaN.
-    """
-    given = np.asarray(values)
-    given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
-    if given.dtype.kind not in "iufM" or given.shape != (count,):
-        raise InputError(f"{what} is {given.dtype}{list(given.shape)}; expected numbers or dates [{count}]")
-    if len(bad := np.flatnonzero(np.isnat(given) if given.dtype.kind == "M" else np.isnan(given))):
-        raise InputError(
-            f"{what} holds {counted(len(bad), 'time')} that {are(len(bad))} NaN (first: position {bad[0]}); expected a "
-            "time for each"
-        )
-    return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
-
-
-def check_times(name: str, a: npt.NDArray[Any], count: int) -> None:
-    """Raise InputError unless `a` is sound as an array of times."""
-    if a.dtype not in (np.int64, np.float64) or a.shape != (count,):
-        raise InputError(f"{name} is {a.dtype}{list(a.shape)}; expected int64 or float64 [{count}]")
-    if np.isnan(a).any():
-        raise InputError(f"{name} holds NaN; expected a time for each")
 
 
 def check_offsets(o: npt.NDArray[np.integer], num_nodes: int) -> None:
@@ -375,6 +350,7 @@ def from_edges(
         from .features import ArrayFeatures  # kernels import this module where there is no Zarr
 
         rows = ArrayFeatures(edge_rows(edge_features, len(src))[order])
+    (edge_time, node_time), unit = in_one_unit((edge_time, node_time))
     return Graph(
         indptr,
         np.ascontiguousarray(src[order], dtype=index_dtype(num_nodes)),
@@ -383,6 +359,7 @@ def from_edges(
         edge_features=rows,
         edge_time=None if edge_time is None else as_times(edge_time, "edge_time", len(src))[order],
         node_time=None if node_time is None else as_times(node_time, "node_time", num_nodes),
+        time_unit=unit,
     ).check()
 
 

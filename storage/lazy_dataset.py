@@ -85,6 +85,11 @@ class LazyGraph(Graph):
         return "node_time" in self._store
 
     @property
+    def time_unit(self) -> str | None:
+        """See `Graph.time_unit`."""
+        return self._store.meta.get("time_unit")
+
+    @property
     def num_edge_features(self) -> int:
         """See `Graph.num_edge_features`."""
         return self._width
@@ -342,6 +347,7 @@ class LazyDataset(Dataset):
                 **{name: getattr(g, name) for name in (*GRAPH_DIGESTS, *OF_SOME_GRAPHS)},
                 types=g.types,
                 edge_features=edges,
+                time_unit=g.time_unit,
             ),
             self.features,
             self.labels,

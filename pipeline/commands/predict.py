@@ -45,7 +45,8 @@ def predict(
         bool, typer.Option("--include-known", help="With --top: destinations that a node is linked to, too.")
     ] = False,
     at_time: Annotated[
-        str | None, typer.Option("--time", help="With --top, of a run by the sampler temporal: as of this time.")
+        str | None,
+        typer.Option("--time", help="With --top, of a run by the sampler temporal: as of this time, or date."),
     ] = None,
     device: OwnDeviceFlag = None,
     workers: WorkersFlag = 1,
@@ -77,7 +78,7 @@ def predict(
     if top is not None and (pairs is not None or all_probabilities or embeddings):
         other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
         raise InputError(f"--top and {other} are given; expected one of them")
-    when = None if at_time is None else _number(at_time)
+    when = None if at_time is None else _moment(at_time)
     with Terminal() as terminal:
         request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings, device)
         if top is not None:
@@ -99,13 +100,9 @@ def predict(
     show(text, report, as_json)
 
 
-def _number(text: str) -> int | float:
-    """The time that --time gives. Raises InputError if it is no number."""
-    from ...storage.errors import InputError
+def _moment(text: str) -> int | float | str:
+    """The number, or the text of the date, that --time gives. Raises InputError if it is neither."""
+    from ...storage.times.moments import Moment, moment_of
 
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise InputError(f"--time is '{text}'; expected a number, as the times of edges are")
+    moment = moment_of(text, "--time")
+    return moment.text if isinstance(moment, Moment) else moment

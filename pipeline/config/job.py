@@ -28,8 +28,8 @@ class Job(Section):
     """An embedded name, a file, a folder, a store, or an OGB name."""
     split: str | None = None
     """``public``, ``random:20,30`` (per class: training, validation), or ``fraction:0.6,0.2``; in the order
-    of times ``time:0.7,0.15`` (shares) or ``until:2017,2018`` (last times of train and val); by default the dataset's
-    own split, or a random one."""
+    of times ``time:0.7,0.15`` (shares) or ``until:2017,2018`` (last times of train and val, perhaps dates);
+    by default the dataset's own split, or a random one."""
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Place of a Millrace store's features during the run; ``owned``: each rank holds its share in memory, and sends
     rows to the others."""

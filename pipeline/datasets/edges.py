@@ -7,9 +7,9 @@ import numpy as np
 
 from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
-from ...storage.graph import as_times
 from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
+from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
 from .cleaning.class_names import numbered_text
 from .cleaning.clean import names_of_classes
@@ -107,8 +107,13 @@ def with_labelled_edges(
         class_names = names_of_classes(labels, y, num_classes)
     times = None
     if raw.time is not None:
-        times = like_edges(as_times(raw.time, "times of labelled edges", len(raw.pairs)), dataset.graph)
-    parts = make_split(y, raw.split, split, whole_number("seed", seed), options, notes, times, "edge")
+        timed = dataset.graph.has_edge_times or dataset.graph.has_node_times
+        if not timed and (own := in_one_unit([raw.time])[1]) is not None:
+            dataset = replace(dataset, graph=replace(dataset.graph, time_unit=own))
+        found = as_times(raw.time, "times of labelled edges", len(raw.pairs), dataset.graph.time_unit)
+        times = like_edges(found, dataset.graph)
+    unit = dataset.graph.time_unit
+    parts = make_split(y, raw.split, split, whole_number("seed", seed), options, notes, times, "edge", unit)
     features = None
     if raw.features is not None:
         given = np.asarray(raw.features)

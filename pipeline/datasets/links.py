@@ -160,7 +160,7 @@ def _by_time(dataset: Dataset, text: str, symmetric: bool) -> tuple[dict[str, Pa
     order = order[every[order, 0] != every[order, 1]]
     _, first = np.unique(_canonical(every[order], graph.num_nodes, symmetric), return_index=True)
     time, every = edge_time[order[first]], every[order[first]]
-    parts = dict(zip(SPLITS, by_time(time, parse_split(text), text)))
+    parts = dict(zip(SPLITS, by_time(time, parse_split(text), text, graph.time_unit)))
     return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
 
 

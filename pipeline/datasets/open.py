@@ -52,8 +52,9 @@ def open_dataset(
             task.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
             nodes for test) or ``fraction:0.6,0.2``; in the order of the nodes' times ``time:0.7,0.15`` (shares) or
-            ``until:2017,2018`` (last times of train and val). By default the stored one; else random:20,30 if every
-            class has 60 labelled nodes; else fraction:0.6,0.2. Links: see `link_dataset`.
+            ``until:2017,2018`` (last times of train and val, or ISO dates where times are). By default
+            the stored one; else random:20,30 if every class has 60 labelled nodes; else fraction:0.6,0.2. Links: see
+            `link_dataset`.
         seed: seed of a random split; nothing else depends on it.
         features: place of a Millrace store's features: memory, mapped or zarr. Other sources are read into memory.
         graph: place of a Millrace store's graph: memory or mapped.
@@ -216,7 +217,9 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
         )
     labels, number = as_task(dataset, task)
     times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
-    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, times, unit)
+    parts = make_split(
+        labels, dataset.split, request.split, request.seed, request.options, notes, times, unit, dataset.graph.time_unit
+    )
     name = request.name or dataset.name
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.times.moments import as_times
 from .readers.npz_members import load_members
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[
     for name in (name for name in SPLITS if f"{name}_time" in arrays):
         if name not in sets:
             raise InputError(f"{what}{name}_time is there without {name}; give both")
-        times[name] = as_times(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]))
+        times[name] = as_times(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]), dataset.graph.time_unit)
     return sets, times
 
 

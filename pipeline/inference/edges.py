@@ -54,8 +54,8 @@ def predict_edges(
             relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own.
         features: [n, K], of `pairs` that are given as an array, if the run's labelled edges have features.
-        times: [n], of `pairs`, for a run by the sampler temporal. By default the column time of the file, or after all
-            edges.
+        times: [n] numbers or dates, of `pairs`, for a run by the sampler temporal. By default the column time of the
+            file, or after all edges.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.

@@ -16,9 +16,9 @@ from ...stages.links.decoders import decoder_beside
 from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
-from ...storage.graph import as_times
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.times.moments import as_moments
 from ...storage.typed.graph_types import GraphTypes
 from ..datasets.links import like_edges
 from ..datasets.pairs import as_pairs, read_pairs
@@ -94,8 +94,8 @@ def predict_links(
             has several types, each column is of ids or names within the type of that end of the run's relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
             graph lacks the held-out pairs.
-        times: [n], of the pairs, for a run by the sampler temporal: each is scored from what lies before. By default
-            the column time of the file, or after all edges.
+        times: [n] numbers or dates, of the pairs, for a run by the sampler temporal: each is scored from what lies
+            before. By default the column time of the file, or after all edges.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -149,7 +149,7 @@ def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: Tr
     temporal = found.temporal is not None
     if times is not None and not temporal:
         raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
-    when = read if times is None else as_times(times, "times", len(wanted))
+    when = read if times is None else as_moments(times, "times", len(wanted), found.data.graph.time_unit)
     when = np.full(len(wanted), np.inf) if when is None else like_edges(when, found.data.graph)
     return Ends.of(wanted, when if temporal else None, found.data.num_nodes)
 

@@ -18,10 +18,11 @@ from ...stages.links.plan import before
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset, IdArray
 from ...storage.errors import InputError, whole_number
-from ...storage.graph import Graph, as_times
+from ...storage.graph import Graph
 from ...storage.links.pairs import node_ranges
 from ...storage.node_names import NodeNames
 from ...storage.plural import counted
+from ...storage.times.moments import as_moments
 from ..datasets.links import like_edges
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
@@ -62,8 +63,8 @@ def recommend(
         dataset: see `predict_links`.
         exclude_known: leave out destinations that the source has an edge to, or a positive pair of any set with; in a
             symmetric graph, an edge or a pair in either direction.
-        time: for a run by the sampler temporal: recommend from what lies before, and leave out links that are known
-            then. By default after all edges.
+        time: a number or a date, for a run by the sampler temporal: recommend from what lies before, and leave out
+            links that are known then. By default after all edges.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -147,7 +148,7 @@ def _open(
     data, temporal = found.data, found.temporal is not None
     if moment is not None and not temporal:
         raise InputError(f"time is given, but {trained.folder} was trained without times; leave it out")
-    when = None if moment is None else like_edges(as_times([moment], "time", 1), data.graph)
+    when = None if moment is None else like_edges(as_moments([moment], "time", 1, data.graph.time_unit), data.graph)
     known = _known(data, trained.result, when, exclude_known)
     of_sources, among = known.ends or (known.candidates, known.candidates)
     if k > len(among):
@@ -211,7 +212,7 @@ def _check_finite(rows: Tensor, ids: IdArray, trained: TrainedRun) -> None:
 
 
 def recommend_to_file(
-    request: FileRequest, k: int, nodes: str | None, exclude_known: bool, moment: int | float | None
+    request: FileRequest, k: int, nodes: str | None, exclude_known: bool, moment: Any
 ) -> dict[str, Any]:
     """Write the best destinations by a finished run into a file, piece by piece.
 

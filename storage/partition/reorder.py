@@ -97,6 +97,7 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
             edge_features=of_edges,
             edge_time=None if graph.edge_time is None else graph.edge_time[edges],
             node_time=None if graph.node_time is None else graph.node_time[old],
+            time_unit=graph.time_unit,
         ),
         features=ReorderedFeatures(dataset.features, old),
         labels=dataset.labels[old],

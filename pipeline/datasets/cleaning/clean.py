@@ -7,9 +7,10 @@ import numpy as np
 from ....storage.dataset import MATRIX_TASKS, Dataset
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, as_times
+from ....storage.graph import Graph
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
+from ....storage.times.moments import as_times, in_one_unit
 from .class_names import numbered_text
 from .columns import clean_features
 from .components import in_largest_component, restricted, restricted_split
@@ -40,6 +41,7 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
 
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     notes = list(raw.notes)
+    (edge_time, node_time), unit = in_one_unit((raw.edge_time, raw.node_time))
     check_no_target(options)
     labels, class_names = np.asarray(raw.labels), raw.class_names
     if options.task == "link":  # the pairs take their place
@@ -58,9 +60,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             raw.hint,
             notes,
             raw.edge_features,
-            raw.edge_time,
+            edge_time,
         )
-    graph = with_node_times(graph, raw.node_time, notes)
+    graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
     y, num_classes, task = clean_labels(
@@ -90,7 +92,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
     of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
-    parts = make_split(y, stored, split, seed, options, of_split, graph.node_time)
+    parts = make_split(y, stored, split, seed, options, of_split, graph.node_time, time_unit=unit)
     return Dataset(
         raw.name, graph, ArrayFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
     ).check()

@@ -37,6 +37,7 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
         else ArrayFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
         edge_time=None if graph.edge_time is None else graph.edge_time[edges],
         node_time=None if graph.node_time is None else graph.node_time[keep],
+        time_unit=graph.time_unit,
     )
 
 

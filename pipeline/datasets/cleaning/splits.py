@@ -11,13 +11,14 @@ from ....stages.random import Purpose, permutation, stream
 from ....storage.dataset import SPLITS, IdArray, Split, is_labelled
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
+from ....storage.times.moments import Moment, moment_of_text, number_of, shown
 from .options import ReadOptions
 from .raw import AnyArray
 
 KINDS = ("public", "random", "fraction", "time", "until")
 FORMS = (
     "expected public, random:20,30 (per class for train and val), fraction:0.6,0.2, time:0.7,0.15 (shares in the order "
-    "of time) or until:2017,2018 (the last times of train and val)"
+    "of time) or until:2017,2018 (the last times of train and val, numbers or dates: until:2017-12-31,2018-06-30)"
 )
 ENOUGH_PER_CLASS = 60
 """Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
@@ -30,8 +31,10 @@ class SplitSpec:
     kind: str
     """One of `KINDS`."""
     train: float = 0
-    """random: nodes per class; fraction and time: share of the labelled nodes; until: the last time."""
+    """random: nodes per class; fraction and time: share of the labelled nodes."""
     val: float = 0
+    until: tuple[int | float | Moment, int | float | Moment] = (0, 0)
+    """until: the last times of train and val."""
 
 
 def parse_split(text: str) -> SplitSpec:
@@ -50,23 +53,36 @@ def parse_split(text: str) -> SplitSpec:
             raise InputError(f"split is '{text}'; public takes no numbers")
         return SplitSpec("public")
     try:
-        whole = kind == "random" or (kind == "until" and "." not in rest)
-        train, val = (int(v) if whole else float(v) for v in rest.split(","))
+        parse: Any = {"random": int, "until": moment_of_text}.get(kind, float)
+        train, val = map(parse, rest.split(","))
     except ValueError:
-        raise InputError(
-            f"split is '{text}'; expected two {'whole ' if kind == 'random' else ''}numbers after '{kind}:'; {FORMS}"
-        ) from None
+        wanted = {"random": "whole numbers", "until": "numbers, or two dates,"}.get(kind, "numbers")
+        raise InputError(f"split is '{text}'; expected two {wanted} after '{kind}:'; {FORMS}") from None
+    if kind == "until":
+        return _until(text, train, val)
     if kind == "random" and (train < 1 or val < 0):
         raise InputError(f"split is '{text}'; expected at least 1 train node and 0 val nodes per class")
-    if kind == "until" and not train <= val:
-        raise InputError(
-            f"split is '{text}', in which the future trains the past; expected the last time of train, then that of val"
-        )
     if kind in ("fraction", "time") and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
         raise InputError(
             f"split is '{text}'; expected a fraction above 0 for train and one from 0 for val, together at most 1"
         )
     return SplitSpec(kind, train, val)
+
+
+def _until(text: str, train: int | float | Moment, val: int | float | Moment) -> SplitSpec:
+    """The split by last times of train and val."""
+    if isinstance(train, Moment) and isinstance(val, Moment):
+        # In the finest unit that dates of Python have, a date's last moment.
+        ordered = train.number("us", "split", last=True) <= val.number("us", "split", last=True)
+    elif isinstance(train, Moment) or isinstance(val, Moment):
+        raise InputError(f"split is '{text}', a date and a number; expected two dates, or two numbers")
+    else:
+        ordered = train <= val
+    if not ordered:
+        raise InputError(
+            f"split is '{text}', in which the future trains the past; expected the last time of train, then that of val"
+        )
+    return SplitSpec("until", until=(train, val))
 
 
 def make_split(
@@ -78,6 +94,7 @@ def make_split(
     notes: list[str],
     times: npt.NDArray[Any] | None = None,
     unit: str = "node",
+    time_unit: str | None = None,
 ) -> Split:
     """The split described by `text`: a pure function of the labels, the text and the seed.
 
@@ -92,6 +109,7 @@ def make_split(
         notes: a sentence is appended for each repair or choice.
         times: [V], of the nodes, for splits by time.
         unit: word for one of what is labelled.
+        time_unit: see `Graph.time_unit`.
 
     Raises:
         InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
@@ -125,7 +143,7 @@ def make_split(
                 f"split is '{text}', but {unit}s have no times; give {give}, or use split=fraction:0.6,0.2"
             )
         labelled = np.flatnonzero(is_labelled(labels))
-        return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text))))
+        return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text), time_unit)))
     split = (
         _random(labels, int(spec.train), int(spec.val), seed, unit)
         if spec.kind == "random"
@@ -135,18 +153,21 @@ def make_split(
     return split
 
 
-def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str) -> list[IdArray]:
+def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str, time_unit: str | None = None) -> list[IdArray]:
     """Three ascending sets of positions, no time in two of them: train before val before test.
 
     Args:
         times: [n].
         spec: of kind time or until.
         text: what `spec` was parsed of.
+        time_unit: see `Graph.time_unit`.
 
     Raises:
-        InputError: a set is empty that was asked for.
+        InputError: a set is empty that was asked for, or dates are given where times are no dates.
     """
     train, val = spec.train, spec.val
+    if spec.kind == "until":
+        train, val = (number_of(m, time_unit, f"a bound of split={text}", last=True) for m in spec.until)
     asked = [True, spec.kind == "until" or val > 0, spec.kind == "until" or train + val < 1 - 1e-9]
     if spec.kind == "time" and len(times):
         ordered = np.sort(times)
@@ -156,7 +177,9 @@ def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str) -> list[IdArray
     parts = [np.flatnonzero(p) for p in (times <= train, (times > train) & (times <= val), times > max(train, val))]
     for name, part, wanted in zip(SPLITS, parts, asked):
         if wanted and not len(part):
-            seen = f"{len(times)} times" + (f" from {times.min()} to {times.max()}" if len(times) else "")
+            seen = f"{len(times)} times" + (
+                f" from {shown(times.min(), time_unit)} to {shown(times.max(), time_unit)}" if len(times) else ""
+            )
             raise InputError(f"split is '{text}', but {seen} leave none for {name}; choose other bounds or shares")
     return parts
 

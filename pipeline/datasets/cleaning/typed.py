@@ -11,9 +11,10 @@ import numpy.typing as npt
 from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError, nearest, whole_number
 from ....storage.features import ArrayFeatures
-from ....storage.graph import ALWAYS, Graph, as_times, edge_rows
+from ....storage.graph import ALWAYS, Graph, edge_rows
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted
+from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes, RelationType
 from .class_names import numbered_text
@@ -121,7 +122,7 @@ def clean_typed(
     elif options.label_gaps == "compact" and class_names is None:
         class_names = names_of_classes(labels, y, num_classes)
     times = None if graph.node_time is None else graph.node_time[: len(y)]
-    chosen = make_split(y, raw.split, split, seed, options, notes, times)
+    chosen = make_split(y, raw.split, split, seed, options, notes, times, time_unit=graph.time_unit)
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
     notes.append(note_of_types(kinds))
@@ -170,10 +171,13 @@ def _with_times(
             raise InputError(f"there are times of {what} of {name}, which is not there; leave them out")
     if not raw.edge_times and not raw.node_times:
         return graph
-    of_nodes = {t: as_times(x, f"node_time of '{t}'", counts[t]) for t, x in raw.node_times.items()}
+    aligned, unit = in_one_unit((*raw.node_times.values(), *raw.edge_times.values()))
+    node_times = dict(zip(raw.node_times, aligned))
+    edge_times = dict(zip(raw.edge_times, aligned[len(node_times) :]))
+    of_nodes = {t: as_times(x, f"node_time of '{t}'", counts[t]) for t, x in node_times.items()}
     of_edges = {}
     for relation, (src, _) in found.items():
-        own = raw.edge_times.get(forward.get(relation, relation))
+        own = edge_times.get(forward.get(relation, relation))
         if own is not None:
             of_edges[relation] = as_times(own, f"edge_time of {','.join(relation)}", len(src))
     dtype = np.result_type(*of_nodes.values(), *of_edges.values())
@@ -190,7 +194,8 @@ def _with_times(
     edge_time = np.empty(graph.num_edges, dtype)
     for number, ((src, dst), times) in enumerate(zip(found.values(), lists)):
         edge_time[graph.edge_type == number] = times[np.lexsort((src, dst))]
-    return replace(graph, edge_time=edge_time, node_time=node_time if raw.target in of_nodes else None)
+    node_time = node_time if raw.target in of_nodes else None
+    return replace(graph, edge_time=edge_time, node_time=node_time, time_unit=unit)
 
 
 def _names(counts: Mapping[str, int], given: Mapping[str, NodeNames | None]) -> NodeNames | None:

@@ -210,13 +210,13 @@ def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
 
 
 def times_of(table: pa.Table, key: str | None, stem: str, source: Path | str) -> AnyArray | None:
-    """Numbers or dates of the column `key` of nodes or edges, nulls as NaN; None without a key. Dates count in the unit
-    of the column."""
+    """Numbers of the column `key` of nodes or edges, nulls as NaN, or dates in the unit of the column; None without a
+    key."""
     if key is None:
         return None
     column = column_of(table, key, stem, source)
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+        return column.to_numpy()
     return numbers_of(column, f"{stem}.{key}")
 
 
