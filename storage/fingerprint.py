@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .dataset import SPLITS, Dataset
+from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
 from .graph import Graph
 from .minibatch import Block, MiniBatch
@@ -184,6 +184,18 @@ def features_digest(features: FeatureStore) -> str:
     return feature_sample_digest(features.num_rows, features.gather(sampled_rows(features.num_rows)))
 
 
+def labels_digest(arrays: Mapping[str, str], hides_pairs: bool) -> str:
+    """Digest of the labels of nodes or pairs, and of what belongs to these, from those of the arrays: ``labels`` and,
+    where there are any, `PAIR_ARRAYS`."""
+    if "pairs" not in arrays and "pair_time" not in arrays:
+        return arrays["labels"]
+    record: dict[str, Any] = {"pairs": arrays["labels"]}
+    if "pairs" in arrays:
+        record = {"values": arrays["labels"], "pairs": arrays["pairs"], "hidden": hides_pairs}
+    of_pairs = {"times": "pair_time", "features": "pair_features"}
+    return digest_record(record | {key: arrays[name] for key, name in of_pairs.items() if name in arrays})
+
+
 class DatasetDigests:
     """Digests of the parts of a dataset, each made when first asked for unless it is known.
 
@@ -223,14 +235,11 @@ class DatasetDigests:
             of_edges = dataset.graph.edge_features
             assert of_edges is not None
             return features_fingerprint(of_edges) if name == "edge_features" else features_digest(of_edges)
-        digest = array_digest(dataset.labels if name == "labels" else getattr(dataset.split, name))
-        if name != "labels" or (dataset.pairs is None and dataset.pair_time is None):
-            return digest
-        record: dict[str, Any] = {"pairs": digest}
-        if dataset.pairs is not None:
-            record = {"values": digest, "pairs": array_digest(dataset.pairs), "hidden": dataset.hides_pairs}
-        of_pairs = {"times": dataset.pair_time, "features": dataset.pair_features}
-        return digest_record(record | {k: array_digest(a) for k, a in of_pairs.items() if a is not None})
+        if name != "labels":
+            return array_digest(getattr(dataset.split, name))
+        arrays = {"labels": dataset.labels, **{key: getattr(dataset, key) for key in PAIR_ARRAYS}}
+        digests = {key: array_digest(a) for key, a in arrays.items() if a is not None}
+        return labels_digest(digests, dataset.hides_pairs)
 
     def fingerprint(self) -> dict[str, str]:
         """See `dataset_fingerprint`."""

@@ -6,6 +6,7 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 # Fields become cached properties, which behave the same to readers.
 # pyrefly: ignore-errors[bad-override]
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -323,6 +324,13 @@ class LazyDataset(Dataset):
         """The dataset itself: what the manifest says was checked when it was opened, and arrays are as they are
         read."""
         return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays and features in memory."""
+        entries = self._store.entries.values()
+        arrays = sum(math.prod(e["shape"]) * np.dtype(e["dtype"]).itemsize for e in entries)
+        return arrays + sum(n for key, n in self._store.meta.items() if key.startswith("features_bytes"))
 
     def read(self) -> "LazyDataset":
         """Read all arrays but features that stay on disk, and check that they fit together.

@@ -194,8 +194,8 @@ def _write_store(
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
 
-    from ...stages.partition.base import make_book
     from ...stages.partition.quality import measure
+    from ...stages.partition.stage import book_of
     from ...storage.dataset_store import write_dataset
     from ...storage.lazy_dataset import LazyDataset
     from ...storage.partition.reorder import reorder
@@ -204,9 +204,12 @@ def _write_store(
 
     seed, limit = job.seed_of("minibatches"), parse_memory(memory or DEFAULT_MEMORY)
     if isinstance(data, LazyDataset):
-        from ..relabel.run import Cut, relabel
+        from ..relabel.run import Cut, moves_in_pieces, relabel
 
-        return relabel(job, data, Cut(chosen, parts, seed, order), out, limit, emit)
+        in_memory = memory is None and job.executor != "dask" and 3 * data.nbytes <= limit
+        if moves_in_pieces(data) or not in_memory:
+            return relabel(job, data, Cut(chosen, parts, seed, order), out, limit, emit)
+        data = data.as_read()
     if job.executor == "dask" or memory is not None:
         given = "executor=dask" if memory is None else "--memory"
         raise InputError(
@@ -214,15 +217,8 @@ def _write_store(
             "leave it out"
         )
     start = time.perf_counter()
-    book = make_book(
-        chosen,
-        data.graph,
-        parts,
-        seed,
-        data.split.train,
-        partial(_advance, emit),
-    )
-    quality = measure(data.graph, book, data.split.train)
+    book = book_of(data, chosen, parts, seed, partial(_advance, emit))
+    quality = measure(data.graph, book, None if data.of_pairs else data.split.train)
     emit(StageStarted("store", f"writing {out}"))
     write_dataset(out, reorder(data, book, order), features_format="npy")
     return quality, time.perf_counter() - start

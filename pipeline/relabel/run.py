@@ -11,7 +11,7 @@ import numpy as np
 
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
-from ...storage.dataset import SPLITS, require_nodes
+from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
@@ -30,8 +30,10 @@ from ..ingest.tasks import Stages
 from ..telemetry.events import Emit, Note, StageEnded
 from . import tasks
 
-LAYOUT = 1
+LAYOUT = 2
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
+PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names")
+"""Entries of a manifest that some datasets have, and that stay as they are."""
 SEAMS_PER_TASK = 16
 NAME_ROWS = 1 << 20
 """Names that one task writes."""
@@ -48,6 +50,11 @@ class Cut:
     seed: int
     order: str = "ids"
     """Order of the nodes within a part; see `storage.partition.node_order`."""
+
+
+def moves_in_pieces(data: LazyDataset) -> bool:
+    """True if a store's dataset has no features of edges, and no times, which `relabel` refuses."""
+    return not (data.num_edge_features or data.graph.has_edge_times or data.graph.has_node_times)
 
 
 def relabel(
@@ -72,18 +79,13 @@ def relabel(
         InputError: the disk is too small, or the partitioner refuses.
         RunError: a task failed; the same call goes on.
     """
-    if data.num_edge_features:
+    if not moves_in_pieces(data):
+        what = "features of edges" if data.num_edge_features else "times"
         raise InputError(
-            f"{data.path} has features of edges, which a renumbering in pieces does not move in this version; use "
-            "mr.reorder, in memory"
-        )
-    if data.graph.has_edge_times or data.graph.has_node_times:
-        raise InputError(
-            f"{data.path} has times, which a renumbering in pieces does not move in this version; use mr.reorder, in "
-            "memory"
+            f"{data.path} has {what}, which a renumbering in pieces does not move in this version; leave --memory and "
+            "executor=dask out, if it is small beside the memory of a command, or use mr.reorder, in memory"
         )
     start, in_process = time.perf_counter(), job.executor != "dask"
-    require_nodes(data, "parts hold")
     plan = {
         "layout": LAYOUT,
         "plan": digest_record(
@@ -184,12 +186,8 @@ class _Relabelling:
         """Labels, split, names, and where parts begin."""
         work, folder, total = self.work, self.folder, self.data.num_nodes
         (self.labels,) = self.stages.run("labels", "labels and split", tasks.move_labels, [(work,)])
-        dtype = self.source.entries["labels"]["dtype"]
-        outputs = []
-        for name in ("labels", *SPLITS):
-            length, *entry = self.labels["shapes"][name]
-            kind = dtype if name == "labels" else "int64"
-            outputs.append(Output(name, kind, (Piece(folder / name, length),), entry=tuple(entry)))
+        shapes = self.labels["shapes"]
+        outputs = [self._moved(name, *shapes[name]) for name in ("labels", *SPLITS)]
         if "node_name_text" in self.source:
             self.stages.run("unpack", "reading names", tasks.unpack_names, [(work,)])
         items = [(work, k, i, min(i + NAME_ROWS, total)) for k, i in enumerate(range(0, total, NAME_ROWS))]
@@ -199,12 +197,18 @@ class _Relabelling:
         starts = (Piece(folder / f"names-{k:06d}.starts", r["rows"], before[k]) for k, r in enumerate(named))
         offsets = folder / "offsets.npy"
         at = offsets.stat().st_size - 8 * (self.cut.parts + 1)
+        of_pairs = [self._moved(name, *shapes[name]) for name in PAIR_ARRAYS if name in shapes]
         return [
             *outputs,
             Output("node_name_text", "uint8", text),
             Output("node_name_starts", "int64", (Piece(None, 1), *starts)),
             Output("part_offsets", "int64", (Piece(offsets, self.cut.parts + 1, 0, at),)),
+            *of_pairs,
         ]
+
+    def _moved(self, name: str, length: int, *entry: int) -> Output:
+        """An array that the stage ``labels`` wrote."""
+        return Output(name, self.labels["dtypes"][name], (Piece(self.folder / name, length),), entry=entry)
 
     def _features(self) -> str:
         """Write the features; return their digest."""
@@ -241,7 +245,8 @@ class _Relabelling:
             for name, dtype in GRAPH_DIGESTS.items()
         }
         offsets = np.load(self.folder / "offsets.npy").tolist()
-        counted = [(self.store, entries, offsets, part, self.most) for part in range(self.cut.parts)]
+        work = (self.most, self.data.of_pairs)
+        counted = [(self.store, entries, offsets, part, *work) for part in range(self.cut.parts)]
         counts = self.stages.run("count", "counting cut edges", tasks.count_part, counted)
         digests, matrix, source = self.labels["digests"], self.matrix, self.source
         fingerprint = {
@@ -259,7 +264,7 @@ class _Relabelling:
             "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
             "digests": {**digests, "feature_sample": matrix.sample_digest()},
             "features_bytes": (self.store / FEATURES_FILE).stat().st_size,
-            **{key: source.meta[key] for key in ("has_unknown", "class_names") if key in source.meta},
+            **{key: source.meta[key] for key in PERHAPS if key in source.meta},
         }
         write_manifest(self.store, KIND, fingerprint, meta, entries)
         return PartitionQuality(tuple(PartCounts(**r) for r in counts))

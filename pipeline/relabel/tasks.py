@@ -11,14 +11,15 @@ import numpy.typing as npt
 from ...stages.partition.base import Partitioner
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import book_of
-from ...storage.dataset import SPLITS
+from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import KIND, features_access, graph_access, open_features
 from ...storage.features import FeatureStore
-from ...storage.fingerprint import array_digest
+from ...storage.fingerprint import array_digest, labels_digest
 from ...storage.graph import edges_of_rows, index_dtype
 from ...storage.lazy_dataset import LazyDataset, open_lazily
 from ...storage.node_names import NodeNames
 from ...storage.partition.node_order import node_order
+from ...storage.partition.reorder import relabelled
 from ...storage.store.store import Store, open_store
 from ...storage.stored.graph import StoredGraph
 from ..datasets.cleaning.edges import edge_keys, rows_of_keys
@@ -120,14 +121,17 @@ def sort_rows(work: Work, tasks: int, number: int, first: int, stop: int) -> dic
 
 
 def move_labels(work: Work) -> dict[str, Any]:
-    """Write labels and split under the new numbers, and where parts begin; return their digests and sizes."""
-    data, new = work.open(), work.mapped("new")
-    arrays = {"labels": data.labels[work.mapped("old")]}
-    arrays |= {name: np.sort(new[getattr(data.split, name)]).astype(np.int64) for name in SPLITS}
+    """Write labels, split and labelled pairs under the new numbers; return their digests and sizes."""
+    data = work.open()
+    moved = relabelled(data, work.mapped("old"), work.mapped("new"))
+    arrays = {"labels": moved["labels"], **{name: getattr(moved["split"], name) for name in SPLITS}}
+    arrays |= {k: a for k in PAIR_ARRAYS if (a := moved.get(k, getattr(data, k))) is not None}
     for name, array in arrays.items():
         array.tofile(work.folder / name)
+    digests = {name: array_digest(array) for name, array in arrays.items()}
     return {
-        "digests": {name: array_digest(array) for name, array in arrays.items()},
+        "digests": {"labels": labels_digest(digests, data.hides_pairs), **{name: digests[name] for name in SPLITS}},
+        "dtypes": {name: array.dtype.name for name, array in arrays.items()},
         "shapes": {name: list(array.shape) for name, array in arrays.items()},
     }
 
@@ -188,8 +192,11 @@ def gather_features(work: Work, matrix: Matrix, tasks: int, number: int, first: 
     return matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
 
 
-def count_part(store: Path, entries: dict[str, Any], offsets: Sequence[int], part: int, most: int) -> dict[str, Any]:
-    """`PartCounts` of a part of the new store, whose arrays are written and whose manifest is not."""
+def count_part(
+    store: Path, entries: dict[str, Any], offsets: Sequence[int], part: int, most: int, of_pairs: bool
+) -> dict[str, Any]:
+    """`PartCounts` of a part of the new store, whose arrays are written and whose manifest is not. Where pairs are
+    labelled no node is for training."""
     made = Store(store, KIND, {}, {}, entries)
     graph, (begin, end) = StoredGraph(made), offsets[part : part + 2]
     outside, edges, cut = np.zeros(graph.num_nodes, bool), 0, 0
@@ -201,7 +208,7 @@ def count_part(store: Path, entries: dict[str, Any], offsets: Sequence[int], par
         away = sources[(sources < begin) | (sources >= end)]
         outside[away] = True
         edges, cut, first = edges + len(sources), cut + len(away), stop
-    train = made.read("train")
+    train = np.empty(0, np.int64) if of_pairs else made.read("train")
     inside = np.searchsorted(train, [begin, end])
     counts = PartCounts(end - begin, int(inside[1] - inside[0]), edges, cut, int(np.count_nonzero(outside)))
     return asdict(counts)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset, require_nodes
+from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
 from ..errors import InputError
 from ..features import FeatureStore, FloatArray
 from ..graph import Graph, edges_of_rows, index_dtype
@@ -51,7 +51,8 @@ def ascending(
 def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | str, within: str = "ids") -> Dataset:
     """The dataset with its nodes renumbered. Their old names, or numbers, become the names of the nodes.
 
-    The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered.
+    The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered. Links to
+    predict and labelled edges keep their order, and so their labels, times, features and sets.
 
     Args:
         dataset: V nodes.
@@ -65,7 +66,6 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
     """
     require_dataset(dataset)
     check_one_type(dataset, "renumbering")
-    require_nodes(dataset, "reorder renumbers")
     n, graph, offsets = dataset.num_nodes, dataset.graph, None
     if isinstance(order, PartitionBook):
         offsets = np.append(0, np.cumsum(order.sizes())).astype(np.int64)
@@ -100,7 +100,17 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
             time_unit=graph.time_unit,
         ),
         features=ReorderedFeatures(dataset.features, old),
-        labels=dataset.labels[old],
-        split=Split(*(np.sort(new[getattr(dataset.split, name)]).astype(np.int64) for name in SPLITS)),
+        **relabelled(dataset, old, new),
         node_names=names.reordered(old),
     )
+
+
+def relabelled(dataset: Dataset, old: npt.NDArray[np.integer], new: npt.NDArray[np.integer]) -> dict[str, Any]:
+    """Labels and split of a dataset, and pairs, where node v has the number ``new[v]``, and node w had ``old[w]``."""
+    if not dataset.of_pairs:
+        split = Split(*(np.sort(new[getattr(dataset.split, name)]).astype(np.int64) for name in SPLITS))
+        return {"labels": dataset.labels[old], "split": split}
+    table = dataset.pair_table
+    moved = np.concatenate([new[table[:, :2]], table[:, 2:]], axis=1).astype(np.int64)
+    own = {"labels": moved} if dataset.pairs is None else {"labels": dataset.labels, "pairs": moved}
+    return {**own, "split": dataset.split}

@@ -207,6 +207,29 @@ def test_blocks_train_what_whole_graphs_train(tmp_path, hidden):
             torch.testing.assert_close(value, last_parameters(tmp_path / "whole")[key], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["seen", "hidden", "in time"])
+def test_a_renumbered_store_trains_what_the_original_trains(tmp_path, kind):
+    """Over all in-edges, so that no draw depends on the numbers of nodes; metrics up to rounding."""
+    data = mr.open_dataset(SPEC, split="time:0.6,0.2") if kind == "in time" else nasty(kind == "hidden")
+    write_dataset(tmp_path / "store", data)
+    words = ["--parts", 3, "--method", "hash", "--into", tmp_path / "moved"]
+    code, _, error = command("partition", tmp_path / "store", *words)
+    assert code == 0, error
+    moved = mr.open_dataset(tmp_path / "moved")
+    names = np.array(list(moved.node_names), int)
+    assert not np.array_equal(moved.pairs, data.pairs) and np.array_equal(names[moved.pairs], data.pairs)
+    assert np.array_equal(moved.labels, data.labels) and np.array_equal(moved.split.test, data.split.test)
+    options = {**JOB, "fanout": [-1, -1], "dropout": 0.0, "dtype": "float64", "verbose": False}
+    options |= {"sampler": {"name": "temporal", "fanout": [-1, -1]}} if kind == "in time" else {}
+    if kind == "in time":
+        del options["fanout"]
+    a, b = (mr.run(tmp_path / store, out=tmp_path / f"run-{store}", **options) for store in ("store", "moved"))
+    assert a.test_accuracy == b.test_accuracy and a.train_loss == pytest.approx(b.train_loss, rel=1e-9)
+    assert a.test_metrics == pytest.approx(b.test_metrics, rel=1e-9)
+    of_original, of_moved = (mr.predict_edges(run, "test") for run in (a, b))
+    assert np.allclose(of_original.logits, of_moved.logits, rtol=1e-8, atol=1e-10)
+
+
 def test_one_rank_of_grappa_is_bulk_and_several_train(tmp_path):
     """A rank of several trains on the edges whose ends it sees; all of them by turns."""
     table = {"epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "batch_size": 32, "fanout": [-1, -1]}

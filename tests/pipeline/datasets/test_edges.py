@@ -100,8 +100,6 @@ def test_large_features_are_told(nodes):
 def test_a_dataset_of_pairs_is_refused(nodes):
     with pytest.raises(InputError, match="are of pairs already"):
         edge_dataset(edge_dataset(nodes))
-    with pytest.raises(InputError, match=r"labels of .* are of edges, and reorder renumbers nodes"):
-        mr.reorder(edge_dataset(nodes), np.arange(4))
     links = mr.link_dataset(edge_dataset(nodes, features=np.ones(5), times=np.arange(5)), split="fraction:0.5,0.2")
     assert links.task == "link" and links.pairs is links.pair_time is links.pair_features is None
 

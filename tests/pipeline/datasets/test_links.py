@@ -158,8 +158,6 @@ def test_other_mistakes(tmp_path):
     with pytest.raises(InputError, match="but the task is not link"):
         mr.open_dataset("sbm:nodes=50", options=ReadOptions(pairs="p.csv"))
     links = mr.link_dataset(path())
-    with pytest.raises(InputError, match="reorder renumbers nodes with their labels"):
-        mr.reorder(links, np.arange(40))
     with pytest.raises(InputError, match="parts hold nodes"):
         mr.partition_dataset(links, mr.partitioner("hash"), 2, tmp_path / "parts")
 

@@ -1,5 +1,6 @@
 """A store renumbered by tasks: byte for byte what is reordered in memory, also after a kill."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,9 @@ from typer.testing import CliRunner
 
 from millrace.pipeline.cli import app
 from millrace.pipeline.config.load import resolve
+from millrace.pipeline.datasets.cleaning.options import ReadOptions
+from millrace.pipeline.datasets.edges import edge_dataset
+from millrace.pipeline.datasets.links import link_dataset
 from millrace.pipeline.ingest import arrays, budget, convert, spill
 from millrace.pipeline.relabel import run, tasks
 from millrace.pipeline.relabel.run import Cut, relabel
@@ -87,7 +91,7 @@ def same(data, tmp_path, partitioner, parts, features="zarr", seed=0, feature_dt
     got, want = contents(tmp_path / "got"), contents(tmp_path / "want")
     assert got.keys() == want.keys()
     assert not [name for name in got if got[name] != want[name]]
-    assert quality == measure(data.graph, book, data.split.train)
+    assert quality == measure(data.graph, book, None if data.of_pairs else data.split.train)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "got", "want"]
     return open_dataset_store(tmp_path / "got")
 
@@ -130,6 +134,44 @@ def test_nodes_of_a_part_in_another_order(tmp_path, order, features):
     found = same(data, tmp_path, Hash(), 3, features, order=order)
     plain = reorder(data, Hash().assign(data.graph, 3, 0))
     assert list(found.node_names) != list(plain.node_names)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression", "link"])
+@pytest.mark.parametrize("features", ["zarr", "npy"])
+def test_labelled_edges_and_links_go_along(tmp_path, task, features):
+    data, rng = made(weighted=True, names=True), np.random.default_rng(0)
+    pairs = rng.integers(0, 80, (90, 2))
+    labels = {"multiclass": rng.integers(0, 3, 90), "regression": rng.random((90, 2))}
+    if task == "link":
+        given = link_dataset(data, split="fraction:0.6,0.2")
+    else:
+        options = ReadOptions(task=task, labelled_edges="hidden" if features == "npy" else "seen")
+        plain = edge_dataset(data, pairs, labels[task], features=rng.random((90, 2)), options=options)
+        given = replace(plain, pair_time=rng.integers(0, 9, 90) if task == "regression" else None)
+    for partitioner in (Hash(), Metis()):
+        (tmp_path / partitioner.name).mkdir()
+        found = same(given, tmp_path / partitioner.name, partitioner, 3, features)
+        assert found.hides_pairs == given.hides_pairs and np.array_equal(found.split.val, given.split.val)
+
+
+@pytest.mark.parametrize("kind", ["times", "features"])
+def test_what_pieces_do_not_move_is_moved_in_memory_if_it_is_small(tmp_path, kind, monkeypatch):
+    data = made()
+    times = {"edge_time": np.arange(data.graph.num_edges), "node_time": np.arange(80)} if kind == "times" else {}
+    rows = ArrayFeatures(np.random.default_rng(1).random((data.graph.num_edges, 2), np.float32))
+    data = replace(data, graph=replace(data.graph, **(times or {"edge_features": rows})))
+    write_dataset(tmp_path / "before", data)
+    words = ["partition", str(tmp_path / "before"), "--parts", "2", "--method", "hash", "--into"]
+    for flags in (["--memory", "1GiB"], ["--set", "executor=dask"]):
+        done = CliRunner().invoke(app, [*words, str(tmp_path / "got"), *flags])
+        assert "which a renumbering in pieces does not move" in str(done.exception)
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "got")])
+    assert done.exit_code == 0, done.output
+    write_dataset(tmp_path / "want", reorder(data, Hash().assign(data.graph, 2, 0)), features_format="npy")
+    assert contents(tmp_path / "got") == contents(tmp_path / "want")
+    monkeypatch.setattr(convert, "DEFAULT_MEMORY", "20KiB")
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "large")])
+    assert "which a renumbering in pieces does not move" in str(done.exception)
 
 
 def test_parts_are_renumbered_again(tmp_path):

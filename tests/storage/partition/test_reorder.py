@@ -1,5 +1,6 @@
 """Renumbered datasets: the same graph under other numbers, with the old ones as names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,28 @@ def test_the_same_graph_under_other_numbers(data: st.DataObject) -> None:
     again = reorder(after, np.argsort(old))
     assert edges(again, np.arange(n)) == edges(before, np.arange(n))
     assert again.graph.indptr.tolist() == before.graph.indptr.tolist()
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_pairs_keep_their_order_and_name_the_same_nodes(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 9))
+    ends = st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=12)
+    pairs = np.array(data.draw(ends), np.int64).reshape(-1, 2)
+    old, count = np.array(data.draw(st.permutations(range(n)))), len(pairs)
+    values = {"split": Split(*np.array_split(np.arange(count), 3)), "pair_time": np.arange(count)}
+    plain = replace(made(n, [0], [n - 1]), **values)
+    rows = np.arange(2 * count, dtype=np.float32).reshape(-1, 2)
+    edges_ = replace(plain, labels=np.arange(count), num_classes=n + 12, pairs=pairs, pair_features=rows)
+    edges_ = replace(edges_, hides_pairs=data.draw(st.booleans()))
+    after = reorder(edges_.check(), old).check()
+    assert after.pairs is not None and np.array_equal(old[after.pairs], pairs)
+    for name in ("labels", "split", "pair_time", "pair_features", "hides_pairs", "num_classes"):
+        assert getattr(after, name) is getattr(edges_, name)
+    kinds = np.zeros((count, 1), np.int64)
+    links = replace(plain, labels=np.concatenate([pairs, kinds], 1), num_classes=1, task="link").check()
+    table = reorder(links, old).check().labels
+    assert np.array_equal(old[table[:, :2]], pairs) and np.array_equal(table[:, 2:], kinds)
 
 
 def test_a_book_makes_each_part_a_range() -> None:
