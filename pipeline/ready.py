@@ -12,6 +12,7 @@ from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue.base import MinibatchQueue
+from ..storage.store.paths import expanded
 from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
 from .config.systems import System
@@ -142,12 +143,12 @@ def _opened(
         )
     check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
-        job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
+        job = job.model_copy(update={"start_from": str(expanded(job.start_from).resolve())})
     if (owners := job.partition.owners) is not None:
-        partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
+        partition = job.partition.model_copy(update={"owners": str(expanded(owners).resolve())})
         job = job.model_copy(update={"partition": partition})
     if (pairs := job.read.pairs) is not None:
-        job = job.model_copy(update={"read": replace(job.read, pairs=str(Path(pairs).expanduser().resolve()))})
+        job = job.model_copy(update={"read": replace(job.read, pairs=str(expanded(pairs).resolve()))})
     if not isinstance(dataset, Dataset):
         try:
             # Ranks on a cluster open their own data, and check them: the driver needs the manifest only.
@@ -180,7 +181,7 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
     """The configuration that a run was started with, for resuming it."""
     if out is None:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
-    folder = local_folder(out).expanduser()
+    folder = expanded(local_folder(out))
     check_run_folder(folder, resume=True)
     table = read_run_table(folder / JOB)
     # Data given from Python is in memory now; the folder's store of it is not read.

@@ -21,6 +21,7 @@ from ...storage.node_names import first_names
 from ...storage.plural import counted
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import npy_bytes
+from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
 from ...storage.stored.edge_features import open_edge_features
 from ...storage.stored.version1 import store_of_version_1
@@ -51,7 +52,7 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         StoreError: the store is damaged, or there is nothing at the URL.
         RunError: the object store does not answer.
     """
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     format_ = "samples" if is_url(path) else _format(folder)
     if job is not None and ((folder / JOB).is_file() or format_ not in (None, "dataset")):
         raise InputError(f"--set changes how a dataset is read, but {path} is not a dataset; leave it out")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.store.paths import expanded
 from .shared.flags import (
     ClusterFlag,
     JsonFlag,
@@ -16,7 +17,6 @@ from .shared.flags import (
 )
 from .shared.job_table import check_workers_device, cluster_settings
 from .shared.output import show
-from .shared.paths import expanded
 
 
 def evaluate(

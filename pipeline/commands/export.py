@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ...storage.store.paths import expanded
 from .shared.flags import JsonFlag, OwnModelFlag
 from .shared.output import show
-from .shared.paths import expanded
 
 
 def export(

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import InputError
+from ...storage.store.paths import expanded
 from .shared.flags import DatasetFlag, FanoutFlag, ModelFlag, RanksFlag, SetFlag
 from .shared.job_table import job_table
 from .shared.output import say
-from .shared.paths import expanded
 
 
 def init(

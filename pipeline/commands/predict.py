@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
+from ...storage.store.paths import expanded
 from .shared.flags import (
     ClusterFlag,
     JsonFlag,
@@ -17,7 +18,6 @@ from .shared.flags import (
 )
 from .shared.job_table import check_workers_device, cluster_settings
 from .shared.output import show
-from .shared.paths import expanded
 
 
 def predict(

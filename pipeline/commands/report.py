@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ...storage.store.paths import expanded
 from .shared.output import show
-from .shared.paths import expanded, output_folder
+from .shared.paths import output_folder
 
 
 def report(

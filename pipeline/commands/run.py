@@ -8,6 +8,7 @@ import typer
 
 from ...storage.errors import InputError, Interrupted
 from ...storage.plural import counted
+from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .shared.flags import (
@@ -31,7 +32,7 @@ from .shared.flags import (
 )
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
-from .shared.paths import expanded, output_folder
+from .shared.paths import output_folder
 
 if TYPE_CHECKING:
     from ..setup.result import Result

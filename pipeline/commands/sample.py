@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from ...storage.plural import counted
+from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .shared.flags import BatchSizeFlag, DatasetFlag, FanoutFlag, JobFile, JsonFlag, SeedFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
-from .shared.paths import expanded
 
 
 def sample(

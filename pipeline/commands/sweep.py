@@ -7,10 +7,10 @@ import typer
 
 from ...storage.errors import RunError
 from ...storage.plural import counted
+from ...storage.store.paths import expanded
 from .shared.flags import DatasetFlag, EpochsFlag, JobFile, JsonFlag, OwnModelFlag
 from .shared.job_table import job_table
 from .shared.output import show
-from .shared.paths import expanded
 
 
 def sweep(

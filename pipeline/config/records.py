@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +18,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry, found_by_name
+from ...storage.store.paths import expanded
 from .aliases import advice
 from .job import Job
 from .plain_values import quoted
@@ -185,7 +185,7 @@ def cut_of(job: Job) -> Partitioner | None:
     if cut.owners is not None:
         if (key := next((k for k in ("balance", "passes") if getattr(cut, k) is not None), None)) is not None:
             raise InputError(f"partition.{key} is set, but partition.owners decides who owns a node; leave one out")
-        return Given.read(Path(cut.owners).expanduser())
+        return Given.read(expanded(cut.owners))
     return None if cut.method is None else partitioner(cut.method, balance=cut.balance, passes=cut.passes)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from ...storage.errors import InputError, Interrupted
 from ...storage.store.committed_folder import require_name
 from ...storage.store.full_disk import needing_space
+from ...storage.store.paths import expanded
 from ...storage.urls import is_url, without_secrets
 from ..telemetry.events import Emit, Event, Note, OnCluster, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.usage import Usage
@@ -49,8 +50,8 @@ def recorded_stages(command: str, dataset: str, out: str | Path, emit: Emit, *, 
         RunError: the disk is full.
     """
     path = record_of(out) if isinstance(out, Path) else None
-    if not is_url(dataset) and Path(dataset).expanduser().exists():
-        dataset = str(Path(dataset).expanduser().resolve())
+    if not is_url(dataset) and expanded(dataset).exists():
+        dataset = str(expanded(dataset).resolve())
     about = {"command": command, "dataset": without_secrets(dataset), "out": without_secrets(str(out))}
     log = _CommandLog(about, path, emit, goes_on)
     ended = "done"

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
+from ...storage.store.paths import expanded
 from .cleaning.options import ReadOptions
 from .cleaning.raw import AnyArray
 from .pairs import Ends, as_pairs, ends_of_table, read_pairs, require_file
@@ -57,7 +58,7 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
     """
     path = path_of(source)
     if options.pairs is not None:
-        path = Path(options.pairs).expanduser()
+        path = expanded(options.pairs)
         require_file(path)
         return _of_npz(path, dataset) if path.suffix == ".npz" else _of_tables([path], path, options, dataset)
     if path is None and not isinstance(source, str | Path):

@@ -7,6 +7,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesAccess, GraphAccess
 from ...storage.errors import InputError, nearest, whole_number
 from ...storage.store.manifest import MANIFEST
+from ...storage.store.paths import expanded
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
@@ -65,16 +66,14 @@ def open_dataset(
         MissingExtraError: an OGB dataset is not on this machine, and the ``ogb`` package is not installed.
     """
     require_options(options)
-    stored = isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()
+    stored = isinstance(spec, (str, Path)) and (expanded(spec) / MANIFEST).exists()
     for key, place in (("features", features), ("graph", graph)):
         if place != "memory" and not stored:
             raise InputError(
                 f"{key} is '{place}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, or "
                 "use memory"
             )
-    if options.edges_on == "gpu" and not (
-        isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
-    ):
+    if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(expanded(spec).glob("*.parquet"))):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
     if options.labels_of == "edges":
         return _with_edge_labels(spec, Request(name, options, split, seed, features, graph))

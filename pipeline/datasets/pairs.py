@@ -11,6 +11,7 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
 from .readers.npz_members import load_members
 
@@ -137,7 +138,7 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
         InputError: see `read_sets`.
     """
     if isinstance(pairs, str | Path):
-        sets, times = read_sets(Path(pairs).expanduser(), dataset)
+        sets, times = read_sets(expanded(pairs), dataset)
     else:
         sets, times = _given_sets(pairs, dataset)
     if "train" not in sets and not any(map(len, sets.values())):

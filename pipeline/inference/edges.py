@@ -15,6 +15,7 @@ from ...stages.links.decoders import decoder_beside
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.store.paths import expanded
 from ..datasets.edge_labels import all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
 from ..setup.result import Result
@@ -87,10 +88,10 @@ def predict_edges(
         else:
             wanted, own, told = _of_dataset(data, pairs)
     elif isinstance(pairs, str | Path):
-        if not Path(pairs).suffix and not Path(pairs).expanduser().exists():
+        if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = edges_of_file(Path(pairs).expanduser(), trained.config.read, data, nodes)
+        read = edges_of_file(expanded(pairs), trained.config.read, data, nodes)
         wanted, own, told = read.pairs, read.features, read.time
     else:
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None

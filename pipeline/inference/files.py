@@ -11,6 +11,7 @@ import numpy as np
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ...storage.store.full_disk import is_full, new_npy
+from ...storage.store.paths import expanded
 
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
@@ -100,7 +101,7 @@ def written(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    path = path.expanduser()
+    path = expanded(path)
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: {path.parent} is not a folder; make it, or choose another")
     sweep_leftovers(path.parent, path.name)

@@ -13,6 +13,7 @@ from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
+from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
 from ..config.load import Job, read_run_table, resolve
 from ..config.records import make_system, without_partitioner
@@ -167,7 +168,7 @@ def load(run: str | Path | Result, *, model: Any = None, device: str | None = No
         raise InputError(
             f"run is a {type(run).__name__}; expected the folder of a finished run, or the result of run()"
         )
-    folder = Path(run.out if isinstance(run, Result) else run).expanduser()
+    folder = expanded(run.out if isinstance(run, Result) else run)
     job = job_of(folder)
     record = read_result(folder)
     if record is None or not (folder / MODEL).is_file():
@@ -281,7 +282,7 @@ def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool, labell
     labels say which nodes are predicted.
     """
     update: dict[str, Any] = {}
-    path = Path(source).expanduser() if isinstance(source, str | Path) else None
+    path = expanded(source) if isinstance(source, str | Path) else None
     store = path if path is not None and (path / MANIFEST).is_file() else None
     if (reader := reader_of(source)) is not None and reader.is_clean:
         update["read"] = ReadOptions(task=job.read.task)

@@ -18,6 +18,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.store.paths import expanded
 from ...storage.times.moments import as_moments
 from ...storage.typed.graph_types import GraphTypes
 from ..datasets.links import like_edges
@@ -118,9 +119,7 @@ def predict_links(
     data, from_file = found.data, isinstance(pairs, str | Path)
     nodes = node_ranges(types_of_pairs(trained.result, data), data.num_nodes)
     wanted, told = (
-        read_pairs(Path(pairs).expanduser(), data, nodes)
-        if from_file
-        else (as_pairs(pairs, data, "pairs", nodes), None)
+        read_pairs(expanded(pairs), data, nodes) if from_file else (as_pairs(pairs, data, "pairs", nodes), None)
     )
     ends = ends_at(wanted, times, told, found, trained)
     start = time.perf_counter()

@@ -15,6 +15,7 @@ from ...storage.dataset_store import KIND, FeaturesFormat, features_access, grap
 from ...storage.errors import InputError, RunError, StoreError, nearest, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
+from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
@@ -102,7 +103,7 @@ def _convert(
         kind = formats.feature_dtype
         return write_dataset(out, data, features_format=of_features, graph_format=of_graph, feature_dtype=kind)
     try:
-        path = spec if isinstance(spec, str) and is_url(spec) else Path(spec).expanduser()
+        path = spec if isinstance(spec, str) and is_url(spec) else expanded(spec)
         return _ingest(job, path, out, formats, limit, workers, emit)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
@@ -111,7 +112,7 @@ def _convert(
 def _left_on_disk(job: Job, spec: Any) -> Job:
     """The job with the features and graph of a Millrace store left on disk, from where they are copied."""
     try:
-        store = open_store(Path(spec).expanduser(), KIND) if isinstance(spec, str | Path) else None
+        store = open_store(expanded(spec), KIND) if isinstance(spec, str | Path) else None
     except StoreError:
         store = None
     if store is None or is_name(spec):
@@ -278,5 +279,5 @@ def convert(
         job = job.model_copy(update={"dataset": str(source)})
     with heard(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
-        to = out if isinstance(out, str) and is_url(out) else Path(out).expanduser()
+        to = out if isinstance(out, str) and is_url(out) else expanded(out)
         return convert_job(job, given, to, Formats(features, graph, feature_dtype), memory, workers, listener)

@@ -10,6 +10,7 @@ from ...storage.dataset import Dataset, counted_outputs
 from ...storage.dataset_store import GraphAccess, features_access
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
+from ...storage.store.paths import expanded
 from ..config.load import Job
 from ..datasets import ReadOptions, is_name, open_dataset, open_graph
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -17,7 +18,7 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 
 def absolute_source(source: str | Path) -> str:
     """A dataset's name, or its path in a form that works from any folder."""
-    name, path = str(source), Path(source).expanduser()
+    name, path = str(source), expanded(source)
     return name if not path.exists() or is_name(source) else str(path.resolve())
 
 
@@ -107,7 +108,7 @@ def _store_at(spec: str | Path | object) -> Path | None:
     if not isinstance(spec, str | Path) or is_name(spec):
         return None
     try:
-        features_access(path := Path(spec).expanduser())
+        features_access(path := expanded(spec))
     except StoreError:
         return None
     return path

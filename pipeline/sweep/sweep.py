@@ -16,6 +16,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.fingerprint import digest_record
+from ...storage.store.paths import expanded
 from ..config.load import Job
 from ..config.records import is_record, make_system, table_of
 from ..config.systems import SYSTEMS, System
@@ -91,7 +92,7 @@ def sweep(
         InputError: the settings do not go together, or `out` holds another sweep.
     """
     with heard(emit, verbose) as tell:
-        return _sweep(dataset, grid or {}, seeds, Path(out).expanduser(), jobs, share, tell, config, options)
+        return _sweep(dataset, grid or {}, seeds, expanded(out), jobs, share, tell, config, options)
 
 
 def _sweep(

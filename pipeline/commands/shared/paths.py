@@ -2,19 +2,7 @@
 
 from pathlib import Path
 
-from ....storage.errors import InputError
-
-
-def expanded(path: Path) -> Path:
-    """The path with `~` expanded, which shells leave alone in `--out=~/runs`.
-
-    Raises:
-        InputError: the home folder does not exist.
-    """
-    try:
-        return path.expanduser()
-    except RuntimeError as e:
-        raise InputError(f"{path}: no such home folder ({e}); write the path out") from None
+from ....storage.store.paths import expanded
 
 
 def output_folder(out: Path) -> Path:

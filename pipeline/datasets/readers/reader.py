@@ -7,6 +7,7 @@ from typing import Any
 
 from ....storage.dataset import Dataset
 from ....storage.dataset_store import FeaturesAccess, GraphAccess
+from ....storage.store.paths import expanded
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import Raw
 
@@ -50,5 +51,5 @@ def path_of(source: Any) -> Path | None:
     """The path that a source names; None if nothing is there, or the source is an object."""
     if not isinstance(source, str | Path):
         return None
-    path = Path(source).expanduser()
+    path = expanded(source)
     return path if path.exists() else None

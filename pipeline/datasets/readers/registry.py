@@ -9,6 +9,7 @@ from ....storage.dataset_store import open_dataset_store
 from ....storage.errors import InputError
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
+from ....storage.store.paths import expanded
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from ..generated.hsbm import generate_hsbm
@@ -85,19 +86,19 @@ def check_no_table_options(path: Path, request: Request) -> None:
 def _read_edge_file(source: Any, request: Request) -> Raw:
     from .parquet import read_edge_file
 
-    return read_edge_file(Path(source).expanduser(), request.options, request.name)
+    return read_edge_file(expanded(source), request.options, request.name)
 
 
 def _read_tables(source: Any, request: Request) -> Raw:
     from .parquet import read_parquet_folder
 
-    return read_parquet_folder(Path(source).expanduser(), request.options, request.name)
+    return read_parquet_folder(expanded(source), request.options, request.name)
 
 
 def _read_typed_tables(source: Any, request: Request) -> Dataset:
     from .typed_tables import read_typed_folder
 
-    return read_typed_folder(Path(source).expanduser(), request.options, request.name, request.split, request.seed)
+    return read_typed_folder(expanded(source), request.options, request.name, request.split, request.seed)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
@@ -109,19 +110,19 @@ def _read_ogb_name(source: Any, request: Request) -> Raw:
 def _read_ogb_folder(source: Any, request: Request) -> Raw:
     from .ogb import read_ogb_folder
 
-    path = Path(source).expanduser()
+    path = expanded(source)
     check_no_table_options(path, request)
     return read_ogb_folder(path, request.name)
 
 
 def _read_npz(source: Any, request: Request) -> Raw:
-    path = Path(source).expanduser()
+    path = expanded(source)
     check_no_table_options(path, request)
     return read_npz(path, request.name, labelled=request.options.task != "link")
 
 
 def _read_store(source: Any, request: Request) -> Dataset:
-    path = Path(source).expanduser()
+    path = expanded(source)
     check_no_table_options(path, request)
     return open_dataset_store(path, request.features, graph=request.graph)
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import is_full
+from ....storage.store.paths import expanded
 from ..cleaning.options import ReadOptions
 from .csv_file import SUFFIXES, is_csv, read_csv
 from .npy_edges import is_npy, read_ends
@@ -75,7 +76,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     if edges.name.startswith("nodes") and (others := tables_in(edges.parent, "edges")):
         raise InputError(f"{edges} is a file of nodes; give the file of edges, {others[0]}, or the folder")
     if options.nodes_file is not None:
-        path = edges.parent / Path(options.nodes_file).expanduser()
+        path = edges.parent / expanded(options.nodes_file)
         if not path.is_file():
             raise InputError(
                 f"nodes_file={options.nodes_file}: {path} is not a file; expected a path from the folder of "
