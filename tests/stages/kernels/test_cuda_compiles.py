@@ -77,7 +77,7 @@ IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale
 DIVIDES = alias_cuda._finish_times, labor_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
 CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "picked"}
-CALLED |= {"_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
+CALLED |= {"drawn", "_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda, temporal_cuda)
 for module in MODULES:
