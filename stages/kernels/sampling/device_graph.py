@@ -55,8 +55,10 @@ class DeviceGraph:
         """These alias tables on the device; those of the last call are kept."""
         if self._table is None or self._table[0] is not table:
             arrays = (table.slots.view(np.int64), table.weight, table.positive)
-            self._table = table, Slots(*(to_device(a, self.device) for a in arrays))
+            slots = Slots(*(to_device(a, self.device) for a in arrays))
+            # Before another thread, whose stream would not wait, can see them; so below.
             wait_for_copies(self.device)
+            self._table = table, slots
         return self._table[1]
 
 
@@ -70,8 +72,9 @@ def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_we
     known = _numbers.setdefault(graph, {})
     if name not in known:
         array = getattr(graph, name)
-        known[name] = to_device(array.astype(np.int32) if array.dtype == np.uint16 else array, device())
-        wait_for_copies(known[name].device)
+        found = to_device(array.astype(np.int32) if array.dtype == np.uint16 else array, device())
+        wait_for_copies(found.device)
+        known[name] = found
     return known[name]
 
 
@@ -117,8 +120,7 @@ def place_graph(graph: Graph, where: MemoryKind) -> DeviceGraph:
     if known is not None and known.placed == where:
         return known
     indices = device_readable(graph.indices, to, where)
-    known = _graphs[graph] = DeviceGraph(
-        to_device(graph.indptr, to), indices, int(graph.in_degree.max(initial=0)), where
-    )
+    found = DeviceGraph(to_device(graph.indptr, to), indices, int(graph.in_degree.max(initial=0)), where)
     wait_for_copies(to)
-    return known
+    _graphs[graph] = found
+    return found
