@@ -17,7 +17,7 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import to_device
 from ..kernels.sampling.device_graph import number_on_device
 from ..kernels.sampling.device_samples import DeviceEdges, DeviceLayers, DeviceList, DeviceSample, Rows, prefix_sums
-from ..kernels.sampling.device_times import TimedSample
+from ..kernels.sampling.device_times import NodesInTrees, TimedSample
 from ..kernels.sampling.samples import NeighborSample
 from .base import Sampler
 
@@ -277,7 +277,7 @@ def one_by_one(
 def in_trees(
     request: BulkRequest,
     pieces: Iterable[tuple[slice, TimedSample]],
-    until: Callable[[TimedSample], Tensor],
+    until: Callable[[NodesInTrees], Tensor],
     ids: Callable[[Tensor], Tensor] | None,
     bound: int | None,
 ) -> Bulk:
@@ -300,7 +300,8 @@ def in_trees(
                 piece,
                 ResidentBulk(
                     d.rows, d.node_ends, [x], d.edge_ends, weight, nested=True, bound=bound,
-                    until=lambda d=d: until(d), trees=(d.tree, d.moments),
+                    # Of the sample nothing else may wait with the bulk.
+                    until=lambda of=d.in_trees: until(of), trees=(d.in_trees.tree, d.in_trees.moments),
                 ),
             )  # fmt: skip
 

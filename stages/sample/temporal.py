@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..kernels.runtime.device_memory import MemoryKind
-    from ..kernels.sampling.device_times import DeviceTimes, TimedSample
+    from ..kernels.sampling.device_times import DeviceTimes, NodesInTrees
 
 Strategy = Literal["uniform", "last"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -164,14 +164,14 @@ class TimedGraph:
         given = self.graph, self.time, rows
         return kernels.times_on_device(*given) if where is None else kernels.place_times(*given, where)
 
-    def degree_on_device(self, sample: "TimedSample") -> "Tensor":
+    def degree_on_device(self, of_bulk: "NodesInTrees") -> "Tensor":
         """`degree` of the nodes of minibatches on the device, at the moments of their trees."""
         from ..kernels import sampling_backend
 
         times, sums = self.on_device(), None
         if self.graph.edge_weight is not None:
             sums = times.beside("sums", self._sums)
-        return sampling_backend("cuda").degrees_until(times, sample, sums)
+        return sampling_backend("cuda").degrees_until(times, of_bulk, sums)
 
     def trees(self, moments: Times) -> tuple[Times, IdArray]:
         """The distinct moments of some seeds, ascending, in the dtype of `time`; and the number of each seed's, int64

@@ -39,13 +39,15 @@ class DeviceTimes:
     lists: DeviceGraph
     """In-neighbour lists."""
     time: Tensor
-    """int64 or float64 [E], time of each edge; where the sources of edges lie."""
+    """int64 or float64 [E], time of each edge; placed as the sources of edges are."""
     num_nodes: int
     """V."""
     rows: RowsOfTypes | None
     """Rows of a graph with types; None: a row is a node."""
     by_type: tuple[Tensor, Tensor, Tensor, Tensor] | None
     """The same on the device."""
+    edges_of_end: float
+    """Expected in-edges of an end of an edge, the busier one: more than the mean where there are hubs."""
     _others: dict[str, Tensor]
 
     @property
@@ -65,23 +67,34 @@ class DeviceTimes:
     def beside(self, name: str, array: npt.NDArray[np.number]) -> Tensor:
         """Numbers of the edges, or of their ends, copied once to where the sources lie."""
         if name not in self._others:
-            self._others[name] = device_readable(array, self.device, self.lists.placed)
+            found = device_readable(array, self.device, self.lists.placed)
+            # Before another thread, whose stream would not wait, can see it.
             wait_for_copies(self.device)
+            self._others[name] = found
         return self._others[name]
+
+
+@dataclass(frozen=True, eq=False)
+class NodesInTrees:
+    """All nodes of k minibatches, and what their degrees depend on."""
+
+    nodes: Tensor
+    """[n], those of the rows of a `TimedSample`."""
+    tree: Tensor
+    """int32 [n], the tree of each node, ascending within each hop of a minibatch."""
+    moments: Tensor
+    """[T], the moment of each tree."""
+    num_rows: int
+    """Rows of all nodes: see `RowsOfTypes`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TimedSample(DeviceSample):
     """k minibatches whose nodes are in trees: those of all that is not later than a moment."""
 
-    tree: Tensor
-    """int32 [n], the tree of each node, ascending within each hop of a minibatch."""
-    moments: Tensor
-    """[T], the moment of each tree."""
+    in_trees: NodesInTrees
     weight: Tensor | None
     """float32 [sum of edges], `Block.weight`; None: edges are alike."""
-    num_rows: int
-    """Rows of all nodes: see `RowsOfTypes`."""
 
 
 # A property of the graph: kept as long as it is.
@@ -110,9 +123,19 @@ def place_times(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | 
         offsets, first, count, timed = (to_device(x, lists.device) for x in arrays)
         by_type, num_nodes = (offsets, first, count, timed), int(rows.offsets[-1])
     placed = device_readable(time, lists.device, where)
-    found = _known[graph] = DeviceTimes(lists, placed, num_nodes, rows, by_type, {})
     wait_for_copies(lists.device)
+    found = _known[graph] = DeviceTimes(lists, placed, num_nodes, rows, by_type, _edges_of_end(graph, rows), {})
     return found
+
+
+def _edges_of_end(graph: Graph, rows: RowsOfTypes | None) -> float:
+    """See `DeviceTimes.edges_of_end`."""
+    own = graph.in_degree
+    if rows is not None:
+        before = np.cumsum(np.repeat(rows.count, np.diff(rows.offsets)))
+        own = np.diff(graph.indptr[np.concatenate([[0], before])])
+    sources = np.bincount(graph.indices, minlength=len(own))
+    return max(float(np.dot(own.astype(np.float64), x)) for x in (own, sources)) / max(1, graph.num_edges)
 
 
 def times_on_device(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | None) -> DeviceTimes:

@@ -1,9 +1,12 @@
 """Samples by time that a GPU draws, or a pretended one: the bits of the host's, minibatches and degrees."""
 
+import gc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +24,7 @@ from millrace.tests.contracts.typed import typed_graphs
 
 pytest.importorskip("triton")
 
+from millrace.stages.kernels.sampling import device_graph, device_times
 from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.cuda import neighbor as neighbor_cuda
 from millrace.stages.kernels.sampling.cuda import temporal as temporal_cuda
@@ -184,6 +188,64 @@ def test_what_waits_for_training_is_counted() -> None:
     (m, *others) = TemporalSampler((3, 2)).sample_on_device(graph, asked(graph)).minibatches
     moments = m.bulk.tensors[-1]
     assert sum(x.nbytes for x in (m, *others)) == sum(t.nbytes for t in m.bulk.tensors) - moments.nbytes
+
+
+@pytest.mark.parametrize(("fanout", "ids", "most"), [((10, 5, 3), False, 72), ((-1, -1), True, 80)], ids=str)
+def test_memory_of_a_bulk(fanout: tuple[int, ...], ids: bool, most: int) -> None:
+    """At most so many bytes an edge, of nodes that are hardly met twice; in the end only what is counted."""
+    rng = np.random.default_rng(0)
+    graph = from_edges(*rng.integers(0, 3000, (2, 60000)), 3000, edge_time=rng.integers(0, 100, 60000))
+    nodes, moments = tuple(rng.integers(0, 3000, (2, 40))), (np.arange(40) + 50,) * 2
+    request, sampler = LinkRequest(3, 2, 1, 5, nodes, (), moments, ()), TemporalSampler(fanout, edge_ids=ids)
+    sampler.sample_on_device(graph, request)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bulk = sampler.sample_on_device(graph, request).minibatches[0].bulk
+    edges = int(bulk.edge_ends[-1].sum())
+    assert edges > 10_000
+    assert torch.cuda.max_memory_allocated() - before < most * edges
+    assert torch.cuda.memory_allocated() - before == sum(t.nbytes for t in bulk.tensors)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_hubs_are_expected_where_all_edges_are_taken(typed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends of edges have more edges than nodes have on average."""
+    graph = hubs(typed, np.int64)
+    request = LinkRequest(3, 2, 1, 5, (np.arange(2),) * 6, (), (np.full(2, 99),) * 6, ())
+    of_nodes = np.bincount(np.repeat(np.arange(graph.num_nodes), graph.in_degree), minlength=graph.num_nodes)
+    ends = np.repeat(of_nodes, of_nodes).mean(), of_nodes[graph.indices].mean()
+    assert timed_graph(graph).on_device().edges_of_end == pytest.approx(max(ends)) and max(ends) > 40
+    room = int(5 * max(ends))
+    monkeypatch.setattr(temporal_cuda, "AT_ONCE", room)
+    bulks = dict.fromkeys(m.bulk for m in TemporalSampler((-1,)).sample_on_device(graph, request).minibatches)
+    assert len(bulks) == 3
+    assert all(int(bulk.edge_ends[-1].sum()) < 2 * room for bulk in bulks)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_what_is_placed_is_complete_before_another_thread_sees_it(typed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, waits = hubs(typed, np.int64), []
+    rows = timed_graph(graph).graph
+
+    def seen(of: str) -> bool:
+        times = device_times._known.get(rows)
+        names = () if times is None else times._others
+        places = {"lists": rows in device_graph._graphs, "times": times is not None}
+        return places.get(of, of in names or of in device_graph._numbers.get(rows, {}))
+
+    def wait(of: str) -> Any:
+        return lambda to: waits.append((of, seen(of)))
+
+    for module, of in ((device_graph, "lists"), (device_times, "times")):
+        monkeypatch.setattr(module, "wait_for_copies", wait(of))
+    times = timed_graph(graph).on_device()
+    monkeypatch.setattr(device_times, "wait_for_copies", wait("order"))
+    times.beside("order", timed_graph(graph).order)
+    monkeypatch.setattr(device_graph, "wait_for_copies", wait("edge_weight"))
+    device_graph.number_on_device(rows, "edge_weight")
+    assert waits == [("lists", False), ("times", False), ("order", False), ("edge_weight", False)]
+    assert all(seen(of) for of, _ in waits)
 
 
 @pytest.mark.parametrize("sampler", [TemporalSampler((3, -1)), TemporalSampler((3,), replace=True)], ids=str)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...runtime.device_memory import ToHost, completed, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
-from ..device_times import DeviceTimes, TimedSample
+from ..device_times import DeviceTimes, NodesInTrees, TimedSample
 from .draw import BOUND, Drawn, cumulated, drawn, total
 from .neighbor import check_int32
 from .renumber import Group, Hop, joined, joined_numbers, merged
@@ -232,9 +232,9 @@ class _Known:
         """Number new keys, which ascend; `of` is the minibatch of each, and `counts` how many each has."""
         to = keys.device
         shift = to_device(self.counts - prefix_sums(counts)[:-1], to)
-        number = torch.arange(len(keys), device=to) + shift[of.long()]
+        number = (torch.arange(len(keys), device=to) + shift[of.long()]).int()
         self.sorted, order = torch.sort(torch.cat([self.sorted, keys]))
-        self._number = torch.cat([self._number, number.int()])[order]
+        self._number = torch.cat([self._number, number])[order]
         self.counts = self.counts + counts
 
     def numbers(self, keys: Tensor) -> Tensor:
@@ -285,6 +285,8 @@ async def _grow(
         edges = edges + counts
         check_int32(int(edges.max(initial=0)))
         key = found[torch.searchsorted(before[1:], torch.arange(1, count + 1, device=to))]
+        # What is as long as the edges goes as soon as it was read: the last hop's would be there with the joined lists.
+        del found, before, beside
         tree = torch.div(key, V, rounding_mode="floor")
         node, tree = key - tree * V, tree.int()
         new_group = Group(Rows(key, minibatch[tree.long()]), new)
@@ -294,16 +296,19 @@ async def _grow(
             weights.append(_weights(times, of, kept, positions, weight, num_edges))
         sources = known.numbers(drawn.sources[:num_edges])
         hops.append(Hop(group, Drawn(ends, sources, positions if keep else None), counts))
+        del drawn, positions, of, kept
         group = new_group
         groups.append(group)
         node_ends.append(known.counts)
         edge_ends.append(edges)
+    del known, key, node, tree
+    own = joined_numbers(hops, weights) if weighs else None
+    lists = (joined(hops, None),)
     nodes = merged(groups)
     tree = torch.div(nodes.rows.nodes, V, rounding_mode="floor")
     rows = Rows((nodes.rows.nodes - tree * V).to(times.lists.indices.dtype), nodes.rows.owner)
-    own = joined_numbers(hops, weights) if weighs else None
-    lists = (joined(hops, None),)
-    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), tree.int(), trees.moments, own, all_rows)
+    in_trees = NodesInTrees(rows.nodes, tree.int(), trees.moments, all_rows)
+    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), in_trees, own)
 
 
 def _weights(
@@ -336,11 +341,11 @@ def temporal(times: DeviceTimes, trees: Trees, fanout: Sequence[int], **options:
     return completed(_grow(times, trees, fanout, **options))
 
 
-def degrees_until(times: DeviceTimes, sample: TimedSample, sums: Tensor | None) -> Tensor:
+def degrees_until(times: DeviceTimes, of_bulk: NodesInTrees, sums: Tensor | None) -> Tensor:
     """float64 [n], in-edges of each node that are not later than the moment of its tree; with `sums` of the weights
     before each edge, float64 [E+1], their weight."""
-    nodes = sample.rows.nodes.long()
-    of = segments(times, nodes, sample.tree, sample.moments, sample.num_rows)
+    nodes = of_bulk.nodes.long()
+    of = segments(times, nodes, of_bulk.tree, of_bulk.moments, of_bulk.num_rows)
     if sums is None:
         own = (of.until - of.begin).double()
     else:
@@ -357,11 +362,12 @@ def degrees_until(times: DeviceTimes, sample: TimedSample, sums: Tensor | None) 
 
 def pieces(k: int, seeds: int, fanout: Sequence[int], times: DeviceTimes) -> list[slice]:
     """Ranges of k minibatches that are drawn together, of at most so many seeds each."""
-    lists = times.lists
-    mean = max(1.0, len(lists.indices) / max(1, times.num_nodes))
-    edges, reached = 0.0, float(seeds)
+    edges, reached, most = 0.0, float(seeds), max(1.0, times.edges_of_end)
     for s in fanout:
-        reached *= mean if s < 0 else s * times.most_rows
+        reached *= most if s < 0 else s * times.most_rows
+        if s < 0:
+            # A tree reads each row once.
+            reached = min(reached, float(seeds) * len(times.lists.indices))
         edges += reached
     step = int(max(1, min(k, AT_ONCE // max(1.0, edges))))
     return [slice(at, min(k, at + step)) for at in range(0, k, step)]
