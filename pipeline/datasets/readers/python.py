@@ -55,7 +55,7 @@ def from_scipy(
     """
     if not sp.issparse(adjacency):
         raise InputError(f"adjacency is {type(adjacency).__name__}; expected a SciPy sparse matrix [V, V]")
-    y = np.asarray(labels)
+    y = host(labels)
     if (
         len(adjacency.shape) != 2
         or adjacency.shape[0] != adjacency.shape[1]
@@ -73,9 +73,9 @@ def from_scipy(
         src=coo.row[present],
         dst=coo.col[present],
         labels=y,
-        features=features if features is None or sp.issparse(features) else np.asarray(features),
+        features=features if features is None or sp.issparse(features) else host(features),
         edge_weight=None if (values == 1).all() else values,
-        split={part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
+        split={part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
         node_names=None if node_names is None else _distinct(node_names, len(np.atleast_1d(y))),
     )
     return clean(raw, options, split, seed)

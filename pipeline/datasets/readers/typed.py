@@ -67,12 +67,12 @@ def from_relations(
     check_followed(name, options)
     if options.target not in (None, target):
         raise InputError(f"{name}: target is '{target}' and the option target '{options.target}'; expected one of them")
-    stored = {part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
+    stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     if (labels is None) != (target is None) or (labels is None and (stored or split is not None)):
         raise InputError(f"{name}: labels, target and train, val, test, split go together; give both labels and target")
-    y = None if labels is None else np.asarray(labels)
-    raw = TypedRaw(edges, y, target, num_nodes or {}, features or {}, edge_weights or {}, stored)
-    raw = replace(raw, edge_features=edge_features or {}, edge_times=edge_times or {}, node_times=node_times or {})
+    y = None if labels is None else host(labels)
+    raw = TypedRaw(edges, y, target, num_nodes or {}, _on_host(features), _on_host(edge_weights), stored)
+    raw = replace(raw, edge_features=_on_host(edge_features), edge_times=edge_times or {}, node_times=node_times or {})
     return clean_typed(name, raw, options, split, seed, add_reverse)
 
 
@@ -150,9 +150,18 @@ def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | N
     return chosen
 
 
+def _on_host(given: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    """Arrays by name, tensors among them as arrays."""
+    return {key: host(value) if hasattr(value, "detach") else value for key, value in (given or {}).items()}
+
+
 def host(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor as a dense array on the host."""
+    """A tensor as a dense array on the host, bfloat16 as float32; what is no tensor as an array."""
+    if not callable(getattr(tensor, "detach", None)):
+        return np.asarray(tensor)
     tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
     return (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).numpy()
 
 

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data
 
 import millrace as mr
 from millrace.storage.errors import InputError
@@ -327,3 +329,21 @@ def test_times_that_are_none_are_refused(changed, said):
         read(**changed)
     with pytest.raises(InputError, match="edge_time is 'when', but no type has this attribute"):
         mr.open_dataset(mr.open_dataset("hsbm:nodes=20").to_pyg(), options=mr.ReadOptions(edge_time="when"))
+
+
+@pytest.mark.parametrize(
+    "made", [lambda x: x.requires_grad_(), lambda x: x.bfloat16(), lambda x: x.bfloat16().to_sparse()]
+)
+def test_features_may_be_any_tensor(made):
+    rows = torch.arange(6.0).reshape(3, 2)
+    ring, y = (torch.tensor([0, 1, 2, 1, 2, 0]), torch.tensor([1, 2, 0, 0, 1, 2])), torch.tensor([0, 1, 0])
+    edges = {("a", "to", "a"): ring}
+    split = {"train": torch.tensor([0, 1]), "val": torch.tensor([2]), "test": torch.tensor([], dtype=torch.int64)}
+    adjacency = sp.coo_matrix((np.ones(6), (ring[0].numpy(), ring[1].numpy())), shape=(3, 3))
+    data = Data(x=made(rows.clone()), edge_index=torch.stack(ring), y=y)
+    for dataset in (
+        mr.from_scipy(adjacency, made(rows.clone()), y, **split),
+        mr.from_relations(edges, y, target="a", features={"a": made(rows.clone())}, **split),
+        mr.from_pyg(data, split="fraction:0.6,0"),
+    ):
+        np.testing.assert_array_equal(dataset.features.gather(np.arange(3)), rows.numpy())
