@@ -11,7 +11,7 @@ import millrace as mr
 from millrace.pipeline.inference import on_device, opened
 from millrace.pipeline.inference.evaluate import evaluate_run
 from millrace.pipeline.telemetry.events import Note, silent
-from millrace.stages.evaluate import cuda, temporal
+from millrace.stages.evaluate import cuda, layerwise, temporal
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample.temporal import TemporalSampler
 from millrace.storage.fingerprint import minibatch_digest
@@ -213,6 +213,64 @@ def test_a_run_on_a_gpu_says_who_draws(timed, tmp_path, monkeypatch) -> None:
     no_draws_on_the_host(monkeypatch)
     for name in ("memory", "disk"):
         close(mr.predict(runs[name], timed).logits, want[name])
+
+
+def only_there(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on, a layer of exact evaluation that gets or returns rows elsewhere fails; those that ran."""
+    ran, real = [], layerwise.apply_layer
+
+    def check(model: Any, i: int, neighbourhood: Any, h: Any) -> Any:
+        out = real(model, i, neighbourhood, h)
+        assert h.is_cuda and out.is_cuda
+        ran.append(i)
+        return out
+
+    monkeypatch.setattr(layerwise, "apply_layer", check)
+    return ran
+
+
+EXACT = {"fanout": [2, 2], "sampler": {"name": "neighbor"}}
+
+
+@pytest.mark.parametrize("fit", ["all", "rows", "nothing"])
+@pytest.mark.parametrize("model", ["sage", "gat", "gine", "of PyG", "rgat", "links", "labelled edges"])
+def test_exact_layers_are_computed_there(timed, tmp_path, model, fit, monkeypatch) -> None:
+    """All at once, in chunks over rows there, or in chunks that travel."""
+    by_name = {"rgat": {"name": "rgat", "heads": 1}, "gat": {"name": "gat", "heads": 1}, "gine": {"name": "gine"}}
+    name: Any = by_name.get(model, {"name": "sage"})
+    data = replace(timed, graph=replace(timed.graph, edge_time=None, node_time=None))
+    data = with_edge_rows(data) if model == "gine" else data
+    if model == "of PyG":
+        convs = pytest.importorskip("torch_geometric.nn")
+        name = mr.PyGModel([convs.SAGEConv(5, 5), convs.SAGEConv(5, 3)])
+    if model == "rgat":
+        data = typed_dataset(degree=5)
+    if model == "links":
+        data = mr.link_dataset(mr.open_dataset("ratings:users=20,items=30,features=5"), split="fraction:0.8,0.1")
+    if model == "labelled edges":
+        data = mr.open_dataset("payments:accounts=60,degree=4,features=5", split="fraction:0.6,0.2")
+    shape = {"hidden": None} if model == "of PyG" else {}
+    given = {k: v for k, v in {**JOB, **EXACT, **shape}.items() if v is not None}
+    result = mr.run(data, out=tmp_path / "run", verbose=False, model=name, **given)
+    host, there = (mr.load(result, device=d, model=name if model == "of PyG" else None) for d in ("cpu", "cuda"))
+    room = {"all": 1 << 30, "rows": 24_000, "nothing": 100}[fit]
+    budget = cuda.DeviceBudget(torch.device("cuda", 0), room)
+    monkeypatch.setattr(cuda.DeviceBudget, "on", classmethod(lambda *_: budget))
+
+    def outputs(run: mr.TrainedRun) -> Any:
+        if model == "links":
+            return mr.recommend(run, 3, dataset=data).scores
+        return (mr.predict_edges(run, "test", data) if model == "labelled edges" else mr.predict(run, data)).logits
+
+    want = mr.embed(host, data).rows, outputs(host)
+    ran = only_there(monkeypatch)
+    if fit != "nothing":
+        monkeypatch.setattr(layerwise, "HostSink", None)
+    for seen, of_host in zip((mr.embed(there, data).rows, outputs(there)), want):
+        close(seen, of_host)
+    assert set(ran) == {0, 1}
+    # Each layer at once, or in chunks.
+    assert fit == "nothing" or model == "rgat" or len(ran) < 10
 
 
 def told(notes: list[Any]) -> list[str]:
