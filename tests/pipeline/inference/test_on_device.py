@@ -249,7 +249,9 @@ def test_exact_layers_are_computed_there(timed, tmp_path, model, fit, monkeypatc
         data = mr.link_dataset(mr.open_dataset("ratings:users=20,items=30,features=5"), split="fraction:0.8,0.1")
     if model == "labelled edges":
         data = mr.open_dataset("payments:accounts=60,degree=4,features=5", split="fraction:0.6,0.2")
-    shape = {"hidden": None} if model == "of PyG" else {}
+    shape: dict[str, Any] = {"hidden": None} if model == "of PyG" else {}
+    if model in ("links", "labelled edges"):
+        shape = {"link": {"width": 5}}
     given = {k: v for k, v in {**JOB, **EXACT, **shape}.items() if v is not None}
     result = mr.run(data, out=tmp_path / "run", verbose=False, model=name, **given)
     host, there = (mr.load(result, device=d, model=name if model == "of PyG" else None) for d in ("cpu", "cuda"))
