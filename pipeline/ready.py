@@ -35,6 +35,7 @@ from .setup.python_inputs import (
 from .setup.resume import without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
 from .setup.simulated_clients import check_owners
+from .setup.warm_start import start_of
 from .telemetry.events import Emit
 from .trackers.base import check_trackers
 
@@ -51,7 +52,7 @@ class Ready:
     module: nn.Module | None
     in_memory: Dataset | None
     notes: Sequence[str]
-    """Notes of a dataset that was opened before."""
+    """Notes of a dataset that was opened before, and on the parameters that the run starts from."""
 
 
 def ready_to_run(
@@ -85,6 +86,8 @@ def ready_to_run(
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
+    if prepared.job.start_from is not None and not resume:
+        untold = (*untold, f"{start_of(prepared.build_model(), prepared.job, prepared.outline.unit)}.")
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
 
 

@@ -63,7 +63,8 @@ class Job(Section):
     """Check the invariants of every message."""
     start_from: str | None = None
     """Folder of a finished run with the initial parameters, for example a run trained layer by layer that is to be
-    tuned end to end."""
+    tuned end to end, or one of links that teaches one of nodes. Where a run predicts something else, the first layers
+    are taken, and the head is new."""
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
     """``name``, and the options of that model."""
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})

@@ -202,7 +202,7 @@ def model_of(
 
         def again() -> nn.Module:
             module.load_state_dict(initial)
-            return with_initial_parameters(module.to(dtype), job)
+            return with_initial_parameters(module.to(dtype), job, outline.unit)
 
         name = type(record).__name__
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
@@ -215,7 +215,7 @@ def model_of(
             built = system.schedule.build(record, outline.num_features, outline.num_outputs)
         if outline.of_pairs:
             built.decoder = head_of(job, outline)
-        return with_initial_parameters(built.to(dtype), job)
+        return with_initial_parameters(built.to(dtype), job, outline.unit)
 
     decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
     decoder = {"head": [outline.row_width, outline.pair_width]} if outline.row_width else decoder

@@ -1,27 +1,74 @@
 """Initial parameters and learnt features from a finished run, such as a RETEXO run that SAR is to tune end to end."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import MappedFeatures
+from ...storage.plural import counted
 from ..config.load import Job, read_run_table, resolve
+from .result import read_result
 from .run_folder import JOB, LEARNED, MODEL, learned_rows
+
+DECODER = "decoder."
+LAYER = re.compile(r"(?:^|\.)(?:convs|layers)\.(\d+)\.")
+"""In the name of a parameter of a layer: of Millrace's models and PyG's."""
+NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")
 
 SHAPELESS = ("name", "activation", "aggregator", "slope")
 """Options of a model that change its computation but not the shapes of its parameters."""
 
 
-def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
-    """The model with its initial parameters: its own, or those of the run in ``start_from``.
+@dataclass(frozen=True)
+class Start:
+    """Parameters that training begins with, as far as an earlier run has them."""
+
+    taken: Mapping[str, Tensor]
+    """By their names, those of the earlier run, and buffers."""
+    new: Mapping[str, Tensor]
+    """Those that are the model's own."""
+    folder: Path
+    """Of the earlier run."""
+
+    def __str__(self) -> str:
+        taken = f"{_counted(self.taken)} ({_parts(self.taken)}) begin as {self.folder} has them"
+        return f"{taken}, {_counted(self.new)} ({_parts(self.new)}) are new" if self.new else taken
+
+
+def with_initial_parameters(model: nn.Module, job: Job, unit: str) -> nn.Module:
+    """The model with its initial parameters: its own, or those of the run in ``start_from`` where that has them.
+
+    Args:
+        model: with parameters of its own.
+        job: has the key ``start_from``.
+        unit: what is predicted: see `Outline.unit`.
 
     Raises:
-        InputError: the run is not finished, or has another model.
+        InputError: see `start_of`.
     """
     if job.start_from is None:
         return model
+    start = start_of(model, job, unit)
+    model.load_state_dict({**start.new, **start.taken})
+    return model
+
+
+def start_of(model: nn.Module, job: Job, unit: str) -> Start:
+    """The parameters that a model takes from the run in ``start_from``.
+
+    Of a run that predicts the same it takes all, but for the head if that has other outputs: the last layer of nodes,
+    the decoder of pairs. Of one that predicts something else it takes no head, and the first layers as far as their
+    parameters have the same shapes.
+
+    Raises:
+        InputError: the run is not finished, has another model, or nothing fits.
+    """
+    assert job.start_from is not None
     folder = Path(job.start_from)
     path, own = folder / MODEL, model.state_dict()
     try:
@@ -35,18 +82,89 @@ def with_initial_parameters(model: nn.Module, job: Job) -> nn.Module:
     _check_same_options(before, job)
     _check_same_learned(before, job)
     # The heads of a model trained layer by layer are not part of the trained network.
-    beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
-    other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
-    if beyond or other:
-        k = (other or beyond)[0]
-        seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
-        hint = ' (after retexo: model.norm = "layer")' if k.startswith("norms.") else ""
-        message = f"it has {seen} for '{k}', and the model here {wanted}"
+    given = {k: v for k, v in given.items() if k in own or not k.startswith("heads.")}
+    unit_before = _unit_of(folder) or unit
+    same, layers = unit == unit_before, 1 + max(map(_layer, own), default=-1)
+    unlike = {part for part in {*map(_part, own), *map(_part, given)} if not _alike(part, given, own)}
+    if same:
+        heads = {f"layer {layers - 1}"} if unit == "node" else {p for p in unlike if p.startswith(DECODER)}
+        if unlike - heads:
+            raise _other_model(path, given, own, unlike - heads)
+        left_out = unlike
+    else:
+        left_out = unlike | {part for part in map(_part, own) if part.startswith(DECODER)}
+        if unit == "node" and layers:
+            left_out.add(f"layer {layers - 1}")
+        if unit_before == "node":
+            left_out.add(f"layer {max(map(_layer, given), default=-1)}")
+        # A layer reads what those before it were trained to give.
+        first = min((i for i in range(layers) if f"layer {i}" in left_out), default=layers)
+        left_out |= {part for part in map(_part, own) if _number(part) >= first}
+    start = Start(
+        {k: given[k] for k in own if _part(k) not in left_out},
+        {k: v for k, v in own.items() if _part(k) in left_out},
+        folder,
+    )
+    if not start.taken or (layers and not any(_layer(k) >= 0 for k in start.taken)):
         raise InputError(
-            f"start_from: {path} is of another model: {message}; give this run the same model options{hint}"
+            f"start_from: nothing of {path} (of {unit_before}s) fits the model here (of {unit}s), whose head is new: "
+            "the last layer of nodes, the decoder of pairs and edges; give both the same model options and features, "
+            "and two layers or more"
         )
-    model.load_state_dict({k: given[k] for k in own})
-    return model
+    return start
+
+
+def _unit_of(folder: Path) -> str | None:
+    """What the run in a folder predicts: see `Outline.unit`; None if its record does not say."""
+    record = read_result(folder) or {}
+    if record.get("labels_of") == "edges":
+        return "edge"
+    return None if "task" not in record else "pair" if record["task"] == "link" else "node"
+
+
+def _layer(name: str) -> int:
+    """Number of the layer that a parameter is of; -1 if it is of none that is known."""
+    found = LAYER.search(name)
+    return -1 if found is None or name.startswith(DECODER) else int(found[1])
+
+
+def _part(name: str) -> str:
+    """The part of a model that is taken as a whole or not at all, which a parameter is of: a layer, a norm between
+    layers, or another module."""
+    if (layer := _layer(name)) >= 0:
+        return f"layer {layer}"
+    norm = NORM.search(name)
+    return f"norm {norm[1]}" if norm and not name.startswith(DECODER) else name.rpartition(".")[0] or name
+
+
+def _number(part: str) -> int:
+    """Number of a layer or a norm; -1 of other parts."""
+    kind, _, number = part.partition(" ")
+    return int(number) if kind in ("layer", "norm") and number else -1
+
+
+def _alike(part: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """True if both models have the same parameters in a part, in name and shape."""
+    shapes = [{k: v.shape for k, v in state.items() if _part(k) == part} for state in (given, own)]
+    return shapes[0] == shapes[1]
+
+
+def _other_model(path: Path, given: Mapping[str, Tensor], own: Mapping[str, Tensor], parts: set[str]) -> InputError:
+    names = sorted((k for k in {*own, *given} if _part(k) in parts), key=lambda k: (k not in own, k))
+    shapes = {k: [list(state[k].shape) if k in state else "nothing" for state in (given, own)] for k in names}
+    k, (seen, wanted) = next((k, pair) for k, pair in shapes.items() if pair[0] != pair[1])
+    hint = ' (after retexo: model.norm = "layer")' if k.startswith("norms.") else ""
+    message = f"it has {seen} for '{k}', and the model here {wanted}"
+    return InputError(f"start_from: {path} is of another model: {message}; give this run the same model options{hint}")
+
+
+def _counted(state: Mapping[str, Tensor]) -> str:
+    return counted(sum(v.numel() for v in state.values()), "parameter")
+
+
+def _parts(state: Mapping[str, Tensor]) -> str:
+    """The parts of some parameters, in words."""
+    return ", ".join(dict.fromkeys("decoder" if k.startswith(DECODER) else _part(k) for k in state))
 
 
 def initial_learned(job: Job, num_nodes: int) -> MappedFeatures | None:
