@@ -164,7 +164,8 @@ def check_code_given(folder: Path, code: OwnCode) -> None:
 
 
 def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
-    """Refuse a dataset other than the run's, if the run's folder has only its name and digests.
+    """Refuse a dataset other than the run's, if the run's folder has only its name and digests. Say where a dataset
+    was that is not there any more.
 
     Args:
         folder: the run's folder.
@@ -172,10 +173,13 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
         found: the dataset found; None: nothing.
 
     Raises:
-        InputError: the run's dataset was passed from Python and too large to keep, and `found` is not it.
+        InputError: the run's dataset was passed from Python and too large to keep, and `found` is not it; or it is not
+            where it was.
         StoreError: the record in the folder is damaged.
     """
     given = read_given(folder)
+    if "dataset" not in given and found is None and Path(name).is_absolute() and not Path(name).exists():
+        raise InputError(f"{name}, the dataset of {folder}, is not there any more; give its new place by --dataset")
     if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
         return
     message = (

@@ -316,3 +316,20 @@ def test_a_damaged_record_is_a_sentence(own, tmp_path, text):
     moved = copied(own, tmp_path / "moved")
     (moved / "given.json").write_text(text)
     assert "given.json is damaged" in refused("evaluate", moved)
+
+
+def test_a_dataset_that_has_been_moved_is_asked_for(data, tmp_path):
+    before, after, run = tmp_path / "store", tmp_path / "elsewhere", tmp_path / "run"
+    mr.write_dataset(before, data)
+    mr.run(before, out=run, **SMALL)
+    before.rename(after)
+    for words in (
+        ("evaluate", run),
+        ("predict", run, "--out", tmp_path / "p.csv"),
+        ("run", "--resume", "--epochs", "3", "--out", run),
+    ):
+        code, _, err = command(*words)
+        assert code == 2 and f"{before}, the dataset of {run}, is not there any more; give its new place" in err, err
+    assert command("evaluate", run, "--dataset", after)[0] == 0
+    assert command("run", "--resume", "--epochs", "3", "--dataset", after, "--out", run)[0] == 0
+    assert command("evaluate", run)[0] == 0
