@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from epoch import training_data
+from epoch_data import training_data
 from graphs import stored
 from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, LR, memory, reset_peak, settle
 from torch import Tensor, nn

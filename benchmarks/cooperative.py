@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from epoch import interval, training_data
+from epoch import interval
+from epoch_data import training_data
 from graphs import RECIPES, stored
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))

@@ -2,6 +2,7 @@
 
     python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
     python benchmarks/epoch.py --model links --graph products-quarter --threads 1,2
+    python benchmarks/epoch.py --model edges --graph products-quarter --threads 1,2
 
 The task of `sage` and `gat`: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47
 classes, minibatches of 1024 seeds, fanout 15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random
@@ -12,13 +13,20 @@ The model `links` predicts links as DGL's example does: 512 edges a minibatch as
 each, own edges and their reverses left out of the samples, three layers of width 256, two dense layers on products of
 rows. Its peer is DGL.
 
+The model `edges` predicts labels of edges: 512 edges a minibatch, all edges left in the samples, three layers of width
+256, and two dense layers on the rows of both ends and eight features of the edge. All edges of the graph have features
+and one of two labels. Before the rounds each engine trains on one minibatch of the same graph with so few in-edges that
+every sampler draws all of them, from the same parameters: the losses of three steps must be the same to rounding, and
+the nodes the same (`epoch_proof.py`). "head" is what these dense layers take, forward and backward, and is not in
+"train" or "forward_backward".
+
 Engines take turns: each is started, loads, warms up, measures and ends, then the next one; every other round runs
 backwards. Peers run with the system's allocator as it is and with settings that keep freed memory for the next step
 (`TUNED`), which is worth as much as a better kernel; Millrace runs as it is. Ours is `millrace.run`, timed from the end
-of one epoch to the end of the next. PyG has its own sampler only where pyg-lib or torch-sparse is installed, else it is
-fed by Millrace's loader, which is faster. Parts are those of the measured epochs; of ours those of the whole run, the
-first epoch included, and "sample" is a thread beside the others. "peak RSS" is what the process held at most in the
-measured epochs, "loaded" what it held before training.
+of one epoch to the end of the next. PyG is fed by Millrace's loader; as `pyg-own` by its own with torch-sparse, which
+does not say what each hop found, so that each layer computes all rows. Parts are those of the measured epochs; of ours
+those of the whole run, the first epoch included, and "sample" is a thread beside the others. "peak RSS" is what the
+process held at most in the measured epochs, "loaded" what it held before training.
 
 Semantics differ: DGL expands the whole frontier again at each hop, and so draws more edges (14 % on products); but its
 layers then read fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. "drawn" and "read"
@@ -42,20 +50,24 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from epoch_data import edge_data, proof_of, store_of, training_data
+from epoch_proof import STEPS, prove
 from epoch_tables import show_halves, show_overhead, show_ratios, show_roofline, show_rows, show_turns
 from epoch_turns import Paused, compared, take_turns
-from graphs import RECIPES, load, stored
+from graphs import RECIPES, stored
 from peers import environment
-from peers.train_task import BATCH, CLASSES, FEATURES, WARM_UP
+from peers.train_task import BATCH, CLASSES, EDGE_CLASSES, WARM_UP
 from processes import TUNED, allocator, call, default_limit_gib
 
 HERE = Path(__file__).resolve().parent
 TURN_S = 15.0
+PEERS = {"dgl": ("dgl", "dgl-2.1.0"), "pyg": ("pyg", None), "pyg-own": ("pyg", "pyg-2.8.1")}
+"""Word in the names of a peer's scripts, and its environment; None: ours."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ class Engine:
     threads: int
     tuned: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    environment: str | None = None
+    """See `PEERS`."""
 
     @property
     def label(self) -> str:
@@ -87,7 +101,7 @@ class Engine:
 
 def engines(model: str, args: argparse.Namespace) -> list[Engine]:
     """Measurements of a model, in the order of a round."""
-    found, kind = [], "_links" if model == "links" else ""
+    found, kind = [], f"_{model}" if model in ("links", "edges") else ""
     for t in args.threads:
         for variant in ["", *args.ours]:
             name, options = f"millrace {variant}".strip(), {"set": variant.split()}
@@ -95,9 +109,10 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
                 Engine(name, f"train_millrace{kind}.py", model, t, tuned, options)
                 for tuned in ([False, True] if args.ours_tuned else [False])
             ]
-        for peer in (p for p in args.peers if not kind or p == "dgl"):
-            script = f"train_{peer}{kind}.py"
-            found += [Engine(peer, script, model, t, allocator == "tuned") for allocator in args.allocators]
+        for peer in (p for p in args.peers if model != "links" or p == "dgl"):
+            word, home = PEERS[peer]
+            script = f"train_{word}{kind}.py"
+            found += [Engine(peer, script, model, t, a == "tuned", environment=home) for a in args.allocators]
     return found
 
 
@@ -116,21 +131,26 @@ def rank_engines(store: Path) -> list[Engine]:
 class Lab:
     """Starts the processes."""
 
-    def __init__(self, folder: Path, args: argparse.Namespace, minibatches: int) -> None:
-        self.folder, self.cache, self.minibatches, self.epochs = folder, args.cache, minibatches, args.epochs
+    def __init__(self, folder: Path, args: argparse.Namespace, minibatches: int, epochs: int) -> None:
+        self.folder, self.cache, self.minibatches, self.epochs = folder, args.cache, minibatches, epochs
         self.dropout = args.dropout
         self._limit = int(args.limit_gib * 2**30)
 
     def run(
-        self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any
+        self, script: Path, *, model: str, threads: int, tuned: bool = False, home: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """The process's answer, or ``{"failed": why}``."""
-        python = environment.python(self.cache) if foreign else sys.executable
+        python = environment.python(self.cache, home) if home else sys.executable
         task, variables = (
             self._task(model, threads, options),
             {"DGLDEFAULTDIR": str(self.cache / "dgl")} | _malloc(tuned),
         )
         return call(python, script, task, threads, variables, self._limit)
+
+    def engine(self, e: Engine) -> dict[str, Any]:
+        """See `run`."""
+        script = HERE / "peers" / e.script
+        return self.run(script, model=e.model, threads=e.threads, tuned=e.tuned, home=e.environment, **e.options)
 
     def turns(self, found: list[Engine], pairs: int) -> dict[str, Any]:
         """Two of ours, from a store, at the same time: what `compared` says of the first against the second."""
@@ -169,10 +189,7 @@ def measure(
             if any("failed" in r for r in runs[n]):
                 continue
             start, before = time.perf_counter(), os.getloadavg()[0]
-            foreign = e.script.startswith("train_dgl")
-            r = lab.run(
-                HERE / "peers" / e.script, model=e.model, threads=e.threads, tuned=e.tuned, foreign=foreign, **e.options
-            )
+            r = lab.engine(e)
             runs[n].append({**r, "load_before": before, "round": turn})
             # Much less on processors than the threads could have had: something else held them up.
             busy = f", {r['cpu_ms']:.1f} ms of processors" if r.get("cpu_ms") else ""
@@ -251,12 +268,12 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
         label = f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}"
         # The labels are random: a model that learns and one that does not are both near the logarithm of the number of
         # classes.
-        near = float(np.log(2 if r["model"] == "links" else CLASSES))
+        near = float(np.log({"links": 2, "edges": EDGE_CLASSES}.get(r["model"], CLASSES)))
         if r["loss"] is None or not 0.5 * near < r["loss"] < 2 * near:
             said.append(f"{label} has a loss of {r['loss']}; near {near:.2f} is expected")
         for o in (o for o in alive if o["ours"] and not r["ours"] and o["threads"] == r["threads"]):
             share = r["edges"] / o["edges"]
-            if not 0.97 < share < (1.03 if r["name"] == "pyg" else 2.0):
+            if not 0.97 < share < (2.0 if r["name"] == "dgl" else 1.03):
                 said.append(f"{label} drew {share:.2f} times our edges")
     return said
 
@@ -272,47 +289,15 @@ def interval(pairs: list[dict[str, float]], above: str, below: str) -> dict[str,
     return {"ratio": float(middle), "low": float(low), "high": float(high)}
 
 
-def training_data(folder: Path, num_nodes: int) -> None:
-    """Random features and labels beside the graph, and an order of its nodes that seeds are taken from; made on first
-    use."""
-    target = folder / "training"
-    target.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    arrays = {
-        "features": lambda: rng.standard_normal((num_nodes, FEATURES), np.float32),
-        "labels": lambda: rng.integers(0, CLASSES, num_nodes),
-        "seeds": lambda: rng.permutation(num_nodes),
-    }
-    if all((target / f"{name}.npy").exists() for name in arrays):
-        return
-    for name, make in arrays.items():
-        np.save(target / "partial.npy", make())
-        (target / "partial.npy").rename(target / f"{name}.npy")
-
-
-def store_of(folder: Path, minibatches: int) -> Path:
-    """A dataset's store with these seeds, made on first use."""
-    import millrace as mr
-    from millrace.storage.features import MappedFeatures
-
-    path = folder / "training" / f"store-{minibatches}"
-    if not path.exists():
-        training, none = folder / "training", np.empty(0, np.int64)
-        seeds = np.sort(np.load(training / "seeds.npy")[: minibatches * BATCH])
-        features, labels = MappedFeatures(training / "features.npy"), np.load(training / "labels.npy")
-        split = mr.Split(seeds, none, none)
-        mr.write_dataset(
-            path, mr.Dataset("epoch", load(folder), features, labels, split, CLASSES), features_format="npy"
-        )
-    return path
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Whole training epochs side by side with peers.")
     parser.add_argument("--graph", choices=sorted(RECIPES), default="products")
     parser.add_argument(
-        "--model", type=lambda s: s.split(","), default=["sage", "gat"], help="of sage, gat, links; empty for none"
+        "--model",
+        type=lambda s: s.split(","),
+        default=["sage", "gat"],
+        help="sage, gat, links, edges; empty: none",
     )
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
     parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer on graphs with fewer nodes")
@@ -321,7 +306,9 @@ def arguments() -> argparse.Namespace:
         "--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none"
     )
     parser.add_argument("--rounds", type=int, default=3, help="0 with --ranks or --halves and no model: only these")
-    parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
+    parser.add_argument(
+        "--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"], help="pyg-own too"
+    )
     parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")
     parser.add_argument(
         "--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated"
@@ -343,8 +330,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.model, args.cache = [m for m in args.model if m], args.cache.resolve()
     for name, known in (
-        ("model", ("sage", "gat", "links")),
-        ("peers", ("dgl", "pyg")),
+        ("model", ("sage", "gat", "links", "edges")),
+        ("peers", tuple(PEERS)),
         ("allocators", ("default", "tuned")),
     ):
         if unknown := set(getattr(args, name)) - set(known):
@@ -353,6 +340,16 @@ def arguments() -> argparse.Namespace:
     if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds or alone, *args.threads) < 1:
         parser.error("--pairs must be at least 2; --minibatches, --epochs, --rounds and --threads at least 1")
     return args
+
+
+def proof(folder: Path, args: argparse.Namespace) -> list[str]:
+    """See `epoch_proof.prove`, on labels of edges."""
+    small = proof_of(folder)
+    training_data(small, len(np.load(small / "indptr.npy", mmap_mode="r")) - 1)
+    for of in (folder, small):
+        edge_data(of)
+    lab = Lab(small, args, 1, STEPS)
+    return prove(lambda e: lab.engine(replace(e, options={**e.options, "proof": True})), engines("edges", args))
 
 
 def main() -> int:
@@ -373,7 +370,7 @@ def main() -> int:
             f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, "
             f"most of all threads that wait for each other"
         )
-    lab = Lab(folder, args, minibatches)
+    lab = Lab(folder, args, minibatches, args.epochs)
     report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
         "minibatches": minibatches,
         "tuned": TUNED,
@@ -398,6 +395,9 @@ def main() -> int:
             found.append(lab.run(HERE / "roofline.py", model="sage", threads=t))
 
     for model in args.model:
+        if model == "edges" and (wrong := proof(folder, args)):
+            report["problems"] += wrong
+            continue
         rows = measure(lab, engines(model, args), args.rounds, bound if model == "sage" else lambda: None)
         report["engines"] += rows
         report["problems"] += problems(rows)
@@ -412,7 +412,8 @@ def main() -> int:
             else:
                 show_roofline(found, t, rows)
         save()
-    for model, t in ((m, t) for m in args.model for t in args.threads if args.overhead):
+    nodes = [m for m in args.model if m in ("sage", "gat")]
+    for model, t in ((m, t) for m in nodes for t in args.threads if args.overhead):
         r = lab.run(HERE / "peers" / "train_millrace.py", model=model, threads=t, pairs=args.pairs)
         report["overhead"][f"{model} {t}T"] = r if "failed" in r else r | interval(r["pairs"], "run", "bare")
         report["problems"] += [f"overhead {model} {t}T: {r['failed']}"] if "failed" in r else []

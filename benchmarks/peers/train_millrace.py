@@ -44,22 +44,33 @@ FIRST = 2
 """Minibatches of the run that comes first, which loads compiled code."""
 
 
-def config(task: Task) -> dict[str, Any]:
-    """The job, but for its epochs."""
-    ranks = task.options.get("ranks", 1)
+def configured(task: Task, own: dict[str, Any]) -> dict[str, Any]:
+    """The job, but for its epochs: the common settings, a task's `own`, and the options of this engine."""
     table: dict[str, Any] = {
-        "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": task.dropout}
-        | ({"heads": HEADS} if task.model == "gat" else {}),
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
-        "train": {"batch_size": BATCH // ranks, "optimizer": "adam", "lr": LR, "evaluate_every": 0},
+        "train": {"batch_size": BATCH, "optimizer": "adam", "lr": LR, "evaluate_every": 0},
+        # One bulk ahead: see above.
         "queue": {"max_bytes": 1},
-        "ranks": ranks,
         "threads": task.threads,
-        "cluster": {"dashboard_port": 0},
     }
+    for key, value in own.items():
+        table[key] = {**table[key], **value} if isinstance(table.get(key), dict) else value
     for text in task.options.get("set", []):
         table = merged(table, *parse_override(text))
     return table
+
+
+def config(task: Task) -> dict[str, Any]:
+    """The job, but for its epochs."""
+    ranks = task.options.get("ranks", 1)
+    heads = {"heads": HEADS} if task.model == "gat" else {}
+    own = {
+        "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": task.dropout, **heads},
+        "train": {"batch_size": BATCH // ranks},
+        "ranks": ranks,
+        "cluster": {"dashboard_port": 0},
+    }
+    return configured(task, own)
 
 
 def dataset(task: Task) -> mr.Dataset:
@@ -78,6 +89,7 @@ class Watch:
         self._last = epochs
         self.wall: list[float] = []
         self.cpu: list[float] = []
+        self.losses: list[float] = []
         self.peak_bytes = 0
 
     def __call__(self, event: Any) -> None:
@@ -89,6 +101,7 @@ class Watch:
                 self.peak_bytes = memory("VmHWM")
             self.wall.append(time.perf_counter())
             self.cpu.append(time.process_time())
+            self.losses.append(event.train_loss)
 
     def ms(self, minibatches: int, clock: str = "wall") -> float:
         """Milliseconds a minibatch over the measured epochs."""
@@ -117,24 +130,32 @@ def run_on(task: Task) -> None:
         mr.run(task.options["store"], config=config(task), epochs=1_000_000, out=Path(folder) / "run", emit=count)
 
 
-def warm_up(task: Task, data: mr.Dataset) -> None:
-    """A short run."""
-    split = replace(data.split, train=data.split.train[: FIRST * BATCH])
+def warm_up(task: Task, data: mr.Dataset, table: dict[str, Any] | None = None, out: Path | None = None) -> None:
+    """A short run, on FIRST minibatches."""
+    table = table or config(task)
+    count = FIRST * table["train"]["batch_size"] * task.options.get("ranks", 1)
+    few = replace(data, split=replace(data.split, train=data.split.train[:count]))
     with tempfile.TemporaryDirectory() as folder:
-        mr.run(replace(data, split=split), config=config(task), epochs=1, out=Path(folder) / "run")
+        mr.run(few, config=table, epochs=1, out=out or Path(folder) / "run")
 
 
 def sizes(task: Task) -> dict[str, float]:
-    """Edges that the layers read, rows that they compute and nodes whose features they read, for BATCH seeds: means
-    over a bulk."""
+    """See `sizes_of`, for BATCH seeds."""
     job: Any = configure(config(task))
     plan = SeedPlan(task.seeds(), job.train.batch_size, job.queue.bulk_size, job.seed)
     system: Any = make_system(job)
-    drawn = system.sample.sampler.sample(mr.Graph(*task.graph()), plan.request(0, 0), cpu).minibatches
+    found = sizes_of(system.sample.sampler, mr.Graph(*task.graph()), plan)
+    return {name: job.ranks * size for name, size in found.items()}
+
+
+def sizes_of(sampler: Any, graph: mr.Graph, plan: SeedPlan) -> dict[str, float]:
+    """Edges that the layers read, rows that they compute and nodes whose features they read, for a minibatch: means
+    over a bulk."""
+    drawn = sampler.sample(graph, plan.request(0, 0), cpu).minibatches
     return {
-        "aggregated": job.ranks * float(np.mean([sum(b.num_edges for b in m.blocks) for m in drawn])),
-        "rows": job.ranks * float(np.mean([sum(b.num_dst for b in m.blocks) for m in drawn])),
-        "nodes": job.ranks * float(np.mean([len(m.nodes) for m in drawn])),
+        "aggregated": float(np.mean([sum(b.num_edges for b in m.blocks) for m in drawn])),
+        "rows": float(np.mean([sum(b.num_dst for b in m.blocks) for m in drawn])),
+        "nodes": float(np.mean([len(m.nodes) for m in drawn])),
     }
 
 
@@ -150,21 +171,48 @@ def measure(task: Task) -> dict[str, Any]:
     if isinstance(data, mr.Dataset):
         warm_up(task, data)
     result, watch = run(task, data)
-    clustered = result.ranks > 1
+    steps_ms = 1000 * float(np.mean(result.seconds["per_epoch"][1:-1])) / task.minibatches
+    found = {**measures(task, result, watch), "loaded_bytes": loaded, "steps_ms": steps_ms, **sizes(task)}
+    found |= {"ms": steps_ms} if store else {}
+    return found | ({"cpu_ms": None, "peak_bytes": sum(result.peak_rss_bytes)} if result.ranks > 1 else {})
+
+
+def measures(task: Task, result: mr.Result, watch: Watch) -> dict[str, Any]:
+    """Time, memory and work of a run of one process."""
     # A step of several ranks is as many minibatches as one rank's: BATCH seeds.
     count = task.minibatches * result.epochs
-    steps_ms = 1000 * float(np.mean(result.seconds["per_epoch"][1:-1])) / task.minibatches
     return {
-        "ms": steps_ms if store else watch.ms(task.minibatches),
-        "steps_ms": steps_ms,
-        "cpu_ms": None if clustered else watch.ms(task.minibatches, "cpu"),
+        "ms": watch.ms(task.minibatches),
+        "cpu_ms": watch.ms(task.minibatches, "cpu"),
         "parts_ms": {name: 1000 * result.seconds[name] / count for name in STAGES if result.seconds[name]},
         "edges": result.sampled_edges / count,
         "loss": result.train_loss,
-        "peak_bytes": sum(result.peak_rss_bytes) if clustered else watch.peak_bytes,
-        "loaded_bytes": loaded,
-        **sizes(task),
+        "losses": watch.losses,
+        "peak_bytes": watch.peak_bytes,
     }
+
+
+def measured(
+    task: Task, data: mr.Dataset, table: dict[str, Any], started: Callable[[Path], None] | None = None
+) -> dict[str, Any]:
+    """Train on a dataset in memory, by a job but for its epochs, and answer; see `train_task.train`.
+
+    Args:
+        task: the driver's request.
+        data: whose train split is N minibatches.
+        table: the job, as `configured` makes it.
+        started: called with the folder of the short run that comes first; what it leaves there as the run's
+            parameters, the measured run begins with. None: it draws its own.
+    """
+    watch, loaded = Watch(task.epochs), settle()
+    with tempfile.TemporaryDirectory() as folder:
+        first = Path(folder) / "first"
+        warm_up(task, data, table, first)
+        if started is not None:
+            started(first)
+            table = {**table, "start_from": str(first)}
+        result = mr.run(data, config=table, epochs=task.epochs + 2, out=Path(folder) / "run", emit=watch)
+    return {**measures(task, result, watch), "loaded_bytes": loaded}
 
 
 class Bare:

@@ -1,9 +1,7 @@
 """PyG's SAGEConv or GATConv with `trim_to_layer`, fed by PyG's NeighborLoader if its sampling extension is installed,
 else by ours."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,8 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
-from train_task import BATCH, CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR, Epoch, Parts, Task, Work, train
+from train_task import BATCH, CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, Epoch, Task, train
+from train_torch import epochs
 
 OWN = any(find_spec(name) for name in ("pyg_lib", "torch_sparse"))
 """True if PyG's own sampling extension is installed."""
@@ -22,18 +21,18 @@ OWN = any(find_spec(name) for name in ("pyg_lib", "torch_sparse"))
 class Model(nn.Module):
     """Three convolutions on the part of the minibatch that each needs."""
 
-    def __init__(self, name: str, dropout: float) -> None:
+    def __init__(self, name: str, dropout: float, outputs: int = CLASSES) -> None:
         super().__init__()
         self.dropout = dropout
         if name == "sage":
-            widths = [FEATURES, HIDDEN, HIDDEN, CLASSES]
+            widths = [FEATURES, HIDDEN, HIDDEN, outputs]
             convs: list[nn.Module] = [SAGEConv(a, b) for a, b in zip(widths, widths[1:])]
         else:
             wide = HIDDEN // HEADS
             convs = [
                 GATConv(FEATURES, wide, HEADS),
                 GATConv(HIDDEN, wide, HEADS),
-                GATConv(HIDDEN, CLASSES, HEADS, concat=False),
+                GATConv(HIDDEN, outputs, HEADS, concat=False),
             ]
         self.convs = nn.ModuleList(convs)
         self.activation = F.relu if name == "sage" else F.elu
@@ -42,56 +41,59 @@ class Model(nn.Module):
         """[n, F] -> logits, of which the first B rows count."""
         h, edges = m.x, m.edge_index
         for i, conv in enumerate(self.convs):
-            h, edges, _ = trim_to_layer(i, m.num_sampled_nodes, m.num_sampled_edges, h, edges)
+            if "num_sampled_nodes" in m:
+                h, edges, _ = trim_to_layer(i, m.num_sampled_nodes, m.num_sampled_edges, h, edges)
             h = conv(F.dropout(h, self.dropout, self.training), edges)
             if i + 1 < len(self.convs):
                 h = self.activation(h)
         return h
 
 
-def _aggregated(m: Any) -> int:
-    """Edges of the three layers: each leaves out the outermost hop of the one before."""
-    hops = m.num_sampled_edges
-    return sum(sum(hops[: len(hops) - i]) for i in range(len(hops)))
+def sizes(m: Any) -> tuple[int, int, int]:
+    """See `train_torch.epochs`: where hops are known, each layer leaves out the outermost one of the layer before."""
+    count = m.edge_index.shape[1]
+    hops = m.num_sampled_edges if "num_sampled_edges" in m else [count] + [0] * (len(FANOUT) - 1)
+    return count, sum(sum(hops[: len(hops) - i]) for i in range(len(hops))), m.num_nodes
 
 
-def start(task: Task) -> Epoch:
-    """See `train_task.train`."""
-    if OWN:
-        from torch_geometric.loader import NeighborLoader
-    else:
-        from millrace import NeighborLoader
-    torch.set_num_threads(task.threads)
-    torch.manual_seed(0)
+def data_of(task: Task) -> Data:
+    """The graph with its features and labels."""
     indptr, indices = task.graph()
     edges = np.empty((2, len(indices)), np.int64)
     edges[0] = indices
     edges[1] = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     features, labels = (torch.from_numpy(a) for a in task.data())
-    data = Data(x=features, edge_index=torch.from_numpy(edges), y=labels)
-    del indptr, indices
-    seeds = torch.from_numpy(task.seeds())
-    loader: Any = NeighborLoader(data, num_neighbors=list(FANOUT), input_nodes=seeds, batch_size=BATCH, shuffle=True)
+    return Data(x=features, edge_index=torch.from_numpy(edges), y=labels)
+
+
+def loaders() -> Any:
+    """The module with the loaders."""
+    if OWN:
+        from torch_geometric import loader
+
+        return loader
+    import millrace
+
+    return millrace
+
+
+def start(task: Task) -> Epoch:
+    """See `train_task.train`."""
+    torch.set_num_threads(task.threads)
+    torch.manual_seed(0)
+    data, seeds = data_of(task), torch.from_numpy(task.seeds())
+    loader = loaders().NeighborLoader(
+        data, num_neighbors=list(FANOUT), input_nodes=seeds, batch_size=BATCH, shuffle=True
+    )
     model = Model(task.model, task.dropout)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
-    def epoch(minibatches: int, parts: Parts) -> Iterator[Work]:
-        drawn = islice(loader, minibatches)
-        while True:
-            with parts.measure("sample and gather"):
-                m = next(drawn, None)
-            if m is None:
-                return
-            with parts.measure("train"):
-                loss = F.cross_entropy(model(m)[: m.batch_size], m.y[: m.batch_size])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                value = loss.item()
-            yield Work(m.edge_index.shape[1], _aggregated(m), m.num_nodes, value)
+    def loss(m: Any, _: None) -> Tensor:
+        return F.cross_entropy(model(m)[: m.batch_size], m.y[: m.batch_size])
 
-    return epoch
+    return epochs(loader, model, loss, sizes)
 
+
+LOADER = "PyG's loader" if OWN else "Millrace's loader"
 
 if __name__ == "__main__":
-    train(start, loader="PyG's loader" if OWN else "Millrace's loader")
+    train(start, loader=LOADER)

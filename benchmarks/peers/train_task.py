@@ -20,8 +20,10 @@ import numpy as np
 FANOUT = (15, 10, 5)
 """Nearest the seeds first."""
 BATCH, FEATURES, HIDDEN, CLASSES, HEADS, LR = 1024, 100, 256, 47, 4, 0.003
+EDGE_FEATURES, EDGE_CLASSES = 8, 2
+"""Of labelled edges."""
 PAIRS = 512
-"""Positive pairs of a minibatch of links, as in DGL's example."""
+"""Positive pairs of a minibatch of links, as in DGL's example, or labelled edges of one."""
 WARM_UP = 4
 """Minibatches of a peer before the clock starts."""
 
@@ -44,7 +46,7 @@ class Task:
     folder: Path
     """Folder of the graph; the features and labels are in ``training`` below it."""
     model: str
-    """sage, gat, or links."""
+    """sage, gat, links, or edges."""
     threads: int
     minibatches: int
     """N, in an epoch."""
@@ -68,7 +70,8 @@ class Task:
         return np.sort(np.load(self.folder / "training" / "seeds.npy")[: self.minibatches * BATCH])
 
     def edges(self) -> np.ndarray:
-        """int64 [N * PAIRS], distinct positions of edges, whose ends are the positive pairs."""
+        """int64 [N * PAIRS], distinct positions of edges, whose ends are the positive pairs, or which are trained
+        on."""
         count = len(np.load(self.folder / "indices.npy", mmap_mode="r"))
         return np.random.default_rng(0).choice(count, self.minibatches * PAIRS, replace=False)
 
@@ -120,7 +123,8 @@ def train(start: Callable[[Task], Epoch], **notes: Any) -> None:
     task, answer = read()
     epoch = start(task)
     loaded = settle()
-    list(epoch(min(WARM_UP, task.minibatches), Parts()))
+    if not task.options.get("proof"):
+        list(epoch(min(WARM_UP, task.minibatches), Parts()))
     reset_peak()
     parts, works, wall = Parts(), [], []
     cpu = time.process_time()
@@ -138,6 +142,7 @@ def train(start: Callable[[Task], Epoch], **notes: Any) -> None:
             "cpu_ms": 1000 * (time.process_time() - cpu) / count,
             "parts_ms": {name: 1000 * s / count for name, s in parts.seconds.items()},
             **{name: float(np.mean([getattr(w, name) for w in works])) for name in Work._fields},
+            "losses": [w.loss for w in works],
             "peak_bytes": memory("VmHWM"),
             "loaded_bytes": loaded,
             **notes,

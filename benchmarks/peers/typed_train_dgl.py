@@ -1,8 +1,6 @@
 """DGL's NeighborSampler behind its DataLoader (no workers), and R-GCN as in its example: HeteroGraphConv of GraphConv,
 with a linear layer of each node type for the node itself (dgl 2.1.0). Runs in DGL's environment."""
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import dgl
@@ -10,7 +8,8 @@ import torch
 from dgl import nn as dglnn
 from torch import Tensor, nn
 from torch.nn import functional as F
-from train_task import BATCH, Epoch, Parts, Task, Work, train
+from train_task import BATCH, Epoch, Task, train
+from train_torch import epochs
 from typed_dgl import heterograph
 from typed_task import CLASSES, FEATURES, HIDDEN, LR, graph, papers
 
@@ -68,28 +67,20 @@ def start(task: Task) -> Epoch:
     sampler = dgl.dataloading.NeighborSampler(list(reversed(fanout)))
     loader = dgl.dataloading.DataLoader(hetero, {target: seeds}, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
     model = Rgcn(types, len(fanout))
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
-    def epoch(minibatches: int, parts: Parts) -> Iterator[Work]:
-        drawn = islice(loader, minibatches)
-        while True:
-            with parts.measure("sample"):
-                minibatch = next(drawn, None)
-            if minibatch is None:
-                return
-            nodes, chosen, blocks = minibatch
-            with parts.measure("gather"):
-                x, y = features.index_select(0, nodes[target]), labels.index_select(0, chosen[target])
-            with parts.measure("train"):
-                loss = F.cross_entropy(model(blocks, x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                value = loss.item()
-            edges = sum(b.num_edges() for b in blocks)
-            yield Work(edges, edges, sum(map(len, nodes.values())), value)
+    def gather(minibatch: Any) -> tuple[Tensor, Tensor]:
+        nodes, chosen, _ = minibatch
+        return features.index_select(0, nodes[target]), labels.index_select(0, chosen[target])
 
-    return epoch
+    def loss(minibatch: Any, rows: Any) -> Tensor:
+        x, y = rows
+        return F.cross_entropy(model(minibatch[-1], x), y)
+
+    def sizes(minibatch: Any) -> tuple[int, int, int]:
+        edges = sum(b.num_edges() for b in minibatch[-1])
+        return edges, edges, sum(map(len, minibatch[0].values()))
+
+    return epochs(loader, model, loss, sizes, gather, lr=LR)
 
 
 if __name__ == "__main__":
