@@ -60,7 +60,7 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
         negative = labels == 0
     found = {name: pairs[(splits == name) & ~negative] for name in SPLITS}
     found |= {f"{name}_negatives": pairs[(splits == name) & negative] for name in SPLITS}
-    time, times = _time(table, path), {}
+    time, times = _time(table, path, dataset), {}
     if time is not None:
         times = {name: time[(splits == name) & ~negative] for name in SPLITS}
     sets = {name: rows for name, rows in found.items() if len(rows)}
@@ -82,7 +82,7 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
             raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
         return as_pairs(rows, dataset, str(path), ends), None
     table = _table(path)
-    return ends_of_table(table, path, dataset, ends), _time(table, path)
+    return ends_of_table(table, path, dataset, ends), _time(table, path, dataset)
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
@@ -204,12 +204,12 @@ def _table(path: Path) -> "Table":
     return read_table([path], "edges")
 
 
-def _time(table: "Table", path: Path) -> npt.NDArray[Any] | None:
-    """The column time of a table of pairs, if it has one."""
+def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | None:
+    """The column time of a table of pairs, if it has one, as the dataset counts dates."""
     from .readers.parquet import times_of
 
     times = times_of(table, "time" if "time" in table.column_names else None, "pairs", path)
-    return None if times is None else as_times(times, f"{path}: time", table.num_rows)
+    return None if times is None else as_times(times, f"{path}: time", table.num_rows, dataset.graph.time_unit)
 
 
 def ends_of_table(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None) -> PairArray:

@@ -148,9 +148,12 @@ def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: Tr
     temporal = found.temporal is not None
     if times is not None and not temporal:
         raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
-    when = read if times is None else as_moments(times, "times", len(wanted), found.data.graph.time_unit)
-    when = np.full(len(wanted), np.inf) if when is None else like_edges(when, found.data.graph)
-    return Ends.of(wanted, when if temporal else None, found.data.num_nodes)
+    graph, given = found.data.graph, read if times is None else times
+    if not temporal:
+        return Ends.of(wanted, None, graph.num_nodes)
+    if given is None:
+        return Ends.of(wanted, np.full(len(wanted), np.inf), graph.num_nodes)
+    return Ends.of(wanted, like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph), graph.num_nodes)
 
 
 def names_of(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:

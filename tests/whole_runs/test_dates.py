@@ -138,3 +138,41 @@ def test_labelled_edges_are_split_by_dates(tmp_path):
     data = mr.open_dataset(tmp_path / "data", options=options, split="until:2017-12-31,2018-06-30")
     assert np.array_equal(data.split.train, np.flatnonzero(known["time"] < np.datetime64("2018-01-01")))
     assert data.graph.time_unit == "D"
+
+
+def test_files_of_pairs_have_dates_of_any_unit(tmp_path):
+    """In days, where those of the graph are in milliseconds; of links, and of labelled edges."""
+    tables(tmp_path / "data", "ms", "ms")
+    options = mr.ReadOptions(direction="directed", edge_time="paid")
+    base = mr.open_dataset(tmp_path / "data", options=options)
+    job = {"epochs": 1, "sampler": {"name": "temporal", "fanout": [3]}, "verbose": False, "link": {"width": 4}}
+    days = np.array(["2018-01-01", "2018-07-01"], "M8[D]")
+    last = days.astype("M8[ms]").astype(np.int64)
+    links = mr.run(mr.link_dataset(base, split="time:0.6,0.2"), out=tmp_path / "links", **job)
+    rng = np.random.default_rng(2)
+    ends, labels = np.stack(np.divmod(rng.permutation(V * V)[:60], V), 1), rng.integers(0, 2, 60)
+    when = START + rng.integers(100, 700, 60)
+    labelled = mr.edge_dataset(base, ends, labels, times=when, split="until:2017-12-31,2018-06-30")
+    assert labelled.pair_time.tolist() == when.astype("M8[ms]").astype(np.int64).tolist()
+    edges = mr.run(labelled, out=tmp_path / "edges", **job)
+    pairs = pa.table({"src": [0, 3], "dst": [5, 1], "time": days})
+    pyarrow.parquet.write_table(pairs, tmp_path / "pairs.parquet")
+    (tmp_path / "pairs.csv").write_text("src,dst,time\n0,5,2018-01-01\n3,1,2018-07-01\n")
+    (tmp_path / "offset.csv").write_text("src,dst,time\n0,5,2018-01-01T00:00+02:00\n3,1,soon\n")
+    for name in ("pairs.parquet", "pairs.csv"):
+        found = mr.predict_links(links, tmp_path / name).scores
+        assert np.array_equal(found, mr.predict_links(links, [[0, 5], [3, 1]], times=last).scores)
+        found = mr.predict_edges(edges, tmp_path / name).logits
+        assert np.array_equal(
+            found, mr.predict_edges(edges, [[0, 5], [3, 1]], times=["2018-01-01", "2018-07-01"]).logits
+        )
+    for predict, run in ((mr.predict_links, links), (mr.predict_edges, edges)):
+        with pytest.raises(InputError, match="is string; expected numbers, or dates in UTC without an offset"):
+            predict(run, tmp_path / "offset.csv")
+    given = {
+        name: ends[ends[:, 0] != ends[:, 1]][part]
+        for name, part in (("train", slice(40)), ("val", slice(40, 50)), ("test", slice(50, 60)))
+    }
+    given |= {f"{name}_time": np.sort(when)[: len(rows)] for name, rows in given.items()}
+    own = mr.link_dataset(base, pairs=given)
+    assert set(own.pair_time) <= set(when.astype("M8[ms]").astype(np.int64))

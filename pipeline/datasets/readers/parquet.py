@@ -217,6 +217,8 @@ def times_of(table: pa.Table, key: str | None, stem: str, source: Path | str) ->
     column = column_of(table, key, stem, source)
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return column.to_numpy()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        raise InputError(f"column {stem}.{key} is {column.type}; expected numbers, or dates in UTC without an offset")
     return numbers_of(column, f"{stem}.{key}")
 
 
