@@ -1,5 +1,6 @@
 """Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
+import csv
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,14 +119,16 @@ def predict_to_file(
 
 
 def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
-    """Nodes of the command line; of a run that predicts pairs, the name of a node type too."""
+    """Nodes of the command line, as a row of CSV: names that have commas are in quotation marks. Of a run that predicts
+    pairs, the name of a node type too."""
     if nodes is None or nodes in SPLITS:
         return nodes
     if nodes == "all":
         return None
     if of_pairs and data.graph.types is not None and nodes in data.graph.types.node_types:
         return nodes
-    parts = [part.strip() for part in nodes.split(",")]
+    rows = csv.reader(nodes.splitlines() or [""], skipinitialspace=True)
+    parts = [part.strip() for row in rows for part in row or [""]]
     # Where nodes have names, `7` is a name and not an id: files of predictions contain names.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
         return [int(part) for part in parts]

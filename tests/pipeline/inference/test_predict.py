@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.inference.predict import nodes_of_text
 from millrace.pipeline.inference.predictions import Predictions
 from millrace.stages.evaluate.layerwise import accuracy
 from millrace.storage.errors import InputError
@@ -297,3 +298,18 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
     assert phrase in err.splitlines()[-1], err
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('"Meier, Eve",dan', ["Meier, Eve", "dan"]),
+        ('ann, "Meier, Eve"', ["ann", "Meier, Eve"]),
+        ('5" nail , x', ['5" nail', "x"]),
+        ("", [""]),
+        ("a,,b", ["a", "", "b"]),
+        ("1,-2", [1, -2]),
+    ],
+)
+def test_names_with_commas_are_in_quotation_marks(data, text, parts):
+    assert nodes_of_text(text, data, of_pairs=False) == parts
