@@ -156,7 +156,7 @@ def test_a_bulk_is_drawn_in_pieces_where_it_would_take_too_much(monkeypatch: pyt
     cut = sampler.sample_on_device(graph, request).minibatches
     assert [len([m for m in cut if m.bulk is b]) for b in dict.fromkeys(m.bulk for m in cut)] == [2, 2, 1]
     assert [minibatch_digest(m) for m in cut] == whole
-    monkeypatch.setattr(temporal_cuda, "BOUND", 0)
+    monkeypatch.setattr(temporal_cuda, "ROOM", 0)
     same(graph, request, sampler)
 
 
@@ -190,9 +190,13 @@ def test_what_waits_for_training_is_counted() -> None:
     assert sum(x.nbytes for x in (m, *others)) == sum(t.nbytes for t in m.bulk.tensors) - moments.nbytes
 
 
-@pytest.mark.parametrize(("fanout", "ids", "most"), [((10, 5, 3), False, 72), ((-1, -1), True, 80)], ids=str)
-def test_memory_of_a_bulk(fanout: tuple[int, ...], ids: bool, most: int) -> None:
-    """At most so many bytes an edge, of nodes that are hardly met twice; in the end only what is counted."""
+@pytest.mark.parametrize(
+    ("fanout", "ids", "most"), [((10, 5, 3), False, 72), ((-1, -1), True, 80), ((-1, 500), True, 80)], ids=str
+)
+def test_memory_of_a_bulk(fanout: tuple[int, ...], ids: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many bytes an edge, of nodes that are hardly met twice, also where more might be drawn than are there;
+    in the end only what is counted."""
+    monkeypatch.setattr(temporal_cuda, "ROOM", 15_000)
     rng = np.random.default_rng(0)
     graph = from_edges(*rng.integers(0, 3000, (2, 60000)), 3000, edge_time=rng.integers(0, 100, 60000))
     nodes, moments = tuple(rng.integers(0, 3000, (2, 40))), (np.arange(40) + 50,) * 2

@@ -6,7 +6,7 @@ of a hop's edges, tree V + source, are sorted. Those that are new are the first 
 their order, by tree and then by node, is that of minibatches. Edges look up their sources among all keys found.
 
 Rows are in the order of time: a binary search finds the end of what a row may draw from. The host waits once a hop,
-for the numbers of edges and new nodes, and before that where all edges are taken.
+for the numbers of edges and new nodes, and before that where all edges are taken or many might be drawn (`ROOM`).
 
 An edge costs what it costs `neighbor` but for marks, the sort of a 64-bit key, and two searches among the keys found.
 """
@@ -24,7 +24,7 @@ from ...runtime.device_memory import ToHost, completed, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
 from ..device_times import DeviceTimes, NodesInTrees, TimedSample
-from .draw import BOUND, Drawn, cumulated, drawn, total
+from .draw import Drawn, cumulated, drawn, total
 from .neighbor import check_int32
 from .renumber import Group, Hop, joined, joined_numbers, merged
 
@@ -33,6 +33,9 @@ NONE = torch.iinfo(torch.int64).max
 """Key of no node; larger than all others."""
 AT_ONCE = 1 << 26
 """Edges that the minibatches drawn together are expected to have, at about 80 bytes each; more are drawn in pieces."""
+ROOM = 1 << 22
+"""Edges up to which memory is allocated for the maximum number, and sorted. Above, the host waits for the actual
+number, which takes less time than the sort of so many."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "steps"])
@@ -187,7 +190,7 @@ def _draw(
     else:
         kept = torch.where(degree > 0, s, 0) if replace else degree.clamp(max=s)
     ends = cumulated(kept)
-    room = total(ends) if fanout < 0 or n * s > BOUND else n * s
+    room = total(ends) if fanout < 0 or n * s > ROOM else n * s
     edges = torch.full((max(room, 1),), NONE, dtype=torch.int64, device=to)
     positions = torch.empty(len(edges), dtype=torch.int64, device=to) if keep else None
     target, V = (edges, edges if positions is None else positions), times.num_nodes
