@@ -34,7 +34,7 @@ from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, store
 from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
-from .stored.graph import StoredGraph, StoredRows
+from .stored.graph import StoredGraph, StoredRows, checked_unit
 from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
 from .typed.graph_types import GraphTypes, edges_of_types
@@ -424,7 +424,7 @@ def open_dataset_store(
         **{name: store.read(name) for name in OF_SOME_GRAPHS if name in store},
         types=open_types(store),
         edge_features=open_edge_features(store, features),
-        time_unit=store.meta.get("time_unit"),
+        time_unit=checked_unit(store),
     )
     with proving(store.path):
         dataset = Dataset(

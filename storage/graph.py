@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 from .plural import are, counted
-from .times.moments import as_times, check_times, in_one_unit, is_unit
+from .times.moments import as_times, check_times, check_unit, in_one_unit
 from .typed.graph_types import GraphTypes, check_edge_type
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class Graph:
         for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):
             if (times := getattr(self, name)) is not None:
                 check_times(name, times, count)
-        if self.time_unit is not None and not is_unit(self.time_unit):
-            raise InputError(f"time_unit is {self.time_unit!r}; expected a unit of NumPy's dates, such as 's'")
+        check_unit(self.time_unit)
         if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
             raise InputError(
                 f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges"

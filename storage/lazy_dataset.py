@@ -36,7 +36,7 @@ from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets,
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
 from .stored.edge_features import edge_feature_width, open_edge_features
-from .stored.graph import StoredGraph, StoredRows
+from .stored.graph import StoredGraph, StoredRows, checked_unit
 from .typed.graph_types import check_edge_type
 
 
@@ -88,7 +88,7 @@ class LazyGraph(Graph):
     @property
     def time_unit(self) -> str | None:
         """See `Graph.time_unit`."""
-        return self._store.meta.get("time_unit")
+        return checked_unit(self._store)
 
     @property
     def num_edge_features(self) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ..array_checks import proving, require, require_splits, require_within
 from ..graph import TakenRows
 from ..store.store import Store
+from ..times.moments import check_unit
 
 OF_EACH_EDGE = ("indices", "edge_weight", "edge_id", "edge_type")
 """Arrays of a graph with an entry for each edge."""
@@ -78,3 +79,11 @@ class StoredRows:
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         """Raises StoreError if the store is damaged."""
         return self._store.piece(self._name, rows)
+
+
+def checked_unit(store: Store) -> str | None:
+    """The unit of a store's times, see `Graph.time_unit`. Raises StoreError if it is none of NumPy's."""
+    unit = store.meta.get("time_unit")
+    with proving(store.path):
+        check_unit(unit)
+    return unit

@@ -118,7 +118,13 @@ def number_of(moment: int | float | Moment, unit: str | None, what: str, *, last
 
 def is_unit(unit: Any) -> bool:
     """True for a unit of NumPy's dates, such as ``D``, ``s`` or ``ms``."""
-    return unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns")
+    return isinstance(unit, str) and unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns")
+
+
+def check_unit(unit: Any) -> None:
+    """Raise InputError unless `unit` is None, or a unit of NumPy's dates."""
+    if unit is not None and not is_unit(unit):
+        raise InputError(f"time_unit is {str(unit)[:80]!r}; expected a unit of NumPy's dates, such as 's'")
 
 
 def in_one_unit(arrays: Iterable[Any]) -> tuple[list[Any], str | None]:

@@ -8,8 +8,11 @@ import pyarrow.parquet
 import pytest
 
 import millrace as mr
+from millrace.storage.dataset_store import KIND
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
+from millrace.storage.lazy_dataset import open_lazily
+from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.tests.contracts.command import command
 
 V, E = 60, 400
@@ -53,6 +56,18 @@ def test_dates_of_nodes_and_edges_are_compared_as_dates(tmp_path):
     assert graph.time_unit == "ms"
     assert graph.node_time.tolist() == seen.astype("M8[ms]").astype(np.int64).tolist()
     assert sorted(graph.edge_time.tolist()) == sorted(paid.astype(np.int64).tolist())
+
+
+def test_a_store_with_another_unit_is_damaged(tmp_path):
+    tables(tmp_path / "data")
+    made = mr.write_dataset(tmp_path / "store", mr.open_dataset(tmp_path / "data", options=OPTIONS))
+    for unit in ("fortnight", 7, ["s"]):
+        meta = {**made.meta, "time_unit": unit}
+        (tmp_path / "store" / MANIFEST).write_text(manifest_text(KIND, made.fingerprint, meta, made.entries))
+        with pytest.raises(mr.StoreError, match=r"time_unit is .*; expected a unit of NumPy's dates"):
+            mr.open_dataset(tmp_path / "store")
+        with pytest.raises(mr.StoreError, match=r"time_unit is .*; expected a unit of NumPy's dates"):
+            _ = open_lazily(tmp_path / "store").graph.time_unit
 
 
 @pytest.mark.parametrize("access", ["memory", "mapped"])
