@@ -21,6 +21,7 @@ from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
 from ..interop.model_argument import as_record_or_module
 from ..machine.gpus import own_device
+from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
@@ -111,6 +112,9 @@ class TrainedRun:
             check_same_data(self.folder, name, None)
             raise
         check_same_data(self.folder, name, data)
+        if changed := changed_since(self.result.fingerprint, data):
+            what = " and ".join(changed)
+            emit(Note(f"{what} of {data.name} are not those that {self.folder} was trained on: the data have changed"))
         return data
 
     def __repr__(self) -> str:

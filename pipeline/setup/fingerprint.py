@@ -111,20 +111,37 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
     }
 
 
+def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]:
+    """Names of what a dataset has otherwise than the data of a run with this fingerprint: labels, train nodes, or both.
+    The rest is not compared, which for a large graph takes long."""
+    digests = DatasetDigests(dataset)
+    found = {"labels": digests.of("labels", "val"), "seeds": sets_digest(dataset, digests)}
+    differing = [key for key, value in found.items() if fingerprint.get(key, value) != value]
+    if differing:
+        # A run of an earlier version has other digests of the same arrays.
+        earlier = _sets_of_version_1(dataset)
+        differing = [key for key in differing if earlier[key] != fingerprint[key]]
+    return [{"labels": "labels", "seeds": "train nodes"}[key] for key in differing]
+
+
 def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, str]:
     """The same fingerprint as checkpoints of schema version 1 have it: with other digests of arrays."""
     x = dataset.features.gather(sampled_rows(dataset.num_nodes))
-
-    def of(**arrays: npt.NDArray[Any]) -> str:
-        return digest_record({name: flat_digest(a) for name, a in arrays.items()})
-
     return {
         **fingerprint,
+        **_sets_of_version_1(dataset),
         "graph": flat_graph_digest(dataset.graph),
-        "seeds": of(train=dataset.split.train),
-        "labels": of(labels=dataset.labels, val=dataset.split.val),
-        "features": of(shape=np.array([dataset.num_nodes, x.shape[1]]), rows=x),
+        "features": _flat(shape=np.array([dataset.num_nodes, x.shape[1]]), rows=x),
     }
+
+
+def _sets_of_version_1(dataset: Dataset) -> dict[str, str]:
+    split = dataset.split
+    return {"seeds": _flat(train=split.train), "labels": _flat(labels=dataset.labels, val=split.val)}
+
+
+def _flat(**arrays: npt.NDArray[Any]) -> str:
+    return digest_record({name: flat_digest(a) for name, a in arrays.items()})
 
 
 def sets_digest(dataset: Dataset, digests: DatasetDigests | None = None) -> str:

@@ -313,3 +313,24 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
 )
 def test_names_with_commas_are_in_quotation_marks(data, text, parts):
     assert nodes_of_text(text, data, of_pairs=False) == parts
+
+
+def test_data_that_have_changed_since_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    y, edges, path = rng.integers(0, 3, 90), rng.integers(0, 90, (2, 400)), tmp_path / "d.npz"
+
+    def save(y, train):
+        np.savez(
+            path, edge_index=edges, x=np.eye(90, dtype=np.float32), y=y, train_idx=train, val_idx=[80], test_idx=[81]
+        )
+
+    save(y, np.arange(40))
+    options = {"fanout": [3], "layers": 1, "hidden": 8, "epochs": 1, "threads": 1, "read": {"direction": "directed"}}
+    mr.run(path, out=tmp_path / "run", verbose=False, **options)
+    told = "of d are not those that"
+    assert told not in command("evaluate", tmp_path / "run")[2]
+    save(y, np.arange(41))
+    assert f"train nodes {told}" in command("evaluate", tmp_path / "run")[2]
+    save((y + 1) % 3, np.arange(41))
+    assert f"labels and train nodes {told}" in command("predict", tmp_path / "run", "--out", tmp_path / "p.csv")[2]
+    assert told not in command("evaluate", tmp_path / "run", "--dataset", path)[2]
