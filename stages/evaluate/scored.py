@@ -66,8 +66,10 @@ def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArr
     if dataset.task == "link":
         return np.arange(dataset.num_nodes)
     if dataset.pairs is not None:
-        ends = [dataset.pairs[getattr(dataset.split, name)].reshape(-1) for name in splits]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *ends]))
+        is_end = np.zeros(dataset.num_nodes, bool)
+        for name in splits:
+            is_end[dataset.pairs[getattr(dataset.split, name)]] = True
+        return np.flatnonzero(is_end)
     return np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
 
 

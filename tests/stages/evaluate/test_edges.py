@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+import millrace as mr
 from millrace.stages.evaluate import edges
 from millrace.stages.evaluate.edges import RowsOfEnds, edge_outputs, scored_edges
 from millrace.stages.evaluate.measures import Measures
+from millrace.stages.evaluate.scored import nodes_to_evaluate
 from millrace.stages.links.edge_head import EdgeHead
+from millrace.storage.features import ArrayFeatures
 
 
 @pytest.mark.parametrize("chunk", [1, 500, 1 << 20])
@@ -29,6 +32,20 @@ def test_pieces_do_not_show(monkeypatch, chunk, width):
     assert scored.accuracy == (found.argmax(1).numpy() == labels).mean() and scored.counts.confusion.sum() == 50
 
 
-def test_rows_are_found_by_their_nodes():
-    rows = RowsOfEnds(np.array([2, 5, 9]), torch.rand(3, 1))
-    assert rows.positions(np.array([[9, 2], [5, 5]])).tolist() == [[2, 0], [1, 1]]
+@pytest.mark.parametrize("times", [1, 100])
+def test_rows_are_found_by_their_nodes(times):
+    rows = RowsOfEnds(np.array([2, 5, 90]), torch.rand(3, 1))
+    # Two edges are searched for, two hundred looked up.
+    found = rows.positions(np.array([[90, 2], [5, 5]] * times))
+    assert found.tolist() == [[2, 0], [1, 1]] * times
+
+
+def test_nodes_to_evaluate_are_the_ends_of_the_splits():
+    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
+    pairs = rng.integers(0, 30, (40, 2))
+    graph = mr.Graph(np.zeros(31, np.int64), np.empty(0, np.int32))
+    split = mr.Split(np.arange(10), np.arange(10, 18), none)
+    data = mr.Dataset("d", graph, ArrayFeatures(np.zeros((30, 1))), np.zeros(40, np.int64), split, 2, pairs=pairs)
+    assert np.array_equal(nodes_to_evaluate(data, ("val",)), np.unique(pairs[10:18]))
+    assert np.array_equal(nodes_to_evaluate(data), np.unique(pairs[:18]))
+    assert nodes_to_evaluate(data, ("test",)).dtype == np.int64 and not len(nodes_to_evaluate(data, ("test",)))
