@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         from_pyg,
         from_relations,
         from_scipy,
+        from_triples,
         link_dataset,
         open_dataset,
     )
@@ -84,6 +85,7 @@ _HOMES = {
     "from_networkx": "pipeline.datasets",
     "from_pyg": "pipeline.datasets",
     "from_relations": "pipeline.datasets",
+    "from_triples": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
     "edge_dataset": "pipeline.datasets",
@@ -241,6 +243,7 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "from_relations",
+    "from_triples",
     "from_scipy",
     "grappa",
     "infer",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import millrace as mr
-from millrace.stages.evaluate.links import KnownPairs, link_metrics
+from millrace.stages.evaluate.link_metrics import known_of, link_metrics
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.features import ArrayFeatures
 
@@ -68,7 +68,7 @@ def by_pyg(data: mr.Dataset, seed: int, split: Split) -> dict[str, float]:
     from torch_geometric.utils import negative_sampling
 
     torch.manual_seed(seed)
-    graph, known = data.graph, KnownPairs.of(data.graph, data.labels)
+    graph, known = data.graph, known_of(data.graph, data.labels)
     edges = torch.from_numpy(
         np.stack([graph.indices.astype(np.int64), np.repeat(np.arange(data.num_nodes), graph.in_degree)])
     )
@@ -88,10 +88,10 @@ def by_pyg(data: mr.Dataset, seed: int, split: Split) -> dict[str, float]:
         if step % 5 == 4:
             with torch.no_grad():
                 z = second(first(x, edges).relu(), edges)
-            value = link_metrics(decoder, z, data.labels, data.split.val, "val", ("auc",), known)["auc"]
+            value = link_metrics(decoder, z, data.labels, data.split.val, "val", ("auc",), known).values["auc"]
             if value > best:
                 numbers = data.split.test if split == "test" else data.split.val
-                best, found = value, link_metrics(decoder, z, data.labels, numbers, split, METRICS, known)
+                best, found = value, link_metrics(decoder, z, data.labels, numbers, split, METRICS, known).values
     return found
 
 

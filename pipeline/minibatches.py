@@ -57,6 +57,9 @@ class Batch:
     is [b] zeros. [b, 2] of labelled edges, whose labels are `y`."""
     pair_features: Tensor | None = None
     """[b, K], features of the labelled edges; None: they have none."""
+    pair_relations: Tensor | None = None
+    """int64 [b], of each positive pair the place of its relation among those that are predicted (see
+    `GraphTypes.predicted`); None: pairs are of one."""
 
 
 class _Seat(Solo):
@@ -152,7 +155,7 @@ class Minibatches:
                         work = feed.get(epoch, index)
                         got = fetcher.fetch(work)
                         links, inputs = got.links, (got.neighbourhoods, got.h, got.y)
-                        of_pairs = (None, None) if links is None else (links.pairs, links.features)
+                        of_pairs = () if links is None else (links.pairs, links.features, links.relation)
                         if links is not None and links.labelled:
                             of_pairs = links.pairs[:, 0], links.features
                         yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, *of_pairs)

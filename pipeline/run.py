@@ -247,6 +247,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         test_metrics={k: finite(v) for k, v in first.test_metrics.items()},
         per_class=by_class(first.per_class),
         confusion=first.confusion,
+        per_relation={r: {k: finite(v) for k, v in of.items()} for r, of in first.by_relation.items()} or None,
         best_epoch=first.best_epoch,
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},

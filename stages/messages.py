@@ -183,6 +183,9 @@ class PairsToScore:
     labelled: bool = False
     features: Tensor | None = None
     """[b, K], of labelled edges, on the device of the rows; None: they have none."""
+    relation: Tensor | None = None
+    """int64 [b], of each pair the place of its relation among those predicted, on the device of the rows; None: all are
+    of one."""
     all_rows: Callable[[Tensor], Tensor] | None = None
     """Adds rows of other ranks to those of the model's result; None: all ends are among these."""
 
@@ -192,7 +195,8 @@ class PairsToScore:
         rows = rows if self.all_rows is None else self.all_rows(rows)
         pairs = self.pairs if self.there is None else self.there
         if not self.labelled:
-            return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]])
+            of = () if self.relation is None else (self.relation,)
+            return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]], *of)
         source, destination = pairs[:, 0].unbind(1)
         found = self.decoder(rows[source], rows[destination], *(() if self.features is None else (self.features,)))
         if found.ndim != 2 or len(found) != len(source):

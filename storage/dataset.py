@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
-from .links.pairs import PairLabels, Pairs, check_pairs, node_ranges
+from .links.pairs import PairLabels, Pairs, by_relation, check_pairs, node_ranges
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
@@ -216,19 +216,12 @@ class Dataset:
                 if graph.edge_features is not None and (width := types.edge_widths[r]):
                     rows = graph.edge_features.gather(np.flatnonzero(own))
                     data[relation].edge_attr = torch.from_numpy(rows[:, :width].copy())
-            target = data[types.relations[types.pair_relations[0]] if self.of_pairs else types.node_types[0]]
-        if not self.of_pairs:
+            target = data[types.node_types[0]]
+        if self.of_pairs:
+            self._add_pairs(data)
+        else:
             target.y = torch.from_numpy(np.array(self.labels[: self.num_targets]))
-        for name in SPLITS:
-            if self.of_pairs:
-                chosen = getattr(self.split, name)
-                pairs = self.pair_table[chosen, :2] - [e.start for e in node_ranges(types, len(nodes))]
-                target[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
-                of_pairs = {"": self.labels, "_attr": self.pair_features} if self.pairs is not None else {}
-                for suffix, rows in of_pairs.items():
-                    if rows is not None:
-                        target[f"{name}_edge_label{suffix}"] = torch.from_numpy(rows[chosen])
-                continue
+        for name in () if self.of_pairs else SPLITS:
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
             target[f"{name}_mask"] = mask
@@ -249,6 +242,24 @@ class Dataset:
                 if (own > ALWAYS[times.dtype]).any():
                     data[key][name] = torch.from_numpy(own)
         return data
+
+    def _add_pairs(self, data: Any) -> None:
+        """Add the pairs of each set, with labels and features if they have some, to PyG's data."""
+        import torch
+
+        for types, rows in by_relation(self.pair_table, self.graph.types):
+            target = data if types is None else data[types.relations[types.one_predicted]]
+            own = np.zeros(len(self.pair_table), bool)
+            own[rows] = True
+            for name in SPLITS:
+                chosen = getattr(self.split, name)
+                chosen = chosen[own[chosen]]
+                pairs = self.pair_table[chosen, :2] - [e.start for e in node_ranges(types, self.num_nodes)]
+                target[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
+                of_pairs = {"": self.labels, "_attr": self.pair_features} if self.pairs is not None else {}
+                for suffix, values in of_pairs.items():
+                    if values is not None:
+                        target[f"{name}_edge_label{suffix}"] = torch.from_numpy(values[chosen])
 
     def check(self) -> "Dataset":
         """Check that the parts fit together. Raises InputError otherwise."""

@@ -251,8 +251,12 @@ def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore
     of_edges = [f" ({counted(w, 'feature')})" if w else "" for w in types.edge_widths or (0,) * types.num_relations]
     record["relations"] = ", ".join(f"{' '.join(r)} {n}{w}" for r, n, w in zip(types.relations, edges, of_edges))
     if types.pair_relations:
-        pairs, *reverses = (" ".join(types.relations[r]) for r in types.pair_relations)
-        record["pairs of"] = pairs + (f", reversed by {' and '.join(reverses)}" if reverses else "")
+        record["pairs of"] = "; ".join(_group(types, group) for group in types.pair_relations)
+
+
+def _group(types: GraphTypes, group: Sequence[int]) -> str:
+    pairs, *reverses = (" ".join(types.relations[r]) for r in group)
+    return pairs + (f", reversed by {' and '.join(reverses)}" if reverses else "")
 
 
 def _labels(task: str, number: int, edges: int | None, in_sets: int) -> dict[str, str]:

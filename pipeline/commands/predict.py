@@ -41,6 +41,10 @@ def predict(
     top: Annotated[
         int | None, typer.Option(metavar="K", help="Of a run with task=link: the K best destinations of each node.")
     ] = None,
+    relation: Annotated[
+        str | None,
+        typer.Option(help="With --top or --pairs, of a run that predicts links of several relations: the one wanted."),
+    ] = None,
     include_known: Annotated[
         bool, typer.Option("--include-known", help="With --top: destinations that a node is linked to, too.")
     ] = False,
@@ -75,6 +79,8 @@ def predict(
     own = None if model is None else module_named(model)
     if top is None and (include_known or at_time is not None):
         raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
+    if relation is not None and top is None and pairs is None:
+        raise InputError("--relation is given without --top or --pairs; give one of them")
     if top is not None and (pairs is not None or all_probabilities or embeddings):
         other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
         raise InputError(f"--top and {other} are given; expected one of them")
@@ -82,16 +88,18 @@ def predict(
     with Terminal() as terminal:
         request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings, device)
         if top is not None:
-            report = recommend_to_file(request, top, nodes, not include_known, when)
+            report = recommend_to_file(request, top, nodes, relation, not include_known, when)
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"
         elif not embeddings and nodes is None and of_edges(run):
+            if relation is not None:
+                raise InputError("--relation is given, but labels of edges are of one relation; leave it out")
             given = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
             report = predict_edges_to_file(request, given, all_probabilities)
             done = counted(report["edges"], "edge")
         elif pairs is not None:
             if nodes is not None or all_probabilities or embeddings:
                 raise InputError("--pairs is given beside options for nodes; expected one of them")
-            report = predict_links_to_file(request, expanded(Path(pairs)))
+            report = predict_links_to_file(request, expanded(Path(pairs)), relation)
             done = counted(report["pairs"], "pair")
         else:
             report = predict_to_file(request, nodes, all_probabilities, embeddings)

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...stages.links.train_pairs import Negatives, num_edges_of_pairs
+from ...stages.links.train_pairs import Negatives
 from ...stages.models.base import ModelConfig
 from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
@@ -16,7 +16,6 @@ from ...stages.sample import SAMPLERS
 from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry, found_by_name
 from ...storage.store.paths import expanded
 from .aliases import advice
@@ -157,7 +156,7 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
         why = "on labelled nodes" if entry.samples else "all pairs at once, each of which would see its own edge"
         raise InputError(f"the task is link, but system '{system.name}' trains {why}; use {able}")
     found = entry.with_links(system, negatives)
-    negatives.check(lambda: num_edges_of_pairs(dataset.graph), lambda: len(given_negatives(dataset.labels, "train")))
+    negatives.check(dataset.graph, dataset.labels, dataset.split.train)
     return found
 
 

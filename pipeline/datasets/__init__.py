@@ -7,6 +7,7 @@ from .open import is_name, open_dataset, open_graph
 from .readers.python import from_networkx, from_pyg, from_scipy
 from .readers.reader import Reader, Request
 from .readers.typed import from_relations
+from .triples import from_triples
 
 __all__ = [
     "ReadOptions",
@@ -16,6 +17,7 @@ __all__ = [
     "from_pyg",
     "from_relations",
     "from_scipy",
+    "from_triples",
     "is_name",
     "edge_dataset",
     "link_dataset",

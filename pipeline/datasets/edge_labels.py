@@ -101,7 +101,7 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
         names = [key for keys in ARRAYS.values() for key in keys]
         data: Any = source
         if (types := dataset.graph.types) is not None:
-            relation = types.relations[types.pair_relations[0]]
+            relation = types.relations[types.one_predicted]
             data = source[relation] if relation in getattr(source, "edge_types", ()) else {}
         arrays = {key: host(data[key]) for key in names if key in data}
         return _unlabelled(arrays, dataset, f"the PyG data for {dataset.name}", ends)
@@ -123,7 +123,7 @@ def _edge_tables(path: Path, dataset: Dataset) -> list[Path]:
     types = dataset.graph.types
     if types is not None:
         files = edge_files(file.name for file in path.iterdir())
-        return [path / name for name in files.get(types.relations[types.pair_relations[0]], ())]
+        return [path / name for name in files.get(types.relations[types.one_predicted], ())]
     from .readers.tables import tables_in
 
     return tables_in(path, "edges")
@@ -170,7 +170,7 @@ def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
 def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
     types, where = dataset.graph.types, f"the PyG data for {dataset.name}"
     if types is not None:
-        relation = types.relations[types.pair_relations[0]]
+        relation = types.relations[types.one_predicted]
         where += f" at {','.join(relation)}"
         data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
     names = ("edge_label", *(key for keys in ARRAYS.values() for key in keys))

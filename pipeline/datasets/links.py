@@ -1,7 +1,7 @@
 """Datasets of a link task: pairs of nodes to learn from and to score, and the graph without those held out."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,22 @@ from ...stages.random import Purpose, permutation, stream
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import ALWAYS, Graph
-from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, contains, edge_keys, is_symmetric, keys_of, of_pairs
+from ...storage.links.pairs import (
+    KIND_OF,
+    POSITIVE,
+    PairArray,
+    contains,
+    edge_keys,
+    is_symmetric,
+    keys_of,
+    keys_of_pairs,
+    of_pairs,
+)
 from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
-from ...storage.typed.graph_types import RelationType
+from ...storage.typed.graph_types import GraphTypes
 from .cleaning.splits import by_time, parse_split
-from .pair_relation import with_pair_relation
+from .pair_relation import Relations, with_pair_relations
 from .pairs import own_ids, sets_of
 
 DEFAULT_SPLIT = "fraction:0.85,0.05"
@@ -29,7 +39,7 @@ def link_dataset(
     pairs: Mapping[str, Any] | str | Path | None = None,
     split: str | None = None,
     seed: int = 0,
-    relation: str | RelationType | None = None,
+    relation: Relations | None = None,
 ) -> Dataset:
     """A dataset whose task is to tell pairs of nodes that belong together from others.
 
@@ -37,9 +47,9 @@ def link_dataset(
     graph a pair stands for both directions, and is named once. Pairs with times are predicted from earlier edges only,
     and all edges stay in the graph.
 
-    In a graph with several types, pairs are of one relation, with ids, or names, within the types of its source and
-    destination. Edges of relations that have its edges reversed are left out with them: those called ``rev_NAME``, or
-    with the same pairs.
+    In a graph with several types, pairs are of one relation or more, with ids, or names, within the types of its source
+    and destination. Edges of relations that have its edges reversed are left out with them: those called ``rev_NAME``,
+    or with the same pairs.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.
@@ -47,12 +57,14 @@ def link_dataset(
             [n, 2] ids or names, or each set as PyG's `RandomLinkSplit` makes it, with negatives where `edge_label` is
             0; or a file, see `ReadOptions.pairs`. Without ``train``, the edges that are left. None:
             the edges of the graph but self loops, divided by `split`. With times ``train_time``, ... [n] of all sets.
+            Of several relations each set is a mapping from the relation to its pairs.
         split: ``fraction:0.85,0.05`` (the default): shares of the edges for train and val; the rest is test.
             ``time:0.7,0.15`` (shares) or ``until:...`` (last times of train and val): in the order of the times of
             edges; a pair has the time of its first edge.
         seed: seed of that split.
         relation: the relation whose pairs are predicted, of a graph with several types: its name, or (source type,
-            name, destination type), also joined by commas.
+            name, destination type), also joined by commas. A list of several, also joined by semicolons; ``"all"``:
+            each but those that have the edges of an earlier one reversed.
 
     Raises:
         InputError: a pair has an end that is no node, a share above 0 leaves its set empty, a positive pair is in two
@@ -68,9 +80,9 @@ def link_dataset(
         )
     if dataset.pairs is not None:
         dataset = replace(dataset, pairs=None, pair_features=None, pair_time=None, hides_pairs=False)
-    dataset = with_pair_relation(dataset, relation)
+    dataset = with_pair_relations(dataset, relation)
     graph, notes = dataset.graph, list(dataset.notes)
-    symmetric = is_symmetric(graph)
+    relations = _relations_of(graph)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
     times: dict[str, npt.NDArray[Any]] = {}
@@ -78,23 +90,35 @@ def link_dataset(
         sets, times = sets_of(pairs, dataset)
         _check_times(sets, times, dataset)
     elif split is not None and parse_split(split).kind in ("time", "until"):
-        sets, times = _by_time(dataset, split, symmetric)
+        sets, times = _by_time(dataset, split, relations)
     else:
-        sets = _drawn(dataset, split or DEFAULT_SPLIT, whole_number("seed", seed), symmetric)
+        sets = _drawn(dataset, split or DEFAULT_SPLIT, whole_number("seed", seed), relations)
         if split is None:
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
     if times:
-        return _timed(dataset, sets, times, symmetric)
-    held_out = np.concatenate([sets.get(name, np.empty((0, 2), np.int64)) for name in ("val", "test")])
-    kept = without_pairs(graph, held_out, symmetric)
+        return _timed(dataset, sets, times, relations)
+    return _divided(replace(dataset, notes=tuple(notes)), sets, relations)
+
+
+def links_of_sets(dataset: Dataset, sets: dict[str, PairArray]) -> Dataset:
+    """`link_dataset`, of sets of pairs by the global ids of nodes: [n, 2], or where the graph's types predict several
+    relations [n, 3], with the number of each pair's."""
+    return _divided(dataset, sets, _relations_of(dataset.graph))
+
+
+def _divided(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["_Relation"]) -> Dataset:
+    """The dataset of pairs without times."""
+    graph, notes = dataset.graph, list(dataset.notes)
+    none = np.empty((0, 2 + (len(relations) > 1)), np.int64)
+    kept = _without(graph, np.concatenate([sets.get(name, none) for name in ("val", "test")]), relations)
     if "train" not in sets:
-        sets["train"] = distinct_pairs(kept, symmetric)
+        sets = {**sets, "train": _distinct_pairs(kept, relations)}
     if removed := graph.num_edges - kept.num_edges:
         notes.append(
             f"{counted(removed, 'edge')} {were(removed)} held out: the val and test pairs, left out of the graph."
         )
-    sets = {name: _distinct(name, rows, graph.num_nodes, symmetric, notes) for name, rows in sets.items()}
-    _check(sets, dataset, symmetric)
+    sets = {name: _distinct(name, rows, graph.num_nodes, relations, notes) for name, rows in sets.items()}
+    _check(sets, dataset, relations)
     labels, numbers = _as_labels(sets)
     return replace(
         dataset,
@@ -108,15 +132,47 @@ def link_dataset(
     ).check()
 
 
+@dataclass(frozen=True, eq=False)
+class _Relation:
+    """Pairs of one relation, among those of all: [n, 2] without, or where several are predicted [n, 3] with it."""
+
+    number: int | None
+    """None: one is predicted, or the graph has one type of edges."""
+    types: GraphTypes | None
+    """Those where this relation alone is predicted."""
+    symmetric: bool
+
+    def within(self, graph: Graph) -> Graph:
+        """The graph whose pairs are of this relation alone."""
+        return replace(graph, types=self.types)
+
+    def pairs(self, rows: PairArray) -> PairArray:
+        """int64 [m, 2], the pairs of this relation."""
+        return rows if self.number is None else rows[rows[:, 2] == self.number, :2]
+
+    def rows(self, pairs: PairArray) -> PairArray:
+        """Pairs [m, 2] of this relation, as rows of all."""
+        return pairs if self.number is None else np.insert(pairs, 2, self.number, axis=1)
+
+
+def _relations_of(graph: Graph) -> list[_Relation]:
+    types = graph.types
+    if types is None or not types.predicts_several:
+        return [_Relation(None, types, is_symmetric(graph))]
+    every = [(r, types.predicting(r)) for r in types.predicted]
+    return [_Relation(r, one, is_symmetric(replace(graph, types=one))) for r, one in every]
+
+
 def _timed(
-    dataset: Dataset, sets: dict[str, PairArray], times: dict[str, npt.NDArray[Any]], symmetric: bool
+    dataset: Dataset, sets: dict[str, PairArray], times: dict[str, npt.NDArray[Any]], relations: Sequence[_Relation]
 ) -> Dataset:
     """The dataset of pairs with times."""
     for name, rows in sets.items():
-        keys = _canonical(rows, dataset.num_nodes, symmetric)
-        if len(np.unique(keys)) < len(keys):
-            raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
-    _check(sets, dataset, symmetric)
+        for one in relations:
+            keys = _canonical(one.pairs(rows), dataset.num_nodes, one.symmetric)
+            if len(np.unique(keys)) < len(keys):
+                raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
+    _check(sets, dataset, relations)
     _check_reverse_times(dataset.graph)
     labels, numbers = _as_labels(sets)
     time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), dataset.graph)
@@ -129,13 +185,14 @@ def _check_reverse_times(graph: Graph) -> None:
     """Raise InputError if pairs have times and their reverses have none, so that they would reveal later pairs."""
     if graph.types is None or graph.edge_time is None:
         return
-    relation, *reverses = (graph.types.relations[r] for r in graph.types.pair_relations)
-    for r, reverse in zip(graph.types.pair_relations[1:], reverses):
-        if (graph.edge_time[graph.edge_type == r] == ALWAYS[graph.edge_time.dtype]).any():
-            raise InputError(
-                f"pairs of {','.join(relation)} have times, but edges of {','.join(reverse)}, their reverses, "
-                "have none, so they would reveal later pairs; give edge_times of both"
-            )
+    for relation, *reverses in graph.types.pair_relations:
+        for r in reverses:
+            if (graph.edge_time[graph.edge_type == r] == ALWAYS[graph.edge_time.dtype]).any():
+                one, other = (",".join(graph.types.relations[number]) for number in (relation, r))
+                raise InputError(
+                    f"pairs of {one} have times, but edges of {other}, their reverses, have none, so they would reveal "
+                    "later pairs; give edge_times of both"
+                )
 
 
 def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
@@ -144,24 +201,32 @@ def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
     return times.astype(np.float64) if floating else times
 
 
-def _by_time(dataset: Dataset, text: str, symmetric: bool) -> tuple[dict[str, PairArray], dict[str, npt.NDArray[Any]]]:
+def _by_time(
+    dataset: Dataset, text: str, relations: Sequence[_Relation]
+) -> tuple[dict[str, PairArray], dict[str, npt.NDArray[Any]]]:
     """The pairs of the graph, each at the time of its first edge, divided by time."""
-    graph = dataset.graph
-    if graph.edge_time is None:
+    if dataset.graph.edge_time is None:
         raise InputError(
             f"split is '{text}', but the edges of {dataset.name} have no times; give edge_time, or use {DEFAULT_SPLIT}"
         )
+    found = [(one, *_first_times(one.within(dataset.graph), one.symmetric)) for one in relations]
+    every, time = (np.concatenate(a) for a in zip(*((one.rows(pairs), time) for one, pairs, time in found)))
+    parts = dict(zip(SPLITS, by_time(time, parse_split(text), text, dataset.graph.time_unit)))
+    return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
+
+
+def _first_times(graph: Graph, symmetric: bool) -> tuple[PairArray, npt.NDArray[Any]]:
+    """The pairs of a graph [n, 2], and the time of each one's first edge [n]."""
+    assert graph.edge_time is not None
     chosen = of_pairs(graph)
-    every = np.stack(np.divmod(edge_keys(graph)[chosen], max(1, graph.num_nodes)), axis=1)
+    every = np.stack(np.divmod(keys_of_pairs(graph), max(1, graph.num_nodes)), axis=1)
     if symmetric:
         every.sort(axis=1)
     edge_time = graph.edge_time[chosen]
     order = np.argsort(edge_time, kind="stable")
     order = order[every[order, 0] != every[order, 1]]
     _, first = np.unique(_canonical(every[order], graph.num_nodes, symmetric), return_index=True)
-    time, every = edge_time[order[first]], every[order[first]]
-    parts = dict(zip(SPLITS, by_time(time, parse_split(text), text, graph.time_unit)))
-    return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
+    return every[order[first]], edge_time[order[first]]
 
 
 def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[Any]], dataset: Dataset) -> None:
@@ -180,14 +245,14 @@ def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[
         raise InputError("pairs have times, but none are for train; give train and train_time")
 
 
-def _drawn(dataset: Dataset, text: str, seed: int, symmetric: bool) -> dict[str, PairArray]:
+def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[_Relation]) -> dict[str, PairArray]:
     """The edges of the graph, divided by shares."""
     spec = parse_split(text)
     if spec.kind != "fraction":
         raise InputError(
             f"split is '{text}', but the task is link; expected shares of the edges, such as {DEFAULT_SPLIT}"
         )
-    every = distinct_pairs(dataset.graph, symmetric)
+    every = _distinct_pairs(dataset.graph, relations)
     order = permutation(stream(seed, Purpose.SPLIT), np.arange(len(every)))
     ends = [round(spec.train * len(every)), round(min(1, spec.train + spec.val) * len(every))]
     parts: dict[str, PairArray] = dict(zip(SPLITS, np.split(order, ends)))
@@ -201,10 +266,14 @@ def _drawn(dataset: Dataset, text: str, seed: int, symmetric: bool) -> dict[str,
     return {name: every[np.sort(part)] for name, part in parts.items()}
 
 
+def _distinct_pairs(graph: Graph, relations: Sequence[_Relation]) -> PairArray:
+    return np.concatenate([one.rows(distinct_pairs(one.within(graph), one.symmetric)) for one in relations])
+
+
 def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
     """int64 [n, 2], the edges of a graph as pairs, each once, without self loops; with `symmetric`, one for both
     directions. With types, those of the pairs' relation."""
-    source, destination = np.divmod(np.unique(edge_keys(graph)[of_pairs(graph)]), max(1, graph.num_nodes))
+    source, destination = np.divmod(np.unique(keys_of_pairs(graph)), max(1, graph.num_nodes))
     keep = source < destination if symmetric else source != destination
     return np.stack([source[keep], destination[keep]], axis=1)
 
@@ -212,15 +281,22 @@ def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
 def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
     """The graph without the edges of some pairs; with `symmetric`, without their reverses too. With types, without
     those of the pairs' relation, and of the relations that have its edges reversed."""
-    if not len(pairs):
+    return _without(graph, pairs, [_Relation(None, graph.types, symmetric)])
+
+
+def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) -> Graph:
+    """The graph without the edges of some pairs of some relations: see `without_pairs`."""
+    if not len(rows):
         return graph
-    gone = contains(_directed(pairs, graph.num_nodes, symmetric), edge_keys(graph))
-    if graph.types is not None:
-        assert graph.edge_type is not None
-        relation, *reverses = graph.types.pair_relations
-        turned = contains(_directed(pairs[:, ::-1], graph.num_nodes, symmetric), edge_keys(graph))
-        gone = (gone & (graph.edge_type == relation)) | (turned & np.isin(graph.edge_type, reverses))
-    keep = ~gone
+    keys, keep = edge_keys(graph), np.ones(graph.num_edges, bool)
+    own = _positions(graph)
+    for one in relations:
+        pairs = one.pairs(rows)
+        directed, turned = (_directed(p, graph.num_nodes, one.symmetric) for p in (pairs, pairs[:, ::-1]))
+        relation, *reverses = (0,) if one.types is None else one.types.pair_relations[0]
+        keep[own[relation][contains(directed, keys[own[relation]])]] = False
+        for r in reverses:
+            keep[own[r][contains(turned, keys[own[r]])]] = False
     indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
 
     def kept(array: npt.NDArray[Any] | None) -> Any:
@@ -239,6 +315,14 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
     )
 
 
+def _positions(graph: Graph) -> list[npt.NDArray[np.int64]]:
+    """Positions of the edges of each relation; of a graph with one type, of all."""
+    if graph.types is None or graph.edge_type is None:
+        return [np.arange(graph.num_edges)]
+    ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
+    return np.split(np.argsort(graph.edge_type, kind="stable"), ends[:-1])
+
+
 def _directed(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
     """Ascending keys of pairs, with `symmetric` of both directions."""
     both = np.concatenate([pairs, pairs[:, ::-1]]) if symmetric else pairs
@@ -251,22 +335,39 @@ def _canonical(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
     return keys_of(ends[:, 0], ends[:, 1], num_nodes)
 
 
-def _distinct(name: str, pairs: PairArray, num_nodes: int, symmetric: bool, notes: list[str]) -> PairArray:
-    """The pairs in their order, each once."""
-    _, first = np.unique(_canonical(pairs, num_nodes, symmetric), return_index=True)
-    if again := len(pairs) - len(first):
+def _distinct(
+    name: str, rows: PairArray, num_nodes: int, relations: Sequence[_Relation], notes: list[str]
+) -> PairArray:
+    """The pairs, relation by relation in their order, each once."""
+    found = []
+    for one in relations:
+        pairs = one.pairs(rows)
+        _, first = np.unique(_canonical(pairs, num_nodes, one.symmetric), return_index=True)
+        found.append(one.rows(pairs[np.sort(first)]))
+    if again := len(rows) - sum(map(len, found)):
         notes.append(f"{counted(again, 'repeated pair')} of {name} {were(again)} dropped.")
-    return pairs[np.sort(first)]
+    return np.concatenate(found)
 
 
-def _check(sets: Mapping[str, PairArray], dataset: Dataset, symmetric: bool) -> None:
-    keys = {name: _canonical(rows, dataset.num_nodes, symmetric) for name, rows in sets.items()}
-
-    def first(name: str, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-        return tuple(own_ids(sets[name][chosen][:1], dataset)[0].tolist())
-
+def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[_Relation]) -> None:
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
+    for one in relations:
+        own = {name: one.pairs(rows) for name, rows in sets.items()}
+        _check_apart(own, replace(dataset, graph=one.within(dataset.graph)), one)
+
+
+def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Relation) -> None:
+    """Raise InputError if a pair of one relation is in two sets, or positive and negative."""
+    keys = {name: _canonical(rows, dataset.num_nodes, relation.symmetric) for name, rows in sets.items()}
+
+    def first(name: str, chosen: npt.NDArray[np.bool_]) -> str:
+        pair = tuple(own_ids(sets[name][chosen][:1], dataset)[0].tolist())
+        if relation.number is None:
+            return str(pair)
+        assert relation.types is not None
+        return f"{pair} of {','.join(relation.types.relations[relation.number])}"
+
     for name, other in (("val", "train"), ("test", "train"), ("test", "val")):
         both = np.isin(keys.get(name, []), keys.get(other, []))
         if both.any():
@@ -285,13 +386,11 @@ def _check(sets: Mapping[str, PairArray], dataset: Dataset, symmetric: bool) -> 
 
 def _as_labels(sets: Mapping[str, PairArray]) -> tuple[PairArray, Split]:
     """See `storage.links.pairs`."""
-    rows, first, numbers = [], 0, {}
+    rows, first, numbers, none = [], 0, {}, sets["train"][:0]
     for name in SPLITS:
-        pairs = sets.get(name, np.empty((0, 2), np.int64))
+        pairs = sets.get(name, none)
         rows.append(np.insert(pairs, 2, POSITIVE, axis=1))
         numbers[name] = np.arange(first, first + len(pairs), dtype=np.int64)
         first += len(pairs)
-    for name in SPLITS:
-        pairs = sets.get(f"{name}_negatives", np.empty((0, 2), np.int64))
-        rows.append(np.insert(pairs, 2, KIND_OF[name], axis=1))
+    rows += [np.insert(sets.get(f"{name}_negatives", none), 2, kind, axis=1) for name, kind in KIND_OF.items()]
     return np.concatenate(rows).astype(np.int64), Split(**numbers)

@@ -15,12 +15,13 @@ from .cleaning.raw import Raw
 from .cleaning.splits import make_split
 from .edge_labels import labelled_edges
 from .edges import with_labelled_edges
-from .links import link_dataset
+from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
 from .readers.npz import read_npz
 from .readers.public import how_to_get
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, check_no_table_options, forms, reader_of
+from .readers.triples import Triples
 
 TABLES = ("edge-file", "tables", "typed-tables")
 """Readers of tables."""
@@ -142,6 +143,8 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
     read = reader.read(spec, request)
     if isinstance(read, Raw):
         return clean(read, options, split, seed)
+    if isinstance(read, Triples):
+        read = links_of_sets(read.plain, read.sets)
     return _finished(read, request) if reader.is_clean else read
 
 

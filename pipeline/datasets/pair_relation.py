@@ -1,77 +1,184 @@
-"""The relation whose edges are the pairs of a link task, in a graph with several types."""
+"""The relations whose edges are the pairs of a link task, in a graph with several types."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, contains, edge_keys
+from ...storage.links.pairs import PairArray, contains, edge_keys, keys_of
+from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes, RelationType
+from .cleaning.relations import REVERSE
 
-REVERSE = "rev_"
-"""Beginning of the name of a relation that `from_relations` and PyG's `ToUndirected` make of another one."""
+Relations = str | RelationType | Sequence[str | RelationType]
+"""One relation of a graph, by its name or its three names, or several."""
+ALL = "all"
+SHOWN = 8
+"""Relations that a note names."""
 
 
-def with_pair_relation(dataset: Dataset, relation: str | RelationType | None) -> Dataset:
-    """The dataset whose graph says which relations pairs are of: see `GraphTypes.pair_relations`. A graph with one type
-    of nodes and edges has none.
+def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
+    """The dataset whose graph says which relations pairs are of, where they are of one: see
+    `GraphTypes.pair_relations`. A graph with one type of nodes and edges has none.
 
     Raises:
         InputError: the graph has several relations, and none of them is named so, or one and it is named.
+    """
+    if relation is None and (types := dataset.graph.types) is not None:
+        raise InputError(
+            f"{dataset.name} has several types, and pairs are of one relation; set relation, to {_every(types)}"
+        )
+    found = with_pair_relations(dataset, relation)
+    if (types := found.graph.types) is not None and types.predicts_several:
+        raise InputError(
+            f"relation is {relation!r}, {len(types.predicted)} relations; expected one for labels of edges"
+        )
+    return found
+
+
+def with_pair_relations(dataset: Dataset, relation: Relations | None) -> Dataset:
+    """The same, where pairs may be of several relations.
+
+    Args:
+        dataset: the dataset.
+        relation: one relation, a list of them, or ``"all"``: each but those that have the edges of an earlier one
+            reversed. In text, relations are separated by semicolons.
+
+    Raises:
+        InputError: see above; or of two that are named one has the edges of the other reversed.
     """
     graph, types = dataset.graph, dataset.graph.types
     if types is None:
         if relation is not None:
             raise InputError(f"relation is {relation!r}, but {dataset.name} has one type of edges; leave it out")
         return dataset
-    number, notes = _number(dataset.name, types, relation), list(dataset.notes)
-    reverses = _reverses(graph, types, number, notes)
-    types = replace(types, pair_relations=(number, *reverses))
-    return replace(dataset, graph=replace(graph, types=types), notes=tuple(notes))
+    numbers = _numbers(dataset.name, types, relation)
+    groups, notes = _groups(graph, numbers) if len(numbers) > 1 else _one_group(graph, numbers[0])
+    if relation != ALL:
+        _check_apart(types, numbers, groups, relation)
+    types = replace(types, pair_relations=tuple(groups))
+    return replace(dataset, graph=replace(graph, types=types), notes=(*dataset.notes, *notes))
 
 
-def _number(name: str, types: GraphTypes, relation: str | RelationType | None) -> int:
-    every = " or ".join(",".join(r) for r in types.relations)
+def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[int]:
+    """Numbers of the relations that are named."""
+    every = _every(types)
     if relation is None:
-        raise InputError(f"{name} has several types, and pairs are of one relation; set relation, to {every}")
-    if not isinstance(relation, str):
-        if not (isinstance(relation, tuple | list) and all(isinstance(part, str) for part in relation)):
-            raise InputError(f"relation is {relation!r}; expected its name, or three names: {every}")
-        relation = ",".join(relation)
+        raise InputError(
+            f"{name} has several types, and pairs are of one relation or more; set relation, to {every}, or all"
+        )
+    if relation == ALL and ALL not in (by_name for _, by_name, _ in types.relations):
+        return list(range(types.num_relations))
+    if isinstance(relation, str):
+        named: list[Any] = [part.strip() for part in relation.split(";")]
+    else:
+        named = list(relation) if isinstance(relation, tuple | list) else [relation]
+        if tuple(named) in types.relations:
+            named = [named]
+    return [_number(types, one, relation, every) for one in named]
+
+
+def _every(types: GraphTypes) -> str:
+    return " or ".join(",".join(r) for r in types.relations)
+
+
+def _number(types: GraphTypes, one: Any, relation: Any, every: str) -> int:
+    if isinstance(one, tuple | list) and all(isinstance(part, str) for part in one):
+        one = ",".join(one)
+    if not isinstance(one, str):
+        raise InputError(f"relation is {relation!r}; expected its name, or three names: {every}")
     try:
-        return types.relation(relation)
+        return types.relation(one)
     except InputError as e:
         raise InputError(f"relation is {relation!r}: {e}") from None
 
 
-def _reverses(graph: Graph, types: GraphTypes, number: int, notes: list[str]) -> list[int]:
-    """The relations that have the edges of a relation, reversed. `notes` gets these, and others that have most of its
-    pairs, whichever way."""
-    source, name, destination = types.relations[number]
-    pairs, found = _keys(graph, number), []
-    for r, (src, other, dst) in enumerate(types.relations):
-        turned, same = (src, dst) == (destination, source), (src, dst) == (source, destination)
-        if r == number or not (turned or same):
-            continue
-        text, none = ",".join(types.relations[r]), pairs[:0]
-        back, forth = _keys(graph, r, turned=True) if turned else none, _keys(graph, r) if same else none
-        if turned and (other == REVERSE + name or name == REVERSE + other or np.array_equal(back, pairs)):
-            found.append(r)
+def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[str]]:
+    """The group of one relation (see `GraphTypes.pair_relations`), and notes of its reverses, and of others that have
+    most of its pairs, whichever way."""
+    assert graph.types is not None
+    keys, relations, notes = _Keys(graph), graph.types.relations, []
+    source, name, destination = relations[number]
+    found, pairs = _reverses(graph.types, number, keys), keys.of(number)
+    for r, (src, _, dst) in enumerate(relations):
+        text = ",".join(relations[r])
+        if r in found:
             notes.append(f"Edges of {text} are treated as the reverses of {name}, and held out where these are.")
-        elif len(pairs) and (share := (contains(back, pairs) | contains(forth, pairs)).mean()) >= 0.5:
+            continue
+        ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
+        if r == number or not any(ways) or not len(pairs):
+            continue
+        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.of), ways) if there]
+        if (share := np.any(also, axis=0).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
                 "before the pair, leave the relation out."
             )
+    return [(number, *found)], notes
+
+
+def _groups(graph: Graph, numbers: Sequence[int]) -> tuple[list[tuple[int, ...]], list[str]]:
+    """The groups of several relations, without those that have the edges of an earlier one reversed; and notes."""
+    assert graph.types is not None
+    keys, types, groups, reverses = _Keys(graph), graph.types, {}, set()
+    for number in dict.fromkeys(numbers):
+        if number not in reverses:
+            groups[number] = (number, *(r for r in _reverses(types, number, keys) if r not in groups))
+            reverses |= set(groups[number][1:])
+    notes = [f"Pairs are of {counted(len(groups), 'relation')}."]
+    if reverses:
+        named = [",".join(types.relations[r]) for r in sorted(reverses)]
+        some = ", ".join(named[:SHOWN]) + (", ..." if len(named) > SHOWN else "")
+        notes.append(f"Edges of {some} are the reverses of others, and held out where these are.")
+    return list(groups.values()), notes
+
+
+def _check_apart(types: GraphTypes, numbers: Sequence[int], groups: Sequence[tuple[int, ...]], relation: Any) -> None:
+    """Raise InputError if a relation is named twice, or beside its reverse."""
+    for i, number in enumerate(numbers):
+        one = ",".join(types.relations[number])
+        if number in numbers[:i]:
+            raise InputError(f"relation is {relation!r}, but {one} is named twice; leave one out")
+        for group in groups:
+            if number in group[1:]:
+                raise InputError(
+                    f"relation is {relation!r}, but {one} has the edges of {','.join(types.relations[group[0]])} "
+                    "reversed, which are held out with these; leave one out"
+                )
+
+
+def _reverses(types: GraphTypes, number: int, keys: "_Keys") -> list[int]:
+    """The relations that have the edges of a relation, reversed."""
+    source, name, destination = types.relations[number]
+    found = []
+    for r, (src, other, dst) in enumerate(types.relations):
+        if r == number or (src, dst) != (destination, source):
+            continue
+        by_name = other == REVERSE + name or name == REVERSE + other
+        if by_name or (len(keys.of(r)) == len(keys.of(number)) and np.array_equal(keys.turned(r), keys.of(number))):
+            found.append(r)
     return found
 
 
-def _keys(graph: Graph, relation: int, turned: bool = False) -> PairArray:
-    """Ascending keys of a relation's distinct edges, or of these reversed."""
-    keys = edge_keys(graph)[np.flatnonzero(graph.edge_type == relation)]
-    if turned:
-        source, destination = np.divmod(keys, max(1, graph.num_nodes))
-        keys = destination * graph.num_nodes + source
-    return np.unique(keys)
+class _Keys:
+    """Ascending keys of each relation's distinct edges."""
+
+    def __init__(self, graph: Graph) -> None:
+        assert graph.types is not None and graph.edge_type is not None
+        self._num_nodes = max(1, graph.num_nodes)
+        order = np.argsort(graph.edge_type, kind="stable")
+        ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
+        self._keys = [np.unique(part) for part in np.split(edge_keys(graph)[order], ends[:-1])]
+
+    def of(self, relation: int) -> PairArray:
+        """int64, of its edges."""
+        return self._keys[relation]
+
+    def turned(self, relation: int) -> PairArray:
+        """int64, of its edges reversed."""
+        source, destination = np.divmod(self._keys[relation], self._num_nodes)
+        return np.sort(keys_of(destination, source, self._num_nodes))

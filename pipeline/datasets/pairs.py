@@ -1,6 +1,7 @@
 """Files of pairs of nodes: tables with the columns src and dst, ``.npz`` and ``.npy``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
+from ...storage.typed.graph_types import GraphTypes
 from .readers.npz_members import load_members
 
 if TYPE_CHECKING:
@@ -39,16 +41,23 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     """
     require_file(path)
     if path.suffix == ".npz":
+        if (types := dataset.graph.types) is not None and types.predicts_several:
+            raise InputError(f"{path} names no relations, but pairs are of several; expected a table with relation")
         arrays, held = load_members(path, (*SETS, *TIMES))
         if not arrays:
             raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
         return _of_arrays(arrays, dataset, f"{path}: ")
-    table = _table(path)
-    for key in ("split",):
+    table, types = _table(path), dataset.graph.types
+    for key in ("split", *(["relation"] if types is not None and types.predicts_several else [])):
         if key not in table.column_names:
-            raise InputError(
-                f"{path} has no column '{key}' of train, val or test; it holds {', '.join(table.column_names)}"
-            )
+            what = " of train, val or test" if key == "split" else ", and pairs are of several relations"
+            raise InputError(f"{path} has no column '{key}'{what}; it holds {', '.join(table.column_names)}")
+    of_relation = relations_of_table(table, path, types)
+    return _joined(dataset, lambda r, one: _sets_of_table(_rows_of(table, of_relation, r), path, one))
+
+
+def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+    """The sets of a table whose pairs are of the one relation that is predicted."""
     pairs, splits = ends_of_table(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
     if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
         raise InputError(f"{path}: split is '{wrong[0]}'; expected train, val or test{nearest(wrong[0], SPLITS)}")
@@ -67,22 +76,120 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     return sets, {name: of for name, of in times.items() if name in sets}
 
 
+def relations_of_table(table: "Table", path: Path, types: GraphTypes | None) -> npt.NDArray[np.int64] | None:
+    """int64 [n], the column relation of a table of pairs, as numbers; None where pairs are of one relation.
+
+    Raises:
+        InputError: a relation is none of those that are predicted.
+    """
+    if types is None or not types.predicts_several:
+        return None
+    names = [str(name) for name in table["relation"].to_pylist()]
+    try:
+        number_of = {name: predicted_number(types, name) for name in dict.fromkeys(names)}
+    except InputError as e:
+        raise InputError(f"{path}: {e}") from None
+    return np.array([number_of[name] for name in names], np.int64)
+
+
+def predicted_number(types: GraphTypes, name: Any) -> int:
+    """Number of a predicted relation by its name, or its three names. Raises InputError if it is none."""
+    number = types.relation(name if isinstance(name, str) else ",".join(map(str, name)))
+    if number not in types.predicted:
+        some = ", ".join(types.relations[r][1] for r in types.predicted)
+        raise InputError(f"relation is {name!r}, whose pairs are not predicted; expected one of {some}")
+    return number
+
+
+def _rows_of(table: "Table", of_relation: npt.NDArray[np.int64] | None, relation: int | None) -> "Table":
+    return table if of_relation is None else table.take(np.flatnonzero(of_relation == relation))
+
+
+def _joined(
+    dataset: Dataset, sets_of_one: Callable[[int | None, Dataset], tuple[dict[str, PairArray], Times]]
+) -> tuple[dict[str, PairArray], Times]:
+    """Sets and times that `sets_of_one` gives for each predicted relation, with the dataset that has it alone: of one
+    relation as they are; of several with the relation's number as a third column."""
+    types, graph = dataset.graph.types, dataset.graph
+    if types is None or not types.predicts_several:
+        return sets_of_one(None, dataset)
+    sets: dict[str, list[PairArray]] = {}
+    times: dict[str, list[npt.NDArray[Any]]] = {}
+    for r in types.predicted:
+        found, own = sets_of_one(r, replace(dataset, graph=replace(graph, types=types.predicting(r))))
+        if own and (without := found.keys() & set(SPLITS) - own.keys()):
+            raise InputError(f"pairs of {types.relations[r][1]} in {sorted(without)[0]} have no times, and others have")
+        for name, rows in found.items():
+            sets.setdefault(name, []).append(np.insert(rows, 2, r, axis=1))
+            if name in own:
+                times.setdefault(name, []).append(own[name])
+    joined = {name: np.concatenate(rows) for name, rows in sets.items()}
+    moments = {name: np.concatenate(rows) for name, rows in times.items()}
+    if short := [name for name, rows in moments.items() if len(rows) < len(joined[name])]:
+        raise InputError(f"pairs of some relations in {short[0]} have times, and others have none; give times of all")
+    return joined, moments
+
+
+@dataclass(frozen=True, eq=False)
+class GivenPairs:
+    """Pairs as they are given: an array [n, 2], or a table with the columns src and dst."""
+
+    rows: Any
+    what: str
+    """Words for errors."""
+    path: Path | None = None
+    """File of the table that `rows` are; None: they are an array."""
+    time: npt.NDArray[Any] | None = None
+    """[n], the column time of the table, if it has one."""
+    relations: list[str] | None = None
+    """n names, the column relation of the table, if it has one."""
+
+    @classmethod
+    def of(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
+        """Pairs of an array, a tensor or a list, or of a file: a table, whose dates count as those of the dataset, or
+        ``.npy``.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if not isinstance(pairs, str | Path):
+            return cls(np.asarray(pairs.detach().cpu() if hasattr(pairs, "detach") else pairs), "pairs")
+        path = expanded(pairs)
+        require_file(path)
+        if path.suffix == ".npy":
+            try:
+                return cls(np.load(path, allow_pickle=False), str(path))
+            except (ValueError, OSError) as e:
+                raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
+        table = _table(path)
+        related = "relation" in table.column_names
+        relations = [str(name) for name in table["relation"].to_pylist()] if related else None
+        return cls(table, str(path), path, _time(table, path, dataset), relations)
+
+    def ends(self, at: Any, dataset: Dataset, ends: Ends | None) -> PairArray:
+        """int64 [m, 2], the pairs at some positions, or a slice of all. `ends` as in `as_pairs`.
+
+        Raises:
+            InputError: see `as_pairs`; or a column is missing.
+        """
+        if self.path is None:
+            return as_pairs(self.rows[at], dataset, self.what, ends)
+        table = self.rows if isinstance(at, slice) else self.rows.take(at)
+        return ends_of_table(table, self.path, dataset, ends)
+
+    def __len__(self) -> int:
+        """n."""
+        return len(self.rows)
+
+
 def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, npt.NDArray[Any] | None]:
-    """int64 [n, 2], the pairs of a table with columns src and dst, and its column time if it has one; or the pairs of a
-    ``.npy`` file [n, 2]. `ends` as in `as_pairs`.
+    """int64 [n, 2], the pairs of a file, and its times if it has some. `ends` as in `as_pairs`.
 
     Raises:
         InputError: see `read_sets`.
     """
-    require_file(path)
-    if path.suffix == ".npy":
-        try:
-            rows = np.load(path, allow_pickle=False)
-        except (ValueError, OSError) as e:
-            raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
-        return as_pairs(rows, dataset, str(path), ends), None
-    table = _table(path)
-    return ends_of_table(table, path, dataset, ends), _time(table, path, dataset)
+    given = GivenPairs.of(path, dataset)
+    return given.ends(slice(None), dataset, ends), given.time
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
@@ -155,10 +262,32 @@ def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, P
                 f"pairs has '{name}'; expected one of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
             )
     given = {name: rows for name, rows in pairs.items() if rows is not None}
-    for name in [n for n in SPLITS if hasattr(given.get(n), "is_undirected")]:  # a PyG Data or HeteroData
-        split = _of_pyg(given.pop(name), dataset, name)
-        given = {**split, **given}
-    return _of_arrays(given, dataset, "pairs: ")
+
+    def of_one(relation: int | None, one: Dataset) -> tuple[dict[str, PairArray], Times]:
+        own = {name: _of_relation(name, rows, relation, dataset.graph.types) for name, rows in given.items()}
+        own = {name: rows for name, rows in own.items() if rows is not None}
+        for name in [n for n in SPLITS if hasattr(own.get(n), "is_undirected")]:  # a PyG Data or HeteroData
+            own = {**_of_pyg(own.pop(name), one, name), **own}
+        return _of_arrays(own, one, "pairs: ")
+
+    return _joined(dataset, of_one)
+
+
+def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes | None) -> Any:
+    """What is given for a set of one relation, where it is given for several; None: nothing."""
+    if relation is None:
+        return rows
+    assert types is not None
+    if hasattr(rows, "is_undirected"):
+        there = types.relations[relation] in getattr(rows, "edge_types", ())
+        return rows if there and "edge_label_index" in rows[types.relations[relation]] else None
+    if not isinstance(rows, Mapping):
+        raise InputError(
+            f"pairs: {name} is a {type(rows).__name__}, but pairs are of several relations; expected a mapping from "
+            "each relation to its pairs [n, 2]"
+        )
+    own = [value for key, value in rows.items() if predicted_number(types, key) == relation]
+    return own[0] if own else None
 
 
 def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
@@ -166,7 +295,7 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     is 0 for negatives."""
     types, where = dataset.graph.types, f"the PyG data for {name}"
     if types is not None:
-        relation = types.relations[types.pair_relations[0]]
+        relation = types.relations[types.one_predicted]
         where += f" at {','.join(relation)}"
         data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
     if "edge_label_index" not in data:

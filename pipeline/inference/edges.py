@@ -21,9 +21,10 @@ from ..datasets.pairs import as_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
-from .links import ends_at, names_of, types_of_pairs
+from .links import ends_at, names_of
 from .opened import opened
 from .predictions import EdgePredictions
+from .relations_of_run import types_of_pairs
 from .to_file import FileRequest
 
 SETS = (*SPLITS, "all")

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ...stages.evaluate.layerwise import evaluating
-from ...stages.evaluate.links import KnownPairs
+from ...stages.evaluate.link_metrics import known_of
 from ...stages.evaluate.measures import ALWAYS, METRICS, Measures
 from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored, temporal_scored
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
@@ -65,7 +64,7 @@ def evaluate_run(
         )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
-    known = cache(lambda: KnownPairs.of(data.graph, data.labels))
+    known = known_of(data.graph, data.labels)
     measures = _measures(trained, data)
     if (sampler := found.temporal) is not None:
         found.check_times()
@@ -84,6 +83,13 @@ def evaluate_run(
         report["accuracy"] = {split: None if s is None else s.accuracy for split, s in values_of.items()}
     if measures.names:
         values = {split: {} if s is None else s.values for split, s in values_of.items()}
+        if any(s is not None and s.by_relation for s in values_of.values()):
+            report["per_relation"] = {
+                split: {}
+                if s is None
+                else {r: {k: finite(v) for k, v in of.items()} for r, of in s.by_relation.items()}
+                for split, s in values_of.items()
+            }
         report["metrics"] = {split: {k: finite(v) for k, v in of.items()} for split, of in values.items()}
     return {**report, "seconds": seconds}
 

@@ -15,6 +15,7 @@ from ...storage.features import MappedFeatures
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
+from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
@@ -144,9 +145,9 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
                 f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
                 f"{trained[key]}; give a dataset with the same types"
             )
-    own, other = (of.get("pair_relations", [])[:1] for of in (trained, found))
+    own, other = ([group[0] for group in groups_of(of.get("pair_relations", ()))] for of in (trained, found))
     if own and other and own != other:
-        seen, wanted = (",".join(trained["relations"][r]) for (r,) in (other, own))
+        seen, wanted = ("; ".join(",".join(trained["relations"][r]) for r in of) for of in (other, own))
         raise InputError(
             f"{data.name} has pairs of {seen}, but {result.model} of {folder} predicts those of {wanted}; give a "
             "dataset with the same"
@@ -293,7 +294,8 @@ def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool, labell
     elif result.labels_of == "edges" or result.task == "link":  # a run on data that were clean does not say so
         kind: dict[str, Any] = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
         if result.types is not None:
-            kind["relation"] = ",".join(result.types["relations"][result.types["pair_relations"][0]])
+            groups = groups_of(result.types["pair_relations"])
+            kind["relation"] = ";".join(",".join(result.types["relations"][group[0]]) for group in groups)
         update["read"] = replace(job.read, **kind)
     of_graph = not labelled and not (reader is not None and reader.is_clean)
     if of_graph and result.task != "link" and (result.types is None or result.labels_of == "edges"):

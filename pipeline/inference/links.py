@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,21 @@ import torch
 
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
-from ...stages.links.decoders import decoder_beside
+from ...stages.links.decoders import decoder_beside, of_relation
 from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
-from ...storage.store.paths import expanded
 from ...storage.times.moments import as_moments
-from ...storage.typed.graph_types import GraphTypes
 from ..datasets.links import like_edges
-from ..datasets.pairs import as_pairs, read_pairs
+from ..datasets.pairs import GivenPairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
 from .opened import Opened, opened
+from .relations_of_run import asked_of_each, types_of_pairs
 from .to_file import FileRequest
 
 
@@ -40,19 +39,23 @@ class LinkScores:
     """int64 [n, 2], in the order of the request; ids within the types of the ends, where a graph has several."""
     scores: npt.NDArray[np.floating]
     """[n]."""
+    relations: npt.NDArray[np.str_] | None = None
+    """[n], names of the pairs' relations, where the run predicts several."""
     node_names: Any = None
     """Names of the nodes of `pairs`, [n, 2], where their dataset has names."""
 
     def write(self, path: str | Path) -> None:
-        """Write a file: ``.parquet`` or ``.csv`` with the columns ``src``, ``dst`` (ids or names) and ``score``,
-        ``.zarr`` with such arrays, or ``.npy`` with the scores alone. An existing one is replaced.
+        """Write a file: ``.parquet`` or ``.csv`` with the columns ``src``, ``dst`` (ids or names), perhaps
+        ``relation``, and ``score``, ``.zarr`` with such arrays, or ``.npy`` with the scores alone. An
+        existing one is replaced.
 
         Raises:
             InputError: another suffix, or it cannot be written.
         """
         kind = check_suffix(Path(path))
         ends = self.pairs if self.node_names is None else self.node_names
-        columns: dict[str, Any] = {"src": ends[:, 0], "dst": ends[:, 1], "score": self.scores}
+        related = {} if self.relations is None else {"relation": self.relations}
+        columns: dict[str, Any] = {"src": ends[:, 0], "dst": ends[:, 1], **related, "score": self.scores}
         if kind == ".npy":
             write_npy(path, self.scores)
         elif kind == ".zarr":
@@ -79,6 +82,7 @@ def predict_links(
     pairs: Any,
     dataset: Any = None,
     *,
+    relation: Any = None,
     times: Any = None,
     model: Any = None,
     workers: int = 1,
@@ -92,9 +96,11 @@ def predict_links(
     Args:
         run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
         pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``. Where a graph
-            has several types, each column is of ids or names within the type of that end of the run's relation.
+            has several types, each column is of ids or names within the type of that end of the pair's relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
             graph lacks the held-out pairs.
+        relation: of a run that predicts several: the relation of all pairs, its name or (source type, name, destination
+            type), or a sequence with that of each. By default the column relation of the file.
         times: [n] numbers or dates, of the pairs, for a run by the sampler temporal: each is scored from what lies
             before. By default the column time of the file, or after all edges.
         model: for a run of your own module: see `load`.
@@ -116,26 +122,28 @@ def predict_links(
             'with task = "link"'
         )
     found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
-    data, from_file = found.data, isinstance(pairs, str | Path)
-    nodes = node_ranges(types_of_pairs(trained.result, data), data.num_nodes)
-    wanted, told = (
-        read_pairs(expanded(pairs), data, nodes) if from_file else (as_pairs(pairs, data, "pairs", nodes), None)
-    )
-    ends = ends_at(wanted, times, told, found, trained)
+    data, types = found.data, types_of_pairs(trained.result, found.data)
+    given = GivenPairs.of(pairs, data)
+    related = given.relations if relation is None and types is not None and types.predicts_several else relation
+    groups = list(asked_of_each(types, related, len(given), trained.folder))
+    wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
+    for one, at in groups:
+        nodes = node_ranges(one.types, data.num_nodes)
+        wanted[at], first[at] = given.ends(at, data, nodes), [n.start for n in nodes]
+    ends = ends_at(wanted, times, given.time, found, trained)
     start = time.perf_counter()
     emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
     rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
+    scores, names = rows.new_zeros(len(wanted)), np.empty(len(wanted), object)
     with evaluating(trained.model), torch.no_grad():
-        scores = score_pairs(decoder_beside(trained.model, rows), rows, ends.positions)
+        decoder = decoder_beside(trained.model, rows)
+        for one, at in groups:
+            scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
+            names[at] = None if one.place is None else one.name
     emit(StageEnded("predict", time.perf_counter() - start))
-    return LinkScores(wanted - [n.start for n in nodes], scores.cpu().numpy(), names_of(wanted, data))
-
-
-def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
-    """Types of the data, with the relation whose pairs the run has learnt."""
-    if data.graph.types is None or result.types is None:
-        return None
-    return replace(data.graph.types, pair_relations=tuple(result.types["pair_relations"]))
+    several = types is not None and types.predicts_several
+    relations = names.astype(np.str_) if several else None
+    return LinkScores(wanted - first, scores.cpu().numpy(), relations, names_of(wanted, data))
 
 
 def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: TrainedRun) -> Ends:
@@ -163,12 +171,13 @@ def names_of(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
     return np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
 
 
-def predict_links_to_file(request: FileRequest, pairs: Path) -> dict[str, Any]:
+def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | None) -> dict[str, Any]:
     """Score pairs with a finished run and write them into a file.
 
     Args:
         request: run, file, dataset.
         pairs: file of pairs.
+        relation: see `predict_links`.
 
     Returns:
         The record of `FileRequest.write`, with the number of pairs.
@@ -178,7 +187,7 @@ def predict_links_to_file(request: FileRequest, pairs: Path) -> dict[str, Any]:
     """
 
     def write(trained: TrainedRun) -> dict[str, Any]:
-        found = predict_links(trained, pairs, request.dataset, **request.arguments)
+        found = predict_links(trained, pairs, request.dataset, relation=relation, **request.arguments)
         found.write(request.out)
         return {"pairs": len(found)}
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate.best_links import NodeRows, best_destinations
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import KnownPairs
-from ...stages.links.decoders import decoder_beside
+from ...stages.links.decoders import decoder_beside, of_relation
 from ...stages.links.plan import before
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset, IdArray
@@ -27,10 +28,10 @@ from ..datasets.links import like_edges
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
-from .links import types_of_pairs
 from .opened import opened
 from .predict import nodes_of_text
 from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
+from .relations_of_run import Asked, Relation, asked, types_of_pairs
 from .to_file import FileRequest
 
 ROWS_AT_ONCE = 1 << 16
@@ -43,6 +44,7 @@ def recommend(
     nodes: Any = None,
     dataset: Any = None,
     *,
+    relation: Relation | None = None,
     exclude_known: bool = True,
     time: Any = None,
     model: Any = None,
@@ -59,8 +61,10 @@ def recommend(
         k: how many of each, the best first.
         nodes: sources: ids (a list, an array, a tensor), a mask, names, or ``"train"``, ``"val"`` or ``"test"``, the
             distinct first ends of that set's pairs; by default all nodes. Where a graph has several types, ids, masks
-            and names are those within the source type of the run's relation.
+            and names are those within the source type of the relation.
         dataset: see `predict_links`.
+        relation: of a run that predicts several: the one whose links are wanted, its name or (source type, name,
+            destination type).
         exclude_known: leave out destinations that the source has an edge to, or a positive pair of any set with; in a
             symmetric graph, an edge or a pair in either direction.
         time: a number or a date, for a run by the sampler temporal: recommend from what lies before, and leave out
@@ -77,7 +81,7 @@ def recommend(
         StoreError: something in the run's folder is damaged.
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
-    found = _open(trained, k, nodes, dataset, exclude_known, time, workers, scheduler, cluster, emit)
+    found = _open(trained, k, nodes, dataset, relation, exclude_known, time, workers, scheduler, cluster, emit)
     pieces = list(found.pieces(len(found.sources), emit))
     return pieces[0]
 
@@ -91,6 +95,7 @@ class Recommender:
     sources: IdArray
     known: KnownPairs
     """Pairs that are left out."""
+    relation: Asked
     k: int
     firsts: tuple[int, int]
     """Id of the first node that can be a source, and a destination."""
@@ -107,7 +112,7 @@ class Recommender:
 
         first = 0
         with evaluating(self.model):
-            decoder = decoder_beside(self.model, self.rows.rows)
+            decoder = of_relation(decoder_beside(self.model, self.rows.rows), self.relation.place)
             best = best_destinations(decoder, self.rows, self.sources, self.k, self.known, max(1, step), advance)
             for ids, scores in best:
                 sources = self.sources[first : (first := first + len(ids))]
@@ -128,6 +133,7 @@ def _open(
     k: int,
     nodes: Any,
     dataset: Any,
+    relation: Relation | None,
     exclude_known: bool,
     moment: Any,
     workers: int,
@@ -149,7 +155,8 @@ def _open(
     if moment is not None and not temporal:
         raise InputError(f"time is given, but {trained.folder} was trained without times; leave it out")
     when = None if moment is None else like_edges(as_moments([moment], "time", 1, data.graph.time_unit), data.graph)
-    known = _known(data, trained.result, when, exclude_known)
+    of = asked(types_of_pairs(trained.result, data), relation, trained.folder)
+    known = _known(data, of, when, exclude_known)
     of_sources, among = known.ends or (known.candidates, known.candidates)
     if k > len(among):
         raise InputError(
@@ -157,7 +164,7 @@ def _open(
             "many at most"
         )
     wanted = nodes_of_text(nodes, data, False) if of_text else nodes
-    sources = _sources(wanted, data, of_sources)
+    sources = _sources(wanted, data, of_sources, of)
     ids = np.arange(among.start, among.stop)
     ids = (
         ids if sources.size and among.start <= sources.min() <= sources.max() < among.stop else np.union1d(ids, sources)
@@ -175,27 +182,40 @@ def _open(
     if data.node_names is not None:
         every = NodeNames.of(data.node_names)
         names = every.between(of_sources), every.between(among)
-    return Recommender(trained.model, NodeRows(ids, rows), sources, known, k, (of_sources.start, among.start), names)
+    return Recommender(
+        trained.model, NodeRows(ids, rows), sources, known, of, k, (of_sources.start, among.start), names
+    )
 
 
-def _known(data: Dataset, result: Result, when: Any, exclude: bool) -> KnownPairs:
-    """Links that are left out: with `when` [1], those of before; none, unless they are to be excluded."""
-    graph, types = data.graph, types_of_pairs(result, data)
+def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
+    """Links of a relation that are left out: with `when` [1], those of before; none, unless they are to be excluded."""
+    graph, types = data.graph, of.types
     if not exclude:
         return KnownPairs(data.num_nodes, np.empty(0, np.int64), ends=node_ranges(types, data.num_nodes))
     labels = data.labels if data.task == "link" else np.empty((0, 3), np.int64)
     edges = None if when is None or graph.edge_time is None else graph.edge_time < when
     if when is not None and data.task == "link" and data.pair_time is not None:
         labels = labels[data.pair_time < when]
+    labels = labels[_of_relation(labels, data, of)]
     return KnownPairs.of(Graph(graph.indptr, graph.indices, types=types, edge_type=graph.edge_type), labels, edges)
 
 
-def _sources(nodes: Any, data: Dataset, among: range) -> IdArray:
+def _of_relation(labels: Any, data: Dataset, of: Asked) -> npt.NDArray[np.bool_]:
+    """True for each pair of a relation, in a table of the dataset's pairs."""
+    types = data.graph.types
+    if data.task != "link" or types is None or not types.predicts_several:
+        return np.ones(len(labels), bool)
+    assert of.types is not None
+    return labels[:, 3] == of.types.one_predicted
+
+
+def _sources(nodes: Any, data: Dataset, among: range, of: Asked) -> IdArray:
     """int64 [n], ids of the sources that a caller names."""
     if isinstance(nodes, str) and nodes in SPLITS:
         if data.task != "link":
             raise InputError(f"nodes is '{nodes}', but {data.name} has no pairs; give ids, or leave nodes out")
-        return np.unique(data.labels[getattr(data.split, nodes), 0])
+        labels = data.labels[getattr(data.split, nodes)]
+        return np.unique(labels[_of_relation(labels, data, of), 0])
     return node_ids(nodes, len(among), data, among.start) + among.start
 
 
@@ -212,7 +232,12 @@ def _check_finite(rows: Tensor, ids: IdArray, trained: TrainedRun) -> None:
 
 
 def recommend_to_file(
-    request: FileRequest, k: int, nodes: str | None, exclude_known: bool, moment: Any
+    request: FileRequest,
+    k: int,
+    nodes: str | None,
+    relation: str | None,
+    exclude_known: bool,
+    moment: Any,
 ) -> dict[str, Any]:
     """Write the best destinations by a finished run into a file, piece by piece.
 
@@ -220,6 +245,7 @@ def recommend_to_file(
         request: run, file, dataset.
         k: see `recommend`.
         nodes: ids or names separated by commas, or a set of pairs; None: all.
+        relation: see `recommend`.
         exclude_known: see `recommend`.
         moment: see `recommend`: its `time`.
 
@@ -231,7 +257,7 @@ def recommend_to_file(
     """
 
     def write(trained: TrainedRun) -> dict[str, Any]:
-        wanted = (k, nodes, request.dataset, exclude_known, moment)
+        wanted = (k, nodes, request.dataset, relation, exclude_known, moment)
         found = _open(trained, *wanted, **request.arguments, of_text=True)
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)

@@ -7,7 +7,7 @@ import numpy as np
 from ...stages.models.relational import TypedInput
 from ...storage.dataset import SPLITS, Dataset, Split
 from ...storage.features import ArrayFeatures
-from ...storage.links.pairs import KIND_OF, POSITIVE, edge_keys, of_pairs
+from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, keys_of_pairs, of_pairs
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ..datasets.cleaning.relations import graph_of_relations
@@ -58,28 +58,44 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
     edges, and some of them several times if there are fewer; the others join the source of one edge to the destination
     of another. Labels and features of edges are some of `like`."""
     rng, graph, scale = np.random.default_rng(0), made.graph, made.num_nodes / like.num_nodes
-    every = np.stack(np.divmod(edge_keys(graph)[of_pairs(graph)], graph.num_nodes), axis=1)
-    pairs, numbers, kinds = [], [], like.pair_table[:, 2:]
+    every, relation = np.stack(np.divmod(keys_of_pairs(graph), graph.num_nodes), axis=1), None
+    first, size = np.zeros(1, np.int64), np.array([len(every)])
+    if graph.types is not None and graph.types.predicts_several:
+        assert graph.edge_type is not None
+        kinds = graph.edge_type[of_pairs(graph)].astype(np.int64)
+        order = np.argsort(kinds, kind="stable")
+        every, relation = every[order], kinds[order]
+        size = np.bincount(kinds, minlength=graph.types.num_relations)
+        first = np.cumsum(size) - size
+    pairs, numbers, given = [], [], like.pair_table[:, 2:3]
+
+    def drawn(count: int, kind: int, joined: bool) -> PairArray:
+        """Rows of edges, or with `joined` of the source of one and the destination of another of its relation."""
+        ends = rng.integers(0, len(every), (count, 2))
+        group = 0 if relation is None else relation[ends[:, 0]]
+        other = first[group] + ends[:, 1] % size[group]
+        rows = np.stack([every[ends[:, 0], 0], every[other, 1]], axis=1) if joined else every[ends[:, 0]]
+        rows = np.insert(rows, 2, kind, axis=1)
+        return rows if relation is None else np.column_stack([rows, group])
+
     for name in SPLITS:
-        ends = rng.integers(0, len(every), (max(1, round(scale * like.split_sizes[name])), 2))
-        rows = every[ends[:, 0]] if name == "train" else np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1)
+        rows = drawn(max(1, round(scale * like.split_sizes[name])), POSITIVE, joined=name != "train")
         numbers.append(sum(map(len, pairs)) + np.arange(len(rows)))
-        pairs.append(np.insert(rows, 2, POSITIVE, axis=1))
-    for kind in KIND_OF.values():
-        ends = rng.integers(0, len(every), (round(scale * np.count_nonzero(kinds == kind)), 2))
-        pairs.append(np.insert(np.stack([every[ends[:, 0], 0], every[ends[:, 1], 1]], axis=1), 2, kind, axis=1))
+        pairs.append(rows)
+    counts = {kind: round(scale * np.count_nonzero(given == kind)) for kind in KIND_OF.values()}
+    pairs += [drawn(count, kind, joined=True) for kind, count in counts.items()]
     table, split = np.concatenate(pairs), Split(*numbers)
     if like.task == "link":
         return replace(made, labels=table, split=split, num_classes=1, task="link", class_names=None).check()
-    drawn = rng.choice(like.split.train, len(table))
+    some = rng.choice(like.split.train, len(table))
     return replace(
         made,
-        labels=like.labels[drawn],
+        labels=like.labels[some],
         split=split,
         num_classes=like.num_classes,
         task=like.task,
         class_names=like.class_names,
         pairs=table[:, :2],
-        pair_features=None if like.pair_features is None else like.pair_features[drawn],
+        pair_features=None if like.pair_features is None else like.pair_features[some],
         hides_pairs=like.hides_pairs,
     ).check()

@@ -102,6 +102,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "bytes": _bytes(summary),
         "memory": list(zip(result.get("memory_bytes") or [], result.get("peak_rss_bytes") or [])),
         **_by_class(result),
+        **_by_relation(result),
         "metrics": _metrics(result),
         "hot_rows": result.get("hot_rows") or [],
         "phases": result.get("phases") or [],
@@ -123,10 +124,7 @@ def _metrics(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Name, validation and test of each further metric."""
     val, test = (result.get(key) or {} for key in ("val_metrics", "test_metrics"))
 
-    def shown(value: float | None) -> str:
-        return "" if value is None else f"{value:.4f}"
-
-    return [(name, shown(val.get(name)), shown(test.get(name))) for name in {**val, **test}]
+    return [(name, _figure(val.get(name)), _figure(test.get(name))) for name in {**val, **test}]
 
 
 def _by_class(result: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +148,21 @@ def _by_class(result: dict[str, Any]) -> dict[str, Any]:
         "confused": confused[:MOST_CLASSES],
         "confusion": confusion if confusion and width <= MOST_COLUMNS else None,
     }
+
+
+def _by_relation(result: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of the test pairs of each relation, those with the most pairs first."""
+    found = sorted((result.get("per_relation") or {}).items(), key=lambda item: -(item[1].get("pairs") or 0))
+    names = list(dict.fromkeys(name for _, values in found for name in values if name != "pairs"))
+    rows = [
+        (relation, int(values.get("pairs") or 0), [_figure(values.get(name)) for name in names])
+        for relation, values in found[:MOST_CLASSES]
+    ]
+    return {"relations": rows, "relation_metrics": names, "more_relations": max(0, len(found) - MOST_CLASSES)}
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _taken_for(c: int, row: list[int], names: list[str]) -> str:

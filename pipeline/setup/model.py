@@ -1,5 +1,6 @@
 """Construction of a run's model, and of its loss."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...stages.links.decoders import decoder_of, make_decoder
+from ...stages.links.decoders import Decoder, decoder_of, make_decoder
 from ...stages.links.edge_head import EdgeHead
 from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss, PairsToScore
@@ -22,6 +23,7 @@ from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
+from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
@@ -76,6 +78,12 @@ class Outline:
     def of_pairs(self) -> bool:
         """See `Dataset.of_pairs`."""
         return self.task == "link" or self.row_width > 0
+
+    @property
+    def predicted_relations(self) -> int | None:
+        """Number of relations whose pairs are predicted, where there are several."""
+        groups = () if self.types is None or self.task != "link" else groups_of(self.types.get("pair_relations", ()))
+        return len(groups) if len(groups) > 1 else None
 
     @property
     def unit(self) -> str:
@@ -218,6 +226,7 @@ def model_of(
         return with_initial_parameters(built.to(dtype), job, outline.unit)
 
     decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
+    decoder |= {} if outline.predicted_relations is None else {"relations": outline.predicted_relations}
     decoder = {"head": [outline.row_width, outline.pair_width]} if outline.row_width else decoder
     # Left out where no features of edges are read, so that older checkpoints fit.
     options = {k: v for k, v in vars(record).items() if k != "edge_width" or v}
@@ -240,6 +249,7 @@ def check_outputs(model: nn.Module, job: Job, outline: Outline) -> None:
         InputError: there are other columns than the task needs.
     """
     if outline.task == "link":
+        _check_relations_read(model, outline)
         return
     found = rows_of_small_graph(model, outline.num_features, outline.edge_width, _typed_input(job, outline))
     if found is None:
@@ -261,10 +271,25 @@ def check_outputs(model: nn.Module, job: Job, outline: Outline) -> None:
         )
 
 
+def _check_relations_read(model: nn.Module, outline: Outline) -> None:
+    """Raise InputError if links are of several relations and the model's decoder is not told which."""
+    decoder = getattr(model, "decoder", None)
+    if outline.predicted_relations is None or decoder is None or isinstance(decoder, Decoder):
+        return
+    try:
+        inspect.signature(decoder.forward if isinstance(decoder, nn.Module) else decoder).bind(None, None, None)
+    except TypeError:
+        raise InputError(
+            f"links are of {outline.predicted_relations} relations, but the decoder of {type(model).__name__} takes "
+            "source and destination; expected decoder(source, destination, relation), with the place of each pair's "
+            "relation among them"
+        ) from None
+
+
 def head_of(job: Job, outline: Outline) -> nn.Module:
     """The part of a model that makes scores of pairs, or outputs of labelled edges, from rows of nodes."""
     if outline.task == "link":
-        return make_decoder(job.link.decoder, outline.num_outputs)
+        return make_decoder(job.link.decoder, outline.num_outputs, outline.predicted_relations)
     return EdgeHead(outline.row_width, outline.pair_width, outline.num_scores)
 
 

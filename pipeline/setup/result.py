@@ -145,6 +145,7 @@ def _misshapen(result: dict[str, Any]) -> str | None:
         **dict.fromkeys(("val_metrics", "test_metrics"), dict[str, FiniteFloat | None]),
         "per_class": dict[str, list[FiniteFloat]] | None,
         "confusion": list[list[Count]] | None,
+        "per_relation": dict[str, dict[str, FiniteFloat | None]] | None,
         "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
         "peak_rss_bytes": list[Count],
         "lost": list[Lost],
@@ -250,6 +251,9 @@ class Result:
     confusion: list[list[int]] | None = None
     """Test nodes by their class (rows) and the class predicted (columns); None for several classes per node, and beyond
     256 classes."""
+    per_relation: dict[str, dict[str, float | None]] | None = None
+    """The number of test ``pairs`` of each relation and their `test_metrics`, by its three names joined by commas,
+    where links of several are predicted; else None."""
     types: dict[str, Any] | None = None
     """Types of a graph with several: ``node_types``, ``offsets`` (first id of each type, and V), ``relations`` (source
     type, name, destination type) and ``widths`` of the features; else None."""

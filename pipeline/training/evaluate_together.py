@@ -6,7 +6,7 @@ any layer.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -19,7 +19,8 @@ from ...stages.comm.base import Group
 from ...stages.evaluate.cuda import DeviceBudget
 from ...stages.evaluate.edges import scored_edges
 from ...stages.evaluate.layerwise import evaluating
-from ...stages.evaluate.links import KnownPairs, link_metrics, unknown_pairs
+from ...stages.evaluate.link_metrics import OneRelation, link_metrics
+from ...stages.evaluate.links import KnownPairs, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
 from ...stages.fetch.visit import Visits
 from ...stages.links.decoders import decoder_of
@@ -38,6 +39,7 @@ from ...storage.links.pairs import (
     of_pairs,
 )
 from ...storage.splitmix import node_words
+from ...storage.typed.graph_types import GraphTypes
 
 
 def evaluate_together(
@@ -77,7 +79,7 @@ def evaluate_links_together(
     share: Share,
     visits: Visits,
     pairs: Pairs,
-    known: "KnownOfBlocks",
+    known: "KnownOfSet",
     split: str,
     num_layers: int,
     group: Group,
@@ -91,7 +93,7 @@ def evaluate_links_together(
         share: of this rank.
         visits: of the same.
         pairs: by the numbers of the nodes in the order of the ranks.
-        known: of the set: `KnownOfBlocks`.
+        known: of the set.
         split: train, val or test.
         num_layers: L.
         group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
@@ -104,8 +106,8 @@ def evaluate_links_together(
             table = pairs.table
             if known.order is not None:
                 rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
-            values = link_metrics(decoder_of(module), rows, table, pairs.sets[split], split, names, known)
-            found = Scored(None, values)
+            of_set = (table, pairs.sets[split], split, names, known.of, known.types)
+            found = link_metrics(decoder_of(module), rows, *of_set)
         return told(found, names, group)
 
 
@@ -147,7 +149,7 @@ def evaluate_edges_together(
 
 
 def told(scored: Scored | None, names: Sequence[str], group: Group) -> Scored:
-    """The metrics that the first rank has, on all; counts by class stay there. Collective.
+    """The metrics that the first rank has, on all; those by class and by relation stay there. Collective.
 
     Args:
         scored: of the first rank; None on the others.
@@ -161,13 +163,39 @@ def told(scored: Scored | None, names: Sequence[str], group: Group) -> Scored:
         numbers = torch.tensor([accuracy, *(scored.values[k] for k in names)], dtype=torch.float64)
     group.broadcast(numbers, 0, "control")
     accuracy, *values = numbers.tolist()
-    counts = None if scored is None else scored.counts
-    return Scored(None if math.isnan(accuracy) else accuracy, dict(zip(names, values)), counts)
+    counts, by_relation = (None, {}) if scored is None else (scored.counts, scored.by_relation)
+    return Scored(None if math.isnan(accuracy) else accuracy, dict(zip(names, values)), counts, by_relation)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownOfSet:
+    """Known pairs that a set needs, of each relation that is predicted."""
+
+    types: GraphTypes | None
+    by_place: Mapping[int | None, "KnownOfBlocks"]
+    """By `OneRelation.place`."""
+
+    @classmethod
+    def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfSet":
+        """Collective: see `KnownOfBlocks.of_blocks`."""
+        assert placed.pairs is not None
+        table, types = placed.pairs.table, placed.graph.types
+        each = OneRelation.each(table, placed.pairs.sets[split], types)
+        return cls(types, {one.place: KnownOfBlocks.of_blocks(placed, one, split, group) for one in each})
+
+    def of(self, one: OneRelation) -> "KnownOfBlocks":
+        """Those of a relation."""
+        return self.by_place[one.place]
+
+    @property
+    def order(self) -> npt.NDArray[np.int64] | None:
+        """See `KnownOfBlocks.order`."""
+        return next(iter(self.by_place.values())).order
 
 
 @dataclass(frozen=True, eq=False)
 class KnownOfBlocks(KnownPairs):
-    """Known pairs that a set needs, from blocks of rows, whose nodes may be renumbered."""
+    """Known pairs of a relation that a set needs, from blocks of rows, whose nodes may be renumbered."""
 
     drawn: PairArray
     """Pairs that are not linked."""
@@ -175,13 +203,14 @@ class KnownOfBlocks(KnownPairs):
     """int64 [V], the nodes in the order in which keys and `drawn` number them, if types are no ranges otherwise."""
 
     @classmethod
-    def of_blocks(cls, placed: BlockRows, split: str, group: Group) -> "KnownOfBlocks":
+    def of_blocks(cls, placed: BlockRows, one: OneRelation, split: str, group: Group) -> "KnownOfBlocks":
         """Collective: the first rank gets the known destinations of the set's sources, all get the same `drawn`."""
         assert placed.pairs is not None
-        labels, numbers, new, n = placed.pairs.table, placed.pairs.sets[split], placed.pairs.new, placed.num_nodes
-        types = placed.graph.types
+        labels, new, n = one.table, placed.pairs.new, placed.num_nodes
+        types, sources = one.types, placed.pairs.table[one.rows, 0]
         ends = node_ranges(None if types is None else types.in_ranges(), n)
-        edges = np.unique(edge_keys(placed.graph, n, placed.first)[of_pairs(placed.graph)])
+        own = of_pairs(placed.graph, types=types)
+        edges = np.unique(edge_keys(placed.graph, n, placed.first)[own])
         source, destination = np.divmod(edges, max(1, n))
         positive = labels[labels[:, 2] == POSITIVE, :2]
         same_nodes = ends[0] == ends[1]
@@ -201,8 +230,8 @@ class KnownOfBlocks(KnownPairs):
 
         given = len(given_negatives(labels, split)) > 0
         # Drawn by the nodes' own numbers, as everywhere.
-        drawn = np.empty((0, 2), np.int64) if given else here(unknown_pairs(n, len(numbers), split, known, ends))
-        wanted = np.isin(source, np.zeros(0, np.int64) if given else labels[numbers, 0])
+        drawn = np.empty((0, 2), np.int64) if given else here(unknown_pairs(n, len(one.rows), split, known, ends))
+        wanted = np.isin(source, np.zeros(0, np.int64) if given else sources)
         keys = torch.cat(_at_first(torch.from_numpy(edges[wanted]), group, "graph")).numpy()
         keys, order = np.unique(np.concatenate([keys, linked])), None
         if types is not None and (kinds := types.types_of(np.arange(n))).size and (np.diff(kinds) < 0).any():

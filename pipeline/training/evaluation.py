@@ -13,7 +13,7 @@ from torch import nn
 
 from ...stages.comm.base import Group
 from ...stages.evaluate.layerwise import Progress, evaluating
-from ...stages.evaluate.links import KnownPairs
+from ...stages.evaluate.link_metrics import known_of
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.rows import fits_in_memory
 from ...stages.evaluate.scored import scored, split_rows, temporal_scored
@@ -33,7 +33,7 @@ from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
 from .evaluate_together import (
-    KnownOfBlocks,
+    KnownOfSet,
     evaluate_edges_together,
     evaluate_links_together,
     evaluate_together,
@@ -140,7 +140,7 @@ def _by_leaders(
     if of_edges is not None:
         graph = replace(graph, edge_features=CountedFeatures(of_edges, job.ledger, "evaluation"))
     counted = replace(dataset, graph=graph, features=CountedFeatures(features, job.ledger, "evaluation"))
-    known = cache(lambda: KnownPairs.of(dataset.graph, dataset.labels))
+    known = known_of(dataset.graph, dataset.labels)
 
     def evaluated(module: nn.Module, split: str, among: Group | None, advance: Progress) -> Scored | None:
         by_class = split == "test"
@@ -210,9 +210,9 @@ def _together(
         return found
 
     @cache
-    def known(split: str) -> KnownOfBlocks:
+    def known(split: str) -> KnownOfSet:
         with job.group.counting("evaluation"):
-            return KnownOfBlocks.of_blocks(block(), split, job.group)
+            return KnownOfSet.of_blocks(block(), split, job.group)
 
     def score(module: nn.Module, split: str) -> Scored | None:
         if not prepared.outline.splits[split]:

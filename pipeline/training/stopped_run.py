@@ -70,6 +70,7 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
                 val_metrics=progress.get("best_values", {}),
                 test_metrics={},
                 per_class=None,
+                by_relation={},
                 confusion=None,
                 phases=progress["phases"],
                 lost=progress["lost"],

@@ -83,6 +83,8 @@ class RankReport:
     """See `measures.Counts`; on the first rank only."""
     confusion: list[list[int]] | None
     """See `measures.Counts`; on the first rank only."""
+    by_relation: dict[str, dict[str, float]]
+    """See `measures.Scored`; on the first rank only."""
     phases: list[dict[str, Any]]
     """See `progress.Progress.phases`."""
     lost: list[dict[str, int]]
@@ -341,6 +343,7 @@ def report_of(
         test_metrics={} if test is None else dict(test.values),
         per_class=None if counts is None else counts.per_class.tolist(),
         confusion=None if counts is None or counts.confusion is None else counts.confusion.long().tolist(),
+        by_relation={} if test is None else {name: dict(of) for name, of in test.by_relation.items()},
         phases=progress.phases,
         lost=progress.lost,
     )

@@ -1,12 +1,12 @@
-"""Exact metrics of pairs: how a decoder orders them, from the rows of all nodes.
+"""Exact ranks of pairs: how a decoder orders them, from the rows of all nodes.
 
 A positive pair (u, v) is ranked among the pairs (u, w) of all nodes w but u that are not known to be linked to u (the
 *filtered* ranking of Bordes et al., NeurIPS 2013), or among the given negatives of its set. In a graph with types, w is
-of the type of v, and linked is what the pairs' relation links. Its rank is 1, plus the number of negatives with a
+of the type of v, and linked is what the pair's relation links. Its rank is 1, plus the number of negatives with a
 larger score, plus half of those with the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,13 +22,13 @@ from ...storage.links.pairs import (
     POSITIVE,
     PairArray,
     contains,
-    edge_keys,
-    given_negatives,
     is_symmetric,
     keys_of,
+    keys_of_pairs,
     node_ranges,
     of_pairs,
 )
+from ...storage.typed.graph_types import GraphTypes
 from ..kernels.runtime.threads import side_by_side
 from ..links.decoders import FEW
 from ..random import Purpose, branches, draw_word, stream
@@ -61,19 +61,26 @@ class KnownPairs:
     """See `storage.links.pairs.node_ranges`; None: all nodes."""
 
     @classmethod
-    def of(cls, graph: Graph, labels: npt.NDArray[Any], edges: npt.NDArray[np.bool_] | None = None) -> "KnownPairs":
+    def of(
+        cls,
+        graph: Graph,
+        labels: npt.NDArray[Any],
+        edges: npt.NDArray[np.bool_] | None = None,
+        types: GraphTypes | None = None,
+    ) -> "KnownPairs":
         """
         Args:
             graph: the graph.
-            labels: see `storage.links.pairs`.
+            labels: see `storage.links.pairs`; of one relation.
             edges: bool [E], edges that are known; None: all.
+            types: say which relation that is; None: those of the graph do.
         """
-        pairs = labels[labels[:, 2] == POSITIVE, :2]
-        both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph) else pairs
-        linked = edge_keys(graph)[of_pairs(graph)]
-        linked = linked if edges is None else linked[edges[of_pairs(graph)]]
+        pairs, types = labels[labels[:, 2] == POSITIVE, :2], types or graph.types
+        both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph, types) else pairs
+        linked = keys_of_pairs(graph, types)
+        linked = linked if edges is None else linked[edges[of_pairs(graph, types=types)]]
         keys = [linked, keys_of(both[:, 0], both[:, 1], graph.num_nodes)]
-        return cls(graph.num_nodes, np.unique(np.concatenate(keys)), ends=node_ranges(graph.types, graph.num_nodes))
+        return cls(graph.num_nodes, np.unique(np.concatenate(keys)), ends=node_ranges(types, graph.num_nodes))
 
     @property
     def candidates(self) -> range:
@@ -118,52 +125,6 @@ def unknown_pairs(
         if len(found) >= count:
             break
     return found[:count]
-
-
-def link_metrics(
-    decoder: Any,
-    rows: Tensor,
-    labels: npt.NDArray[Any],
-    numbers: npt.NDArray[np.int64],
-    name: str,
-    names: Sequence[str],
-    known: KnownPairs,
-) -> dict[str, float]:
-    """Metrics of the positive pairs of a set. AUC and average precision are against the given negatives of the set, or
-    as many uniform pairs that are not linked; MRR and Hits@k are of ranks, see the module.
-
-    Args:
-        decoder: see `links.decoders.Decoder`.
-        rows: [V, D], of all nodes.
-        labels: see `storage.links.pairs`.
-        numbers: int64 [n], of the positive pairs.
-        name: train, val or test.
-        names: of `LINK_METRICS`.
-        known: pairs that rankings leave out.
-    """
-    pairs, given = labels[numbers, :2], given_negatives(labels, name)
-    with torch.no_grad():
-        negative = score_pairs(decoder, rows, given if len(given) else known.unknown(len(pairs), name))
-        positive = score_pairs(decoder, rows, pairs)
-        if not (positive.isfinite().all() and negative.isfinite().all()):
-            return dict.fromkeys(names, float("nan"))
-        ranks = ranks_among(positive, negative) if len(given) else filtered_ranks(decoder, rows, pairs, known)
-    return metrics_of(ranks, positive, negative, names)
-
-
-def metrics_of(ranks: Tensor, positive: Tensor, negative: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """The metrics `names` from the ranks of positive pairs, [n], and the scores of positive and negative ones."""
-    values = {"mrr": float((1 / ranks).mean()), **{f"hits@{k}": float((ranks <= k).double().mean()) for k in HITS}}
-    if len(negative):
-        from sklearn.metrics import average_precision_score, roc_auc_score
-
-        truth = np.repeat([1, 0], [len(positive), len(negative)])
-        scores = torch.cat([positive, negative]).double().cpu().numpy()
-        values |= {
-            "auc": float(roc_auc_score(truth, scores)),
-            "average_precision": float(average_precision_score(truth, scores)),
-        }
-    return {wanted: values.get(wanted, float("nan")) for wanted in names}
 
 
 def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:

@@ -81,6 +81,9 @@ class Scored:
     """Further metrics by name."""
     counts: Counts | None = None
     """Counts by class, where they were asked for; on the first rank only, if it evaluates for all."""
+    by_relation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """`values` of the pairs of each relation, and their number, where several are predicted; on the first rank
+    likewise."""
 
 
 @dataclass(frozen=True)

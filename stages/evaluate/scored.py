@@ -12,7 +12,7 @@ from ..links.decoders import decoder_beside
 from ..links.plan import Ends
 from .edges import RowsOfEnds, scored_edges
 from .layerwise import by_split, outputs
-from .links import KnownPairs, link_metrics
+from .link_metrics import Knows, link_metrics
 from .measures import Measures, Scored
 from .temporal import Chunk, temporal_link_metrics, temporal_outputs
 
@@ -34,7 +34,7 @@ def temporal_scored(
     sampler: Any,
     seed: int,
     split: str,
-    known: Callable[[], KnownPairs],
+    known: Knows,
     by_class: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
     chunk: Chunk | None = None,
@@ -46,8 +46,8 @@ def temporal_scored(
     if dataset.task == "link":
         times, names = dataset.pair_time, measures.all_names
         assert times is not None
-        of_pairs = (dataset.labels, times, numbers, split, names, known(), seed, on_progress, chunk)
-        return Scored(None, temporal_link_metrics(model, *data, *of_pairs))
+        of_pairs = (dataset.labels, times, numbers, split, names, known, seed, on_progress, chunk)
+        return temporal_link_metrics(model, *data, *of_pairs)
     if dataset.pairs is not None:
         assert dataset.pair_time is not None
         ends = Ends.of(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
@@ -87,7 +87,7 @@ def scored(
     dataset: Dataset,
     rows: Rows,
     split: str,
-    known: Callable[[], KnownPairs],
+    known: Knows,
     by_class: bool = False,
 ) -> Scored | None:
     """Metrics of a split; None if it is empty.
@@ -98,7 +98,7 @@ def scored(
         dataset: the data.
         rows: see `split_rows`.
         split: train, val or test.
-        known: pairs that rankings leave out.
+        known: gives pairs that rankings leave out.
         by_class: see `Measures.of`.
     """
     if isinstance(rows, dict):
@@ -111,8 +111,8 @@ def scored(
         positions = rows.positions(dataset.pairs[numbers])
         return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class)
     decoder, names = decoder_beside(model, rows), measures.all_names
-    values = link_metrics(decoder, rows, dataset.labels, numbers, split, names, known())
-    return Scored(None, values)
+    of_pairs = (dataset.labels, numbers, split, names, known, dataset.graph.types)
+    return link_metrics(decoder, rows, *of_pairs)
 
 
 def _of_edges(

@@ -14,7 +14,7 @@ from ...storage.features import FeatureStore
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ..assignment import BulkRequest
-from ..links.decoders import decoder_of
+from ..links.decoders import decoder_of, of_relation
 from ..links.plan import Ends
 from ..models.base import as_model, layered, reads_edges
 from ..models.pyg.model import evaluating
@@ -22,7 +22,9 @@ from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
 from .cuda import DeviceBudget
-from .links import KnownPairs, metrics_of
+from .link_metrics import Knows, OneRelation, Ranked, of_relations
+from .links import KnownPairs
+from .measures import Scored
 
 Chunk = Callable[[nn.Module, Graph, FeatureStore, TemporalSampler, BulkRequest], Tensor]
 """Returns a model's outputs for the seeds, and perhaps other nodes behind them, of the one minibatch of a request."""
@@ -139,14 +141,15 @@ def temporal_link_metrics(
     numbers: IdArray,
     name: str,
     names: Sequence[str],
-    known: KnownPairs,
+    known: Knows,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
     chunk: Chunk | None = None,
-) -> dict[str, float]:
+) -> Scored:
     """Metrics of the positive pairs of a set, each from what lies before it. A pair (u, v) is ranked among
     `NEGATIVES` pairs (u, w) at its time, the same in every run, for nodes w that are destinations of pairs and never
-    linked to u; AUC and average precision are against the first of these.
+    linked to u; AUC and average precision are against the first of these. Pairs of several relations are ranked within
+    theirs.
 
     Args:
         model: has a decoder.
@@ -158,29 +161,42 @@ def temporal_link_metrics(
         numbers: int64 [n], of the positive pairs.
         name: train, val or test.
         names: of `links.LINK_METRICS`.
-        known: pairs that are no negatives.
+        known: gives pairs that are no negatives.
         seed: of the draws.
         on_progress: called with (pairs done, pairs in all).
         chunk: see `temporal_outputs`.
     """
-    every, valid = _with_negatives(labels[numbers, :2], np.unique(labels[:, 1]), known, name)
-    scores, decoder = [], decoder_of(model)
-    for at in range(0, len(every), PAIRS):
-        ends = Ends.of(every[at : at + PAIRS], time[numbers[at : at + PAIRS]], graph.num_nodes)
-        assert ends.moments is not None
-        rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed, chunk=chunk)
-        with evaluating(model):
-            positions = torch.from_numpy(ends.positions).to(rows.device)
-            scores.append(decoder(rows[positions[..., 0]], rows[positions[..., 1]]).float())
+    decoder, found, begun = decoder_of(model), {}, 0
+
+    def advance(done: int) -> None:
         if on_progress is not None:
-            on_progress(min(at + PAIRS, len(every)), len(every))
-    found = torch.cat(scores)
-    if not found.isfinite().all():
-        return dict.fromkeys(names, float("nan"))
-    found[:, 1:].masked_fill_(~torch.from_numpy(valid).to(found.device), -torch.inf)
-    own, others = found[:, :1], found[:, 1:]
-    ranks = 1 + (others > own).sum(1).double() + (others == own).sum(1).double() / 2
-    return metrics_of(ranks, own[:, 0], others[:, 0][others[:, 0].isfinite()], names)
+            on_progress(done, len(numbers))
+
+    for one in OneRelation.each(labels, numbers, graph.types):
+        every, valid = _with_negatives(labels[one.rows, :2], np.unique(one.table[:, 1]), known(one), name)
+        score, scores = of_relation(decoder, one.place), []
+        for at in range(0, len(every), PAIRS):
+            ends = Ends.of(every[at : at + PAIRS], time[one.rows[at : at + PAIRS]], graph.num_nodes)
+            assert ends.moments is not None
+            rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed, chunk=chunk)
+            with evaluating(model):
+                positions = torch.from_numpy(ends.positions).to(rows.device)
+                flat = score(*(rows[positions[..., i]].flatten(0, 1) for i in (0, 1)))
+                scores.append(flat.view(positions.shape[:2]).float())
+            advance(begun + min(at + PAIRS, len(every)))
+        found[one.name] = _ranked(torch.cat(scores), valid)
+        begun += len(every)
+    return of_relations(found, names)
+
+
+def _ranked(scores: Tensor, valid: npt.NDArray[np.bool_]) -> Ranked:
+    """See `_with_negatives` for `valid`, [n, NEGATIVES]; scores [n, 1 + NEGATIVES] are those of the pairs there."""
+    own, others = scores[:, 0], scores[:, 1:]
+    if not scores.isfinite().all():
+        return Ranked(torch.full_like(own, torch.nan), own, others[:, 0])
+    others = others.masked_fill(~torch.from_numpy(valid).to(scores.device), -torch.inf)
+    larger, same = (others > own[:, None]).sum(1).double(), (others == own[:, None]).sum(1).double()
+    return Ranked(1 + larger + same / 2, own, others[:, 0][others[:, 0].isfinite()])
 
 
 def _with_negatives(

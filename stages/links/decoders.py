@@ -1,6 +1,7 @@
 """Decoders: the score of a pair of nodes from their rows. One is a part of each model of a link task."""
 
 import copy
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -16,79 +17,132 @@ FEW = 16
 
 
 class Decoder(nn.Module):
-    """Scores pairs of rows. A larger score is a likelier link."""
+    """Scores pairs of rows. A larger score is a likelier link.
 
-    def forward(self, source: Tensor, destination: Tensor) -> Tensor:
-        """[..., D] and [..., D] -> [...]."""
+    Of pairs of several relations, parameters have a row for each, and a call says which: the place of each pair's
+    relation among those that are predicted, or one place for all.
+    """
+
+    def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
+        """[b, ..., D] and [b, ..., D] -> [b, ...], with `relation` int64 [b]."""
         raise NotImplementedError
 
-    def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
+    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
         """Scores of all pairs: [n, D] and [m, D] -> [n, m], a tensor that the caller may overwrite."""
         raise NotImplementedError
 
 
 class Bilinear(Decoder):
-    """A decoder that is a dot product with a transformed source."""
+    """A decoder that is a dot product with a transformed source; by itself it scores all relations alike."""
 
-    def transformed(self, source: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+    def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
+        """[b, ..., D] -> [b, ..., D]."""
         return source
 
-    def forward(self, source: Tensor, destination: Tensor) -> Tensor:
+    def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
         """See `Decoder.forward`."""
-        return (self.transformed(source) * destination).sum(-1)
+        return (self.transformed(source, relation) * destination).sum(-1)
 
-    def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
+    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
         """See `Decoder.against`."""
-        return _dot_products(self.transformed(sources), destinations)
+        return _dot_products(self.transformed(sources, relation), destinations)
 
 
 class DistMult(Bilinear):
-    """A dot product with a learnt weight for each column (Yang, Yih, He, Gao, Deng, ICLR 2015)."""
+    """A dot product with a learnt weight for each column, and relation (Yang, Yih, He, Gao, Deng, ICLR 2015)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, relations: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(_shape(relations, width)))
 
-    def transformed(self, source: Tensor) -> Tensor:
+    def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
         """See `Bilinear.transformed`."""
-        return source * self.weight
+        return source * _of(self.weight, relation, source)
 
 
 class ComplEx(Bilinear):
-    """The real part of <u, r, conj(v)> with a learnt r (Trouillon et al., ICML 2016): scores of (u, v) and (v, u)
-    differ. The first half of a row is real, the second imaginary."""
+    """The real part of <u, r, conj(v)> with a learnt r, of each relation (Trouillon et al., ICML 2016): scores of (u,
+    v) and (v, u) differ. The first half of a row is real, the second imaginary."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, relations: int | None = None) -> None:
         super().__init__()
         if width % 2:
             raise InputError(f"link.width is {width}, but the decoder is 'complex'; expected an even number")
-        self.real, self.imaginary = nn.Parameter(torch.ones(width // 2)), nn.Parameter(torch.zeros(width // 2))
+        shape = _shape(relations, width // 2)
+        self.real, self.imaginary = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
-    def transformed(self, source: Tensor) -> Tensor:
+    def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
         """See `Bilinear.transformed`."""
         a, b = source.chunk(2, -1)
-        return torch.cat([a * self.real - b * self.imaginary, a * self.imaginary + b * self.real], -1)
+        real, imaginary = _of(self.real, relation, a), _of(self.imaginary, relation, a)
+        return torch.cat([a * real - b * imaginary, a * imaginary + b * real], -1)
 
 
 class Perceptron(Decoder):
-    """Two dense layers on the product of the two rows, column by column."""
+    """Two dense layers on the product of the two rows, column by column; of several relations also with a learnt row
+    of the pair's relation."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, relations: int | None = None) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(width, width), nn.Linear(width, 1)
+        if relations is not None:
+            self.weight = nn.Parameter(torch.ones(relations, width))
 
-    def forward(self, source: Tensor, destination: Tensor) -> Tensor:
+    def _weighed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
+        return source if relation is None else source * _of(self.weight, relation, source)
+
+    def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
         """See `Decoder.forward`."""
-        return self.second(torch.relu(self.first(source * destination))).squeeze(-1)
+        return self.second(torch.relu(self.first(self._weighed(source, relation) * destination))).squeeze(-1)
 
-    def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
+    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
         """See `Decoder.against`."""
         scores = self.second.bias.expand(len(sources), len(destinations)).clone()
+        sources = self._weighed(sources, relation)
         # A hidden column at a time, each of which is a dot product with a transformed source.
         for weight, bias, factor in zip(self.first.weight, self.first.bias, self.second.weight[0]):
             scores.addcmul_(_dot_products(sources * weight, destinations).add_(bias).relu_(), factor)
         return scores
+
+
+def _shape(relations: int | None, width: int) -> tuple[int, ...]:
+    return (width,) if relations is None else (relations, width)
+
+
+def _of(weight: Tensor, relation: Tensor | int | None, rows: Tensor) -> Tensor:
+    """The weights of each pair's relation, to be multiplied with rows [b, ..., D]; [D] if they are the same for all."""
+    if not isinstance(relation, Tensor):
+        return weight if relation is None else weight[relation]
+    return weight[relation].view(len(relation), *[1] * (rows.ndim - 2), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class OfRelation:
+    """A decoder for the pairs of one of several relations."""
+
+    decoder: Any
+    relation: int
+    """Its place among those that are predicted."""
+
+    def __call__(self, source: Tensor, destination: Tensor) -> Tensor:
+        """[..., D] and [..., D] -> [...]."""
+        if isinstance(self.decoder, Decoder):
+            return self.decoder(source, destination, self.relation)
+        relation = torch.full((len(source),), self.relation, dtype=torch.int64, device=source.device)
+        return self.decoder(source, destination, relation)
+
+    def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """See `Decoder.against`."""
+        return self.decoder.against(sources, destinations, self.relation)
+
+
+def of_relation(decoder: Any, relation: int | None) -> Any:
+    """The decoder for the pairs of one relation, by its place among those that are predicted; None: one is."""
+    if relation is None:
+        return decoder
+    bound = OfRelation(decoder, relation)
+    # A user's decoder need not have `against`.
+    return bound if hasattr(decoder, "against") else bound.__call__
 
 
 def _dot_products(sources: Tensor, destinations: Tensor) -> Tensor:
@@ -100,9 +154,12 @@ def _dot_products(sources: Tensor, destinations: Tensor) -> Tensor:
     return sources @ destinations.T
 
 
-def make_decoder(name: DecoderName, width: int) -> Decoder:
-    """A decoder by its name, for rows of D columns. Raises InputError if the width does not fit."""
-    return {"dot": lambda _: Bilinear(), "distmult": DistMult, "complex": ComplEx, "mlp": Perceptron}[name](width)
+def make_decoder(name: DecoderName, width: int, relations: int | None = None) -> Decoder:
+    """A decoder by its name, for rows of D columns, and for pairs of as many `relations` if there are several. Raises
+    InputError if the width does not fit."""
+    if name == "dot":
+        return Bilinear()
+    return {"distmult": DistMult, "complex": ComplEx, "mlp": Perceptron}[name](width, relations)
 
 
 def decoder_of(model: nn.Module) -> Any:

@@ -139,7 +139,7 @@ def _left(
 
     def may_be_own(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         assert types is not None
-        return np.isin(relations(ids, types), types.pair_relations)
+        return np.isin(relations(ids, types), types.own_relations)
 
     among = None if types is None else may_be_own
     left = tuple(without_pairs(m, p, among) for m, p in zip(drawn.minibatches, request.positives, strict=True))

@@ -34,7 +34,7 @@ class OwnRelations:
 
     def have(self, ids: Tensor) -> Tensor:
         """True for each edge of one of these relations."""
-        among = np.isin(np.arange(self.types.num_relations), self.types.pair_relations)
+        among = np.isin(np.arange(self.types.num_relations), self.types.own_relations)
         return to_device(among, ids.device)[self.of_edges(ids).long()]
 
 

@@ -80,10 +80,10 @@ class PlannedPairs:
         positions = torch.from_numpy(ends.positions)
         if (labels := plan.links.labels) is None:
             y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
-            return cache(lambda: self._degrees(work, ends, degree)), {
-                "y": y,
-                "links": PairsToScore(positions, self.decoder, there),
-            }
+            relation = plan.links.relation_indices(plan.numbers(index, work.epoch))
+            of = None if relation is None else to_device(relation, self.device or torch.device("cpu"))
+            links = PairsToScore(positions, self.decoder, there, relation=of)
+            return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
         own = labels.take(plan.numbers(index, work.epoch))
         to = self.device or torch.device("cpu")
         y, features = (None if a is None else to_device(a, to) for a in (own.values, own.features))

@@ -1,7 +1,7 @@
 """Pairs to train on: positive ones with negatives drawn for each, or labelled ones."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -11,15 +11,18 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import (
+    KIND_OF,
     PairArray,
     PairLabels,
     Pairs,
     SeenPairs,
+    by_relation,
     edge_keys,
     given_negatives,
     keys_of,
     of_pairs,
 )
+from ...storage.typed.graph_types import GraphTypes
 from ..random import branches, draw_word
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
@@ -31,7 +34,7 @@ DRAWN_ENDS: tuple[DrawnEnds, ...] = get_args(DrawnEnds)
 @dataclass(frozen=True)
 class Negatives:
     """Law of the negatives of a positive pair (u, v). In a graph with types, all nodes are those of the type of v, and
-    degrees those in the pairs' relation."""
+    degrees, other pairs and given negatives those of the pair's relation."""
 
     law: Law = "uniform"
     """``uniform``: (u, w) for a node w of all; ``degree``: in proportion to the in-degree of w in the training graph;
@@ -58,22 +61,34 @@ class Negatives:
         """The settings, as part of a sampler's record."""
         return [self.law, self.count, *(["both"] if self.ends == "both" else [])]
 
-    def check(self, num_edges: Callable[[], int], num_given: Callable[[], int]) -> None:
+    def check(self, graph: Graph, table: PairArray, train: PairArray) -> None:
         """Check that these negatives are there.
 
         Args:
-            num_edges: returns the number of edges of the training graph that may be pairs; called if it matters.
-            num_given: returns the number of given negatives of the train set; called if it matters.
+            graph: the training graph.
+            table: all pairs, see `storage.links.pairs`.
+            train: int64 [n], numbers of the positive train pairs.
 
         Raises:
             InputError: negatives are to be given ones and there are none, or follow degrees that are all 0.
         """
-        if self.law == "given" and not num_given():
-            raise InputError(
-                "link.negatives is 'given', but no negatives are given for train; give train_negatives, or use another"
-            )
-        if self.law == "degree" and not num_edges():
-            raise InputError("link.negatives is 'degree', but the graph has no edges; use 'uniform'")
+        if self.law not in ("given", "degree"):
+            return
+        several, of = graph.types is not None and graph.types.predicts_several, ""
+        trains = np.zeros(len(table), bool)
+        trains[train] = True
+        for types, rows in by_relation(table, graph.types):
+            if several and types is not None:
+                if not trains[rows].any():
+                    continue
+                of = f" of {types.relations[types.one_predicted][1]}"
+            if self.law == "given" and not len(given_negatives(table[rows], "train")):
+                raise InputError(
+                    f"link.negatives is 'given', but no negatives{of} are given for train; give train_negatives, or "
+                    "use another"
+                )
+            if self.law == "degree" and not num_edges_of_pairs(graph, types):
+                raise InputError(f"link.negatives is 'degree', but the graph has no edges{of}; use 'uniform'")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +113,10 @@ class TrainPairs:
     """See `own_weights`; None: computed of `graph` when they are first read."""
     labels: PairLabels | None = field(default=None, kw_only=True)
     """Labels of `pairs`; None: the task is link."""
+    relations: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
+    """Relation of each of `pairs` [N] and of `given` [M]; None: all are of one, or have none."""
+    types: GraphTypes | None = field(default=None, kw_only=True)
+    """Types that say which relation pairs are of; None: those of the graph."""
 
     @classmethod
     def of(
@@ -117,17 +136,26 @@ class TrainPairs:
         Raises:
             InputError: see `Negatives.check`.
         """
-        given = given_negatives(pairs.table, "train")
         if negatives is not None:
-            negatives.check(lambda: num_edges_of_pairs(graph), lambda: len(given))
-        of_all = {"num_nodes": graph.num_nodes, "labels": pairs.labels}
-        return cls(graph, pairs.table[:, :2], negatives, given, time, **of_all)
+            negatives.check(graph, pairs.table, pairs.sets.get("train", np.empty(0, np.int64)))
+        return cls.of_rows(graph, graph.num_nodes, pairs, negatives, time)
 
     @classmethod
-    def of_rows(cls, rows: Graph, num_nodes: int, pairs: Pairs, negatives: Negatives | None) -> "TrainPairs":
+    def of_rows(
+        cls,
+        rows: Graph,
+        num_nodes: int,
+        pairs: Pairs,
+        negatives: Negatives | None,
+        time: npt.NDArray[np.number] | None = None,
+    ) -> "TrainPairs":
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
-        given = given_negatives(pairs.table, "train")
-        return cls(rows, pairs.table[:, :2], negatives, given, num_nodes=num_nodes, labels=pairs.labels)
+        table, given = pairs.table, given_negatives(pairs.table, "train")
+        relations = None
+        if rows.types is not None and rows.types.predicts_several:
+            relations = table[:, 3], table[table[:, 2] == KIND_OF["train"], 3]
+        of_all = {"num_nodes": num_nodes, "labels": pairs.labels, "relations": relations}
+        return cls(rows, table[:, :2], negatives, given, time, **of_all)
 
     @classmethod
     def of_seen(cls, graph: Graph, num_nodes: int, seen: SeenPairs, negatives: Negatives | None) -> "TrainPairs":
@@ -159,12 +187,67 @@ class TrainPairs:
 
         made = np.empty((len(numbers), 1 + count, 2), np.int64)
         made[:, 0] = positive
-        if self.negatives.law == "given":
-            made[:, 1:] = self.given[(uniform(0) * len(self.given)).astype(np.int64)]
-            return made
-        made[:, 1:, 0] = self._drawn(0, positive, uniform(1)) if self.negatives.ends == "both" else positive[:, :1]
-        made[:, 1:, 1] = self._drawn(1, positive, uniform(0))
+        for links, at in self._by_relation(numbers):
+            made[at, 1:] = links._negatives(positive[at], lambda i, at=at: uniform(i)[at])
         return made
+
+    def _by_relation(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple["TrainPairs", Any]]:
+        """The pairs of each relation, and the positions in `numbers` of its own; or of relations whose negatives have
+        the same law."""
+        if self.relations is None:
+            yield self, slice(None)
+            return
+        relation = self._alike[self.relations[0][numbers]]
+        for r in np.unique(relation).tolist():
+            yield self._of_relation[r], np.flatnonzero(relation == r)
+
+    @cached_property
+    def _alike(self) -> npt.NDArray[np.int64]:
+        """int64 [R], for each relation the first one by whose law its negatives are drawn: uniform ones depend on the
+        types of its ends only."""
+        assert self.graph.types is not None and self.negatives is not None
+        count = self.graph.types.num_relations
+        if self.negatives.law != "uniform":
+            return np.arange(count)
+        predicted, ends = np.array(self.graph.types.predicted), self.graph.types.ends
+        same = (ends[:, None] == ends[predicted]).all(2)
+        return np.where(same.any(1), predicted[same.argmax(1)], np.arange(count))
+
+    @cached_property
+    def _of_relation(self) -> dict[int, "TrainPairs"]:
+        """The pairs of each predicted relation alone."""
+        assert self.relations is not None and self.graph.types is not None
+        of_pairs, of_given = self.relations
+        return {
+            r: replace(
+                self,
+                pairs=self.pairs[of_pairs == r],
+                given=self.given[of_given == r],
+                time=None,
+                relations=None,
+                types=self.graph.types.predicting(r),
+            )
+            for r in self.graph.types.predicted
+        }
+
+    def _negatives(self, positive: PairArray, uniform: Callable[[int], npt.NDArray[np.float64]]) -> PairArray:
+        """int64 [b, k, 2], negatives of positive pairs of one relation [b, 2]; `uniform` gives numbers [b, k]."""
+        assert self.negatives is not None
+        if self.negatives.law == "given":
+            return self.given[(uniform(0) * len(self.given)).astype(np.int64)]
+        made = np.empty((len(positive), self.negatives.count, 2), np.int64)
+        made[..., 0] = self._drawn(0, positive, uniform(1)) if self.negatives.ends == "both" else positive[:, :1]
+        made[..., 1] = self._drawn(1, positive, uniform(0))
+        return made
+
+    def relation_indices(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """int64 [b], of each pair the place of its relation among those predicted; None: all are of one."""
+        if self.relations is None:
+            return None
+        assert self.graph.types is not None
+        place = np.empty(self.graph.types.num_relations, np.int64)
+        place[list(self.graph.types.predicted)] = np.arange(len(self.graph.types.predicted))
+        return place[self.relations[0][numbers]]
 
     def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.integer]:
         """int64 [b, k], sources (column 0) or destinations (column 1) of negatives, by uniform numbers [b, k]."""
@@ -176,7 +259,7 @@ class TrainPairs:
                 sources = self._edge_sources
                 return sources[(x * len(sources)).astype(np.int64)].astype(np.int64)
             chosen = self._edges
-            edge = (x * num_edges_of_pairs(graph)).astype(np.int64)
+            edge = (x * num_edges_of_pairs(graph, self.types)).astype(np.int64)
             edge = edge if isinstance(chosen, slice) else chosen[edge]
             return np.searchsorted(graph.indptr, edge, side="right") - 1
         if law == "destinations":
@@ -185,8 +268,8 @@ class TrainPairs:
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, column]
-        if (types := graph.types) is not None:
-            kind = int(types.ends[types.pair_relations[0]][column])
+        if (types := self.types or graph.types) is not None:
+            kind = int(types.ends[types.one_predicted][column])
             return types.nodes(kind, (x * types.num_nodes(kind)).astype(np.int64))
         return (x * self.num_nodes).astype(np.int64)
 
@@ -197,7 +280,7 @@ class TrainPairs:
 
     @cached_property
     def _edges(self) -> slice | npt.NDArray[np.int64]:
-        return of_pairs(self.graph)
+        return of_pairs(self.graph, types=self.types)
 
     @cached_property
     def _edge_sources(self) -> npt.NDArray[np.integer]:
@@ -227,9 +310,9 @@ class TrainPairs:
         return lost
 
 
-def num_edges_of_pairs(graph: Graph) -> int:
+def num_edges_of_pairs(graph: Graph, types: GraphTypes | None = None) -> int:
     """Number of edges that are pairs: see `of_pairs`."""
-    chosen = of_pairs(graph)
+    chosen = of_pairs(graph, types=types)
     return graph.num_edges if isinstance(chosen, slice) else len(chosen)
 
 

@@ -1,12 +1,12 @@
-"""Tables of pairs of nodes: of a link task int64 [N, 3], as `Dataset.labels` has them, or of labelled edges int64
-[N, 2], as `Dataset.pairs` has them.
+"""Tables of pairs of nodes: of a link task int64 [N, 3] or [N, 4], as `Dataset.labels` has them, or of labelled edges
+int64 [N, 2], as `Dataset.pairs` has them.
 
-The columns are source, destination and kind. A pair of kind 0 is positive, and the split says in which set it is; one
-of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split. Labelled edges have no
-kind.
+The columns are source, destination, kind and relation. A pair of kind 0 is positive, and the split says in which set it
+is; one of kind 1, 2 or 3 is a given negative of the train, val or test set, and in no set of the split. Labelled edges
+have no kind. Pairs have a relation, its number in the graph, where those of several are predicted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,11 +108,12 @@ class SeenPairs:
 
 def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None, columns: int = 3) -> None:
     """Raise InputError unless `table` holds pairs of nodes, with their kinds if it is to have three `columns`; with
-    types, of nodes of one relation."""
+    types, of nodes of their relation, and where several are predicted with one column more."""
+    columns += types is not None and types.predicts_several
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
-        what = ", ".join(("source", "destination", "kind")[:columns])
+        what = ", ".join(("source", "destination", "kind", "relation")[:columns])
         raise InputError(f"pairs are {table.dtype}{list(table.shape)}; expected int64 [N, {columns}]: {what}")
-    ends, kinds = table[:, :2], table[:, 2:]
+    ends, kinds = table[:, :2], table[:, 2:3]
     if len(table) and (ends.min() < 0 or ends.max() >= num_nodes):
         raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
     if types is not None and not types.pair_relations:
@@ -120,18 +121,33 @@ def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes | Non
             "the graph has several types, but no relation of the pairs is set; make the dataset with "
             f"{'link' if columns == 3 else 'edge'}_dataset(relation=...)"
         )
-    for name, column, nodes in zip(("sources", "destinations"), ends.T, node_ranges(types, num_nodes)):
-        if len(table) and (column.min() < nodes.start or column.max() >= nodes.stop):
-            raise InputError(
-                f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected [{nodes.start}, {nodes.stop})"
-            )
+    if types is not None and types.predicts_several and len(wrong := np.setdiff1d(table[:, 3], types.predicted)):
+        raise InputError(f"pairs have the relation {wrong[0]}; expected one of {list(types.predicted)}")
+    for one, rows in by_relation(table, types):
+        for name, column, nodes in zip(("sources", "destinations"), ends[rows].T, node_ranges(one, num_nodes)):
+            if len(column) and (column.min() < nodes.start or column.max() >= nodes.stop):
+                raise InputError(
+                    f"{name} of pairs lie in [{column.min()}, {column.max()}]; expected [{nodes.start}, {nodes.stop})"
+                )
     if kinds.size and (kinds.min() < 0 or kinds.max() > max(KIND_OF.values())):
         raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
 
 
+def by_relation(
+    table: npt.NDArray[Any], types: GraphTypes | None
+) -> Iterator[tuple[GraphTypes | None, slice | npt.NDArray[np.int64]]]:
+    """The rows of a table of pairs for each relation that is predicted, and the types with this one alone: all rows,
+    where there is one."""
+    if types is None or not types.predicts_several:
+        yield types, slice(None)
+        return
+    for r in types.predicted:
+        yield types.predicting(r), np.flatnonzero(table[:, 3] == r)
+
+
 def given_negatives(table: npt.NDArray[Any], name: str) -> PairArray:
     """int64 [M, 2], the given negatives of a set; often none."""
-    return table[(table[:, 2:] == KIND_OF[name]).any(1), :2]
+    return table[(table[:, 2:3] == KIND_OF[name]).any(1), :2]
 
 
 def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: int) -> PairArray:
@@ -151,30 +167,43 @@ def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> Pai
     return keys_of(graph.indices, np.repeat(rows, graph.in_degree), num_nodes or graph.num_nodes)
 
 
-def of_pairs(graph: Graph, reverses: bool = False) -> slice | npt.NDArray[np.int64]:
-    """Positions of the edges that may be pairs: all; with types, those of the pairs' relation, and with
-    `reverses` those of the relations that have the same edges reversed, too."""
-    if graph.types is None or graph.edge_type is None:
+def keys_of_pairs(graph: Graph, types: GraphTypes | None = None) -> PairArray:
+    """int64, `edge_keys` of the edges `of_pairs`."""
+    own = of_pairs(graph, types=types)
+    if isinstance(own, slice):
+        return edge_keys(graph)
+    rows = np.searchsorted(graph.indptr, own, side="right") - 1
+    return keys_of(graph.indices[own], rows, graph.num_nodes)
+
+
+def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes | None = None) -> slice | npt.NDArray[np.int64]:
+    """Positions of the edges that may be pairs: all; with types, those of the predicted relations, and with
+    `reverses` those of the relations that have the same edges reversed, too. `types` say which are predicted, if not
+    those of the graph."""
+    types = types or graph.types
+    if types is None or graph.edge_type is None:
         return slice(None)
-    relations = graph.types.pair_relations
-    return np.flatnonzero(np.isin(graph.edge_type, relations if reverses else relations[:1]))
+    relations = types.own_relations if reverses else types.predicted
+    return np.flatnonzero(np.isin(graph.edge_type, relations))
 
 
 def node_ranges(types: GraphTypes | None, num_nodes: int) -> tuple[range, range]:
     """Ids of the nodes that may be the source, and of those that may be the destination of a pair: all; with types,
-    those of one type, each of which is one range."""
+    those of one type, each of which is one range, of the one relation that is predicted."""
     if types is None:
         return range(num_nodes), range(num_nodes)
-    source, destination = types.ends[types.pair_relations[0]].tolist()
+    source, destination = types.ends[types.one_predicted].tolist()
     return range(*types.offsets[source : source + 2]), range(*types.offsets[destination : destination + 2])
 
 
-def is_symmetric(graph: Graph) -> bool:
-    """True if each edge's reverse is an edge too, however often either is there. With types, of the edges of the pairs'
-    relation; False if it joins nodes of different types."""
-    if graph.types is not None and len(set(graph.types.ends[graph.types.pair_relations[0]].tolist())) > 1:
+def is_symmetric(graph: Graph, types: GraphTypes | None = None) -> bool:
+    """True if each edge's reverse is an edge too, however often either is there. With types, of the edges of the one
+    relation that is predicted (see `of_pairs`); False if it joins nodes of different types."""
+    types = types or graph.types
+    if types is not None and len(set(types.ends[types.one_predicted].tolist())) > 1:
         return False
-    source, destination = np.divmod(np.unique(edge_keys(graph)[of_pairs(graph)]), max(1, graph.num_nodes))
+    own = np.unique(keys_of_pairs(graph, types))
+    source, destination = np.divmod(own, max(1, graph.num_nodes))
     return bool(
         np.array_equal(
             np.sort(keys_of(destination, source, graph.num_nodes)), keys_of(source, destination, graph.num_nodes)

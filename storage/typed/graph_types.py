@@ -1,6 +1,6 @@
 """Types of the nodes and edges of a graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,9 +29,9 @@ class GraphTypes:
     """R distinct types of edges."""
     edge_widths: tuple[int, ...] = ()
     """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
-    pair_relations: tuple[int, ...] = ()
-    """Numbers of the relations whose edges are pairs of a link task: the one that is predicted, then those that have
-    its edges reversed. Empty for other tasks."""
+    pair_relations: tuple[tuple[int, ...], ...] = ()
+    """For each relation that is predicted, or whose edges are labelled: its number, then those of the relations that
+    have its edges reversed. Empty where nodes are labelled."""
 
     @property
     def num_relations(self) -> int:
@@ -42,6 +42,32 @@ class GraphTypes:
     def edge_dtype(self) -> np.dtype[Any]:
         """Dtype of an array with the relation of each edge."""
         return edge_dtype(self.num_relations)
+
+    @property
+    def predicted(self) -> tuple[int, ...]:
+        """Numbers of the relations that are predicted, or whose edges are labelled, in the order of
+        `pair_relations`."""
+        return tuple(group[0] for group in self.pair_relations)
+
+    @property
+    def one_predicted(self) -> int:
+        """Number of the relation that is predicted, or whose edges are labelled, where there is one."""
+        (found,) = self.predicted
+        return found
+
+    @property
+    def own_relations(self) -> tuple[int, ...]:
+        """The distinct numbers of `pair_relations`."""
+        return tuple(dict.fromkeys(r for group in self.pair_relations for r in group))
+
+    @property
+    def predicts_several(self) -> bool:
+        """True if pairs are of several relations."""
+        return len(self.pair_relations) > 1
+
+    def predicting(self, relation: int) -> "GraphTypes":
+        """The same types where one of the predicted relations is the only one."""
+        return replace(self, pair_relations=tuple(g for g in self.pair_relations if g[0] == relation))
 
     def num_nodes(self, node_type: int) -> int:
         """Number of nodes of a type."""
@@ -109,7 +135,8 @@ class GraphTypes:
             "relations": [list(r) for r in self.relations],
             # Left out without any, so that older digests and checkpoints fit.
             **({"edge_widths": list(self.edge_widths)} if self.edge_widths else {}),
-            **({"pair_relations": list(self.pair_relations)} if self.pair_relations else {}),
+            # Of one relation as one list, as in older stores and digests.
+            **({"pair_relations": _as_record(self.pair_relations)} if self.pair_relations else {}),
         }
 
     @classmethod
@@ -119,10 +146,10 @@ class GraphTypes:
             names, offsets = [str(n) for n in record["node_types"]], [int(o) for o in record["offsets"]]
             relations = [(str(a), str(b), str(c)) for a, b, c in record["relations"]]
             widths = [int(w) for w in record.get("edge_widths", ())]
-            pairs = [int(r) for r in record.get("pair_relations", ())]
+            pairs = groups_of(record.get("pair_relations", ()))
         except (KeyError, TypeError, ValueError):
             raise InputError("types are not node_types, offsets and relations") from None
-        return cls(tuple(names), tuple(offsets), tuple(relations), tuple(widths), tuple(pairs))
+        return cls(tuple(names), tuple(offsets), tuple(relations), tuple(widths), pairs)
 
     def check(self, num_nodes: int, edge_width: int | None = None) -> "GraphTypes":
         """Check the invariants above, and that the widest features of edges have `edge_width` columns if it is given.
@@ -142,12 +169,12 @@ class GraphTypes:
                 f"edge_widths are {list(widths)}; expected a number for each of {self.num_relations} relations, and "
                 f"{widest} for the widest"
             )
-        if len(set(self.pair_relations)) < len(self.pair_relations) or not all(
-            0 <= r < self.num_relations for r in self.pair_relations
-        ):
-            raise InputError(
-                f"pair_relations are {list(self.pair_relations)}; expected distinct numbers below {self.num_relations}"
-            )
+        groups, reverses = self.pair_relations, {r for group in self.pair_relations for r in group[1:]}
+        distinct = all(group and len(set(group)) == len(group) for group in groups)
+        if not distinct or len({group[0] for group in groups} - reverses) < len(groups):
+            raise InputError(f"pair_relations are {_as_record(groups)}; expected distinct numbers")
+        if not all(0 <= r < self.num_relations for r in self.own_relations):
+            raise InputError(f"pair_relations are {_as_record(groups)}; expected numbers below {self.num_relations}")
         for relation in self.relations:
             for end in (relation[0], relation[2]):
                 if end not in self.node_types:
@@ -156,6 +183,16 @@ class GraphTypes:
                         f"one of {', '.join(self.node_types)}{nearest(end, self.node_types)}"
                     )
         return self
+
+
+def groups_of(record: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """`GraphTypes.pair_relations` of a record: one list of numbers, or a list of lists of several."""
+    groups = record if any(isinstance(group, Sequence) for group in record) else [record] if len(record) else []
+    return tuple(tuple(int(r) for r in group) for group in groups)
+
+
+def _as_record(groups: tuple[tuple[int, ...], ...]) -> list[Any]:
+    return list(groups[0]) if len(groups) == 1 else [list(group) for group in groups]
 
 
 def edge_dtype(num_relations: int) -> np.dtype[Any]:

@@ -32,7 +32,7 @@ def typed_graphs(draw: st.DrawFn, linked: bool = False) -> Graph:
     if linked:
         ((a, _, b), (src, dst)) = next(iter(edges.items()))
         edges[b, "back", a] = np.r_[dst, dst[:1]], np.r_[src, src[-1:]]
-        types = replace(types, relations=tuple(edges), pair_relations=(0, len(edges) - 1))
+        types = replace(types, relations=tuple(edges), pair_relations=((0, len(edges) - 1),))
     return graph_of_relations(edges, types, keep_edge_id=True)
 
 

@@ -20,7 +20,7 @@ from millrace.pipeline.training.lost_ranks import _seeds_of
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.assignment import isolated_plan
 from millrace.stages.comm.gloo import ring_bytes, sum_waits
-from millrace.stages.evaluate.links import KnownPairs, link_metrics
+from millrace.stages.evaluate.link_metrics import known_of, link_metrics
 from millrace.stages.feed.link_feed import LocalLinks
 from millrace.stages.feed.local_feed import QUIET
 from millrace.stages.links.plan import LinkPlan
@@ -182,11 +182,11 @@ def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_pa
         steps = by_autograd(links, job, tmp_path / f"{way}-parts", model)
         for key, value in model.state_dict().items():
             torch.testing.assert_close(parameters[key], value, rtol=1e-8, atol=1e-9)
-        known, metrics = KnownPairs.of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
+        known, metrics = known_of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
         best = prepare(job, links).build_model()
         best.load_state_dict(torch.load(tmp_path / way / "model.pt", weights_only=True))
         order = links.labels, links.split.test, "test", metrics, known
-        expected = link_metrics(best.decoder, mr.infer(best, links), *order)
+        expected = link_metrics(best.decoder, mr.infer(best, links), *order).values
         numbers = sum(p.numel() for p in model.parameters()) + 2
         for r in range(job.ranks):
             before, whole, *again = reports[r][way]

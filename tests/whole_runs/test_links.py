@@ -12,7 +12,8 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.open_queue import seed_plan
-from millrace.stages.evaluate.links import LINK_METRICS, KnownPairs, link_metrics
+from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.storage.dataset_store import write_dataset
@@ -120,13 +121,13 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
         torch.testing.assert_close(start.model.state_dict()[name], value, rtol=1e-8, atol=1e-9)
     # Without validations the last parameters are tested.
     data = start.open_dataset()
-    known = KnownPairs.of(data.graph, data.labels)
+    known = known_of(data.graph, data.labels)
     whole = BlockNeighbourhood(
         Block(n, np.arange(n), graph.indptr, graph.indices.astype(np.int32)), torch.from_numpy(graph.degree)
     )
     with torch.no_grad():
         rows = model.layer(0, whole, features)
-    found = link_metrics(model.decoder, rows, data.labels, data.split.test, "test", LINK_METRICS, known)
+    found = link_metrics(model.decoder, rows, data.labels, data.split.test, "test", LINK_METRICS, known).values
     assert result.test_metrics == pytest.approx({k: found[k] for k in result.test_metrics}, abs=1e-6)
     assert set(result.test_metrics) == {"mrr", "auc", "average_precision", "hits@10"} and result.test_accuracy is None
 

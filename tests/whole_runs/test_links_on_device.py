@@ -257,6 +257,21 @@ def test_types(typed, tmp_path, options, no_draws_on_the_host):
     assert agree(links, tmp_path, host=host, **TYPED, **options)["kernel"] == "cuda"
 
 
+@pytest.mark.parametrize("options", PLACES, ids=str)
+def test_several_relations(tmp_path, options, no_draws_on_the_host):
+    """Decoders have a row for each, negatives are of its types, and rankings are within it."""
+    data = mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6")
+    links = mr.link_dataset(data, relation=["sells", "likes"], seed=3)
+    more = {**TYPED, **options, "link": {**JOB["link"], "decoder": "complex"}, "epochs": 1}
+    host = trained(links, tmp_path / "cpu", "cpu", **more)
+    no_draws_on_the_host()
+    assert agree(links, tmp_path, host=host, **more)["kernel"] == "cuda"
+    found = mr.load(tmp_path / "cuda").result.per_relation
+    assert found.keys() == host[0].per_relation.keys()
+    for name, values in found.items():
+        assert values == pytest.approx(host[0].per_relation[name], rel=1e-9)
+
+
 def test_links_of_a_relation_by_labor(typed, tmp_path):
     sampler = {"name": "labor", "fanout": [2, 3]}
     assert agree(typed[0], tmp_path, **TYPED, sampler=sampler)["kernel"] == "cuda"

@@ -72,12 +72,15 @@ class ReadOptions:
     pairs: str | None = None
     """File of the pairs of a link task: a table with the columns src, dst, split (train, val or test) and perhaps label
     (1, or 0 for a negative), or a ``.npz`` with [n, 2] arrays train, val, test, train_negatives, val_negatives,
-    test_negatives. None: edges of the graph, divided by the job's split. With `labels_of`: a table with the columns
+    test_negatives. Of several relations it is a table, with a column relation too. None: edges of the graph, divided
+    by the job's split. With `labels_of`: a table with the columns
     src, dst, label, and perhaps split, time and features; or an ``.npz`` with edge_label_index [2, N] and
     edge_label."""
-    relation: str | None = None
+    relation: str | tuple[str, ...] | None = None
     """Relation whose edges are the pairs of a link task, or are labelled, in a graph with several types: its name, or
-    ``source type,name,destination type``. Ends of pairs are then ids within these types."""
+    ``source type,name,destination type``. Ends of pairs are then ids within these types. Links may be of several: a
+    list, or a text in which semicolons separate them; ``all``: each but those that have the edges of an earlier one
+    reversed."""
     label_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes, or with `labels_of` of edges, to use as labels, in this order: names, or a text such
     as "age,income". None: label, or label_0, label_1, ..."""
@@ -117,7 +120,7 @@ class ReadOptions:
         return () if given is None else (given,) if isinstance(given, int) else given
 
     def __post_init__(self) -> None:
-        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels"):
+        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
         for key in ("feature_columns", "edge_feature_columns", "label_columns"):

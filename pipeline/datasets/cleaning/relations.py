@@ -10,6 +10,9 @@ from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype
 from ....storage.typed.graph_types import GraphTypes, RelationType
 
+REVERSE = "rev_"
+"""Beginning of the name of a relation that `from_relations` and PyG's `ToUndirected` make of another one."""
+
 
 def graph_of_relations(
     edges: Mapping[RelationType, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],

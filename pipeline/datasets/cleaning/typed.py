@@ -24,7 +24,7 @@ from .edges import IGNORED, as_weights, check_weights
 from .labels import clean_labels
 from .options import ReadOptions
 from .raw import AnyArray
-from .relations import graph_of_relations
+from .relations import REVERSE, graph_of_relations
 from .splits import make_split
 
 OF_NODES = (
@@ -131,7 +131,7 @@ def clean_typed(
 
 def reversed_relations(name: str, relations: tuple[RelationType, ...]) -> list[RelationType]:
     """The relation ``rev_NAME`` of each, for a dataset called `name`. Raises InputError if one of them is there."""
-    turned = [(d, f"rev_{r}", s) for s, r, d in relations]
+    turned = [(d, REVERSE + r, s) for s, r, d in relations]
     if both := sorted(set(turned) & set(relations)):
         raise InputError(f"{name}: add_reverse would add {','.join(both[0])}, which is there; rename it")
     return turned

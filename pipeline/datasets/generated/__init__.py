@@ -1,1 +1,1 @@
-"""Generated datasets, each a pure function of its text: ``kind:key=value,...``."""
+"""Embedded and generated datasets, each a pure function of its text: ``digits``, and ``kind:key=value,...``."""

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset import Dataset
 from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ....storage.store.paths import expanded
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..cleaning.raw import Raw
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,9 @@ class Reader:
     recognises: Callable[[Any], bool]
     """True if a source, a string, a path or an object, is of this kind. It reads no contents and imports nothing heavy;
     at most one reader recognises a source."""
-    read: Callable[[Any, Request], Raw | Dataset]
-    """Reads a source: a `Raw`, which is then checked, cleaned and split according to the request, or a `Dataset`."""
+    read: Callable[[Any, Request], Any]
+    """Reads a source: a `Raw`, which is then checked, cleaned and split according to the request, `Triples`, whose sets
+    become links, or a `Dataset`."""
     form: str = ""
     """Written form of such a source in messages: ``sbm:nodes=...``."""
     is_clean: bool = True

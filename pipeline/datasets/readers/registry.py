@@ -12,6 +12,7 @@ from ....storage.store.manifest import MANIFEST
 from ....storage.store.paths import expanded
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
+from ..generated.digits import read_digits
 from ..generated.hsbm import generate_hsbm
 from ..generated.kg import generate_kg
 from ..generated.payments import generate_payments
@@ -19,10 +20,10 @@ from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
-from .digits import read_digits
 from .npz import read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
+from .triples import Triples, files_of, read_triples
 from .typed_names import are_typed
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -57,6 +58,8 @@ def _folder(source: Any) -> str | None:
     if (path / "raw").is_dir():
         return "ogb"
     files = list(path.iterdir())
+    if files_of(path):
+        return "triples"
     if are_typed(f.name for f in files):
         return "typed-tables"
     return "tables" if any(is_table(f) for f in files) else None
@@ -99,6 +102,11 @@ def _read_typed_tables(source: Any, request: Request) -> Dataset:
     from .typed_tables import read_typed_folder
 
     return read_typed_folder(expanded(source), request.options, request.name, request.split, request.seed)
+
+
+def _read_triples(source: Any, request: Request) -> Triples:
+    check_no_table_options(expanded(source), request)
+    return read_triples(source, request)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
@@ -186,6 +194,12 @@ READERS: Registry[Reader] = Registry(
             is_clean=False,
         ),
         Reader("typed-tables", lambda source: _folder(source) == "typed-tables", _read_typed_tables, is_clean=False),
+        Reader(
+            "triples",
+            lambda source: _folder(source) == "triples",
+            _read_triples,
+            "a folder of triples: train.txt, valid.txt, test.txt",
+        ),
         Reader("store", lambda source: _folder(source) == "store", _read_store, "a Millrace dataset store"),
         Reader("ogb-folder", lambda source: _folder(source) == "ogb", _read_ogb_folder, is_clean=False),
         Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False),

@@ -57,7 +57,7 @@ def test_held_out_pairs_are_edges_of_neither_the_relation_nor_its_reverse(graph,
     if len(named) < 4:
         return
     links = mr.link_dataset(data, relation="r0", split="fraction:0.4,0.3", seed=seed)
-    assert links.graph.types.pair_relations == (0, back)
+    assert links.graph.types.pair_relations == ((0, back),)
     sets = {name: [tuple(p) for p in links.labels[getattr(links.split, name), :2].tolist()] for name in SPLITS}
     assert sorted(p for pairs in sets.values() for p in pairs) == sorted(named)
     held = {*sets["val"], *sets["test"]}
@@ -76,7 +76,7 @@ def test_pairs_have_ids_within_their_types(tmp_path):
     free = sorted({(a, b) for a in range(6) for b in range(9)} - set(zip(*ENDS[BUYS].tolist())))[:2]
     sets = {"val": [[u, v]], "test": other[None], "test_negatives": free}
     links = mr.link_dataset(shop(add_reverse=True), pairs=sets, relation=BUYS)
-    assert links.graph.types.relations[links.graph.types.pair_relations[1]] == ("item", "rev_buys", "user")
+    assert links.graph.types.relations[links.graph.types.own_relations[1]] == ("item", "rev_buys", "user")
     assert pairs_of(links, "val") == [(u, v)] and pairs_of(links, "test") == [tuple(other)]
     assert (links.labels[links.labels[:, 2] == 3, :2] - [9, 0]).tolist() == [list(p) for p in free]
     assert (u, v) not in edges_of(links.graph, BUYS)
@@ -99,20 +99,20 @@ def test_pairs_have_ids_within_their_types(tmp_path):
 def test_reverses_are_those_by_name_or_with_the_same_pairs():
     turned = {**ENDS, ("item", "bought_by", "user"): ENDS[BUYS][::-1], ("item", "seen_by", "user"): ENDS[SEES][::-1]}
     links = mr.link_dataset(shop(turned), relation="buys")
-    assert links.graph.types.pair_relations == (0, 2)
+    assert links.graph.types.pair_relations == ((0, 2),)
     assert any("item,bought_by,user are treated as the reverses of buys, and held out" in note for note in links.notes)
     longer = np.hstack([ENDS[BUYS][::-1], ENDS[SEES][::-1]])
     links = mr.link_dataset(shop({**ENDS, ("item", "met", "user"): longer}), relation="buys")
-    assert links.graph.types.pair_relations == (0,)
+    assert links.graph.types.pair_relations == ((0,),)
     assert any("item,met,user join 100% of the pairs of buys too, and stay" in note for note in links.notes)
     likes, knows = ("user", "likes", "user"), ("user", "knows", "user")
     links = mr.link_dataset(
         shop({likes: ([0, 1, 2], [1, 2, 3]), knows: ([1, 1, 4], [0, 2, 5])}), relation="likes", split="fraction:0.4,0.3"
     )
-    assert links.graph.types.pair_relations == (0,)
+    assert links.graph.types.pair_relations == ((0,),)
     assert any("user,knows,user join 67% of the pairs of likes too" in note for note in links.notes)
-    assert mr.link_dataset(shop(turned), relation="bought_by").graph.types.pair_relations == (2, 0)
-    assert mr.link_dataset(shop(), relation="buys").graph.types.pair_relations == (0,)
+    assert mr.link_dataset(shop(turned), relation="bought_by").graph.types.pair_relations == ((2, 0),)
+    assert mr.link_dataset(shop(), relation="buys").graph.types.pair_relations == ((0,),)
 
 
 def test_names_and_tables_of_pairs(tmp_path):
@@ -130,7 +130,7 @@ def test_names_and_tables_of_pairs(tmp_path):
     links = mr.open_dataset(tmp_path, options=options)
     (test,) = links.labels[links.split.test, :2].tolist()
     starts = [links.graph.types.offsets[links.graph.types.node_type(t)] for t in ("user", "item")]
-    assert test == [starts[0] + u, starts[1] + v] and len(links.graph.types.pair_relations) == 2
+    assert test == [starts[0] + u, starts[1] + v] and len(links.graph.types.own_relations) == 2
     pairs.write_text(f"src,dst,split\nu{u},9,test\n")
     with pytest.raises(InputError, match=r"'9'.* no node's"):
         mr.open_dataset(tmp_path, options=options)

@@ -176,7 +176,7 @@ def test_with_types_ids_and_names_are_those_within_them(shop):
     users, items = (range(*types.offsets[(t := types.node_type(name)) : t + 2]) for name in ("user", "item"))
     assert users.start and (len(users), len(items)) == (15, 22)
     rows = torch.from_numpy(mr.embed(run).rows)
-    own = data.graph.edge_type == types.pair_relations[0]
+    own = data.graph.edge_type == types.one_predicted
     dst = np.repeat(np.arange(data.num_nodes), data.graph.in_degree)
     linked = {*zip(data.graph.indices[own].tolist(), dst[own].tolist()), *map(tuple, data.labels[:, :2].tolist())}
     ids, scores = best(run.model.decoder, rows, users, items, linked, 6)

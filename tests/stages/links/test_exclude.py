@@ -90,7 +90,7 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(samp
         for m, all_of, positives in zip(without.minibatches, drawn.minibatches, request.positives):
             own = {p for u, v in positives.tolist() for p in ((u, v), (v, u))}
             for block, before in zip(m.blocks, all_of.blocks):
-                others = ~np.isin(graph.edge_type[before.edge_id], graph.types.pair_relations)
+                others = ~np.isin(graph.edge_type[before.edge_id], graph.types.own_relations)
                 kept = [e not in own or other for e, other in zip(edges_of(before), others)]
                 assert block.edge_id.tolist() == before.edge_id[kept].tolist()
                 assert [tuple(e) for e in ends[block.edge_id].tolist()] == edges_of(block)

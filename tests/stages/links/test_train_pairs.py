@@ -82,7 +82,7 @@ def test_with_types_both_ends_are_of_theirs_by_the_law_of_the_relation(law):
     src, dst = (new[a] for a in (graph.indices, np.repeat(np.arange(36), graph.in_degree)))
     edges = {r: (src[graph.edge_type == i], dst[graph.edge_type == i]) for i, r in enumerate(graph.types.relations)}
     offsets = (0, 8, 12, 12, 24, 32, 36)
-    graph = graph_of_relations(edges, replace(graph.types, offsets=offsets, pair_relations=(0, 1)))
+    graph = graph_of_relations(edges, replace(graph.types, offsets=offsets, pair_relations=((0, 1),)))
     source, destination = edges["author", "writes", "paper"]
     some = np.stack([source, destination], 1)[::25]
     links = TrainPairs.of(graph, Pairs(labels_of(some), {}), Negatives(law, 2000, "both"))
@@ -188,3 +188,57 @@ def test_what_cannot_be_drawn_is_refused():
         Negatives("given", 1, "both")
     with pytest.raises(InputError, match="1 or more"):
         Negatives("uniform", 0)
+
+
+@pytest.mark.parametrize(("law", "ends"), [*((law, "destination") for law in LAWS), ("degree", "both")])
+def test_negatives_of_several_relations_are_those_of_each_alone(law, ends):
+    """By the law of each pair's own relation: as if the minibatch had its pairs of that relation only."""
+    data = typed_dataset(degree=90)
+    types = replace(data.graph.types, pair_relations=((2,), (0, 1), (3,)))
+    graph = replace(data.graph, types=types)
+    dst = np.repeat(np.arange(36), graph.in_degree)
+    rows = np.stack([graph.indices, dst, np.zeros(len(dst), int), graph.edge_type], 1)[
+        np.isin(graph.edge_type, (0, 2, 3))
+    ]
+    negatives = rows[::9].copy()
+    negatives[:, 2] = 1
+    table = np.concatenate([rows, negatives]).astype(np.int64)
+    links = TrainPairs.of(graph, Pairs(table, {"train": np.arange(len(rows))}), Negatives(law, 3, ends))
+    numbers = np.random.default_rng(0).permutation(len(rows))[:24]
+    made = links.with_negatives(numbers, KEY)
+    assert np.array_equal(made[:, 0], table[numbers, :2])
+    assert links.relation_indices(numbers).tolist() == [[2, 0, 3].index(r) for r in table[numbers, 3].tolist()]
+    kinds = types.types_of(np.arange(36))
+    for r in types.predicted:
+        own = table[:, 3] == r
+        alone = Pairs(table[own, :3], {"train": np.arange((own & (table[:, 2] == 0)).sum())})
+        one = TrainPairs.of(replace(graph, types=types.predicting(r)), alone, Negatives(law, 3, ends))
+        at = np.flatnonzero(table[numbers, 3] == r)
+        assert len(at) > 1 and (kinds[made[at]] == types.ends[r]).all()
+        place = (np.cumsum(own) - 1)[numbers[at]]
+        # The random words are those of the places in the whole minibatch.
+        words = np.zeros(len(numbers), np.int64)
+        words[at] = place
+        if law == "batch":
+            others = [
+                {*made[at, 0, 1].tolist()} - ({v} if (made[at, 0, 1] == v).sum() == 1 else set())
+                for v in made[at, 0, 1]
+            ]
+            assert all({*w.tolist()} <= o for w, o in zip(made[at, 1:, 1], others))
+        else:
+            assert np.array_equal(made[at], one.with_negatives(words, KEY)[at])
+    # Edges of all predicted relations between the ends of a pair are its own.
+    own = {p for u, v in table[numbers, :2].tolist() for p in ((u, v), (v, u))}
+    counted = np.isin(graph.edge_type, (0, 1, 2, 3))
+    every = [e for e in zip(graph.indices[counted].tolist(), dst[counted].tolist()) if e in own]
+    assert links.lost_degree(numbers, np.arange(36)).tolist() == [sum(v == n for _, v in every) for n in range(36)]
+
+
+def test_laws_are_checked_for_each_relation_that_trains():
+    data = typed_dataset(degree=90)
+    graph = replace(data.graph, types=replace(data.graph.types, pair_relations=((0, 1), (4,))))
+    table = np.array([[20, 3, 0, 0], [21, 33, 0, 4], [20, 4, 1, 0]])
+    for law, said in (("degree", "the graph has no edges of chairs"), ("given", "no negatives of chairs are given")):
+        TrainPairs.of(graph, Pairs(table, {"train": np.array([0])}), Negatives(law))
+        with pytest.raises(InputError, match=said):
+            TrainPairs.of(graph, Pairs(table, {"train": np.array([0, 1])}), Negatives(law))

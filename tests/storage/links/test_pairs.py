@@ -99,7 +99,7 @@ def test_other_arrays_are_no_pairs(labels, sentence):
 
 
 def test_pairs_of_several_types_have_ends_of_theirs():
-    types = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"),), pair_relations=(0,))
+    types = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"),), pair_relations=((0,),))
     check_pairs(np.array([[0, 4, 0]]), 5, types)
     for labels, sentence in (
         ([[2, 4, 0]], r"sources of pairs lie in \[2, 2\]; expected \[0, 2\)"),

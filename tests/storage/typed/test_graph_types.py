@@ -29,8 +29,13 @@ def test_types_of_nodes_and_ends_of_relations():
     assert GraphTypes.of_record(TYPES.record()) == TYPES.check(5)
     wide = replace(TYPES, edge_widths=(0, 2, 1))
     assert GraphTypes.of_record(wide.record()) == wide.check(5, 2) and "edge_widths" not in TYPES.record()
-    linked = replace(TYPES, pair_relations=(0, 1))
-    assert GraphTypes.of_record(linked.record()) == linked.check(5) and "pair_relations" not in TYPES.record()
+    assert "pair_relations" not in TYPES.record()
+    linked = replace(TYPES, pair_relations=((0, 1),))
+    assert GraphTypes.of_record(linked.record()) == linked.check(5) and linked.record()["pair_relations"] == [0, 1]
+    assert (linked.one_predicted, linked.own_relations, linked.predicts_several) == (0, (0, 1), False)
+    several = replace(TYPES, pair_relations=((2,), (0, 1)))
+    assert GraphTypes.of_record(several.record()) == several.check(5) and several.predicted == (2, 0)
+    assert several.predicting(0) == linked and several.own_relations == (2, 0, 1) and several.predicts_several
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,9 @@ def test_types_of_nodes_and_ends_of_relations():
         (lambda: replace(TYPES, edge_widths=(-1, 2, 0)).check(5), "expected a number for each of 3 relations"),
         (lambda: replace(TYPES, edge_widths=(0, 1, 0)).check(5, 2), "and 2 for the widest"),
         (lambda: TYPES.check(5, 2), "and 2 for the widest"),
-        (lambda: replace(TYPES, pair_relations=(0, 3)).check(5), "expected distinct numbers below 3"),
+        (lambda: replace(TYPES, pair_relations=((0, 3),)).check(5), r"are \[0, 3\]; expected numbers below 3"),
+        (lambda: replace(TYPES, pair_relations=((0, 0),)).check(5), r"are \[0, 0\]; expected distinct numbers"),
+        (lambda: replace(TYPES, pair_relations=((0, 1), (1,))).check(5), r"are \[\[0, 1\], \[1\]\]; expected distinct"),
     ],
 )
 def test_what_is_not_there_is_named(call, said):

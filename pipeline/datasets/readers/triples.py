@@ -1,0 +1,164 @@
+"""Knowledge graphs as triples (head, relation, tail): a folder with ``train.txt``, ``valid.txt`` and ``test.txt``, as
+FB15k-237, WN18RR and YAGO3-10 are published, or arrays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.dataset import SPLITS, Dataset, Split
+from ....storage.errors import InputError
+from ....storage.features import ArrayFeatures
+from ....storage.plural import counted
+from ....storage.store.paths import expanded
+from ....storage.typed.features import TypedFeatures
+from ....storage.typed.graph_types import MOST_RELATIONS, GraphTypes
+from ..cleaning.relations import REVERSE, graph_of_relations
+from .reader import Request
+
+ENTITY = "entity"
+"""The node type."""
+STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
+"""Names of the files of each set, without suffix."""
+SUFFIXES = (".txt", ".tsv")
+FORM = "three columns between tabs: head, relation, tail"
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The file of each set in a folder of triples; empty without one to train on."""
+    found = {
+        name: path
+        for name, stems in STEMS.items()
+        for stem in stems
+        for suffix in SUFFIXES
+        if (path := folder / f"{stem}{suffix}").is_file()
+    }
+    return found if "train" in found else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Triples:
+    """A graph of train triples, and the triples of each set."""
+
+    plain: Dataset
+    """Graph, features and names; its types predict each relation. Without labels."""
+    sets: dict[str, npt.NDArray[np.int64]]
+    """[n, 3] by train, val and test: heads, tails and relations, by their numbers; [n, 2] where there is one relation.
+    Empty ones are left out."""
+
+
+def read_triples(source: Any, request: Request) -> Triples:
+    """The triples of a folder.
+
+    Raises:
+        InputError: a file has other columns; see also `as_triples`.
+    """
+    folder = expanded(source)
+    sets = {name: _rows(path) for name, path in files_of(folder).items()}
+    train, val, test = (sets.get(name) for name in SPLITS)
+    return as_triples(train, val, test, True, request.name or folder.name)
+
+
+def _rows(path: Path) -> npt.NDArray[np.object_]:
+    """[n, 3], the text of a file."""
+    # Arrow starts a thread when it is imported, which the server of ranks must not have.
+    import pyarrow as pa
+    from pyarrow import csv
+
+    columns = ["head", "relation", "tail"]
+    try:
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(column_names=columns),
+            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string())),
+        )
+    except pa.ArrowInvalid as e:
+        if not path.stat().st_size:
+            return np.empty((0, 3), object)
+        raise InputError(f"{path} cannot be read ({str(e).splitlines()[0]}); expected {FORM}") from None
+    return np.stack([table[name].to_numpy(zero_copy_only=False) for name in columns], axis=1)
+
+
+def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str) -> Triples:
+    """See `pipeline.datasets.triples.from_triples`."""
+    given = {"train": train, "val": val, "test": test}
+    rows = {key: _checked(key, array) for key, array in given.items() if array is not None}
+    if not len(rows["train"]):
+        raise InputError(f"the train set of {name} has no triples; there is nothing to learn from")
+    if len({a.dtype.kind for a in rows.values() if len(a)}) > 1:
+        raise InputError("some triples are of names and others of numbers; expected one of them")
+    heads, relation, tails, relations, entities, count = _numbered(rows)
+    if len(relations) * (1 + add_reverse) > MOST_RELATIONS:
+        raise InputError(f"{name} has {counted(len(relations), 'relation')}; expected at most {MOST_RELATIONS}")
+    bounds = np.cumsum([0, *map(len, rows.values())])
+    sets = {key: np.stack([heads, tails, relation], axis=1)[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
+    first, order = sets["train"], np.argsort(sets["train"][:, 2], kind="stable")
+    ends = np.searchsorted(first[order, 2], np.arange(len(relations) + 1))
+    edges = {
+        (ENTITY, text, ENTITY): (first[order[a:b], 0], first[order[a:b], 1])
+        for text, a, b in zip(relations, ends[:-1], ends[1:])
+    }
+    groups: list[tuple[int, ...]] = [(r,) for r in range(len(relations))]
+    if add_reverse:
+        edges |= {(ENTITY, REVERSE + text, ENTITY): pair[::-1] for (_, text, _), pair in [*edges.items()]}
+        groups = [(r, len(relations) + r) for r in range(len(relations))]
+    if len(edges) < len(relations) * (1 + add_reverse):
+        raise InputError(f"{name} has a relation and another called {REVERSE} and its name; set add_reverse=False")
+    graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=tuple(groups)))
+    none = np.empty(0, np.int64)
+    plain = Dataset(
+        name=name,
+        graph=graph,
+        features=TypedFeatures((ArrayFeatures(np.zeros((count, 0), np.float32)),), (0, count)),
+        labels=np.zeros(count, np.int64),
+        split=Split(none, none, none),
+        num_classes=1,
+        node_names=entities,
+        notes=(
+            f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
+            "no features; with learned=64 each learns a row of its own.",
+        ),
+    )
+    if len(relations) == 1:
+        sets = {key: pairs[:, :2] for key, pairs in sets.items()}
+    return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
+
+
+def _checked(key: str, array: Any) -> npt.NDArray[Any]:
+    """[n, 3], whole numbers or text."""
+    found = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    if not found.size:
+        return np.empty((0, 3), object)
+    if found.ndim != 2 or found.shape[1] != 3:
+        raise InputError(f"the triples of {key} have shape {list(found.shape)}; expected [n, 3]: head, relation, tail")
+    if found.dtype.kind in "iu":
+        if found.min() < 0:
+            raise InputError(f"the triples of {key} hold {found.min()}; expected whole numbers from 0")
+        return found.astype(np.int64)
+    if found.dtype.kind not in "UO":
+        raise InputError(f"the triples of {key} are {found.dtype}; expected names, or whole numbers from 0")
+    texts = found.astype(object)
+    empty = [i for i, row in enumerate(texts.tolist()) if not all(isinstance(cell, str) and cell for cell in row)]
+    if empty:
+        raise InputError(f"triple {empty[0]} of {key} is {texts[empty[0]].tolist()}; expected a name in each place")
+    return texts
+
+
+def _numbered(
+    rows: Mapping[str, npt.NDArray[Any]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[str], Any, int]:
+    """Numbers of the heads, relations and tails of all sets, one after the other; names of relations, those of entities
+    or None, and the number of entities. Names are numbered in ascending order."""
+    every = np.concatenate([rows[name] for name in SPLITS if name in rows and len(rows[name])])
+    if every.dtype.kind == "i":
+        number = int(every[:, 1].max()) + 1
+        return (*every.T, [str(r) for r in range(number)], None, int(every[:, [0, 2]].max()) + 1)
+    texts = every.astype(np.str_)
+    entities, ends = np.unique(texts[:, [0, 2]], return_inverse=True)
+    relations, relation = np.unique(texts[:, 1], return_inverse=True)
+    heads, tails = ends.reshape(-1, 2).astype(np.int64).T
+    return heads, relation.astype(np.int64), tails, relations.tolist(), entities, len(entities)

@@ -1,0 +1,97 @@
+"""The relations whose links a run has learnt, and the one that a caller asks for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...storage.dataset import Dataset, IdArray
+from ...storage.errors import InputError
+from ...storage.typed.graph_types import GraphTypes, RelationType, groups_of
+from ..datasets.pairs import predicted_number
+from ..setup.result import Result
+
+Relation = str | RelationType
+
+
+def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
+    """Types of the data, with the relations whose pairs the run has learnt."""
+    if data.graph.types is None or result.types is None:
+        return None
+    return replace(data.graph.types, pair_relations=groups_of(result.types["pair_relations"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One relation that a run predicts."""
+
+    types: GraphTypes | None
+    """Those where it is the only one that is predicted."""
+    place: int | None = None
+    """Its place among those that the run predicts; None: there is one."""
+
+    @property
+    def number(self) -> int | None:
+        """Its number in the graph; None: the run predicts one."""
+        return None if self.place is None or self.types is None else self.types.one_predicted
+
+    @property
+    def name(self) -> str:
+        """Its name, or three names joined by commas where others are called so too."""
+        assert self.types is not None
+        every, number = self.types.relations, self.types.one_predicted
+        alone = sum(name == every[number][1] for _, name, _ in every) == 1
+        return every[number][1] if alone else ",".join(every[number])
+
+
+def asked(types: GraphTypes | None, relation: Relation | None, folder: Path) -> Asked:
+    """The relation that is asked for.
+
+    Args:
+        types: see `types_of_pairs`.
+        relation: its name, or three names; None: the one that the run predicts.
+        folder: of the run.
+
+    Raises:
+        InputError: the run predicts several, and none is named; or others.
+    """
+    if types is None:
+        if relation is not None:
+            raise InputError(f"relation is {relation!r}, but {folder} has one type of edges; leave it out")
+        return Asked(None)
+    if relation is None:
+        if types.predicts_several:
+            some = ", ".join(types.relations[r][1] for r in types.predicted)
+            raise InputError(f"{folder} predicts links of several relations; say which, as relation: {some}")
+        return Asked(types)
+    number = predicted_number(types, relation)
+    if not types.predicts_several:
+        return Asked(types)
+    return Asked(types.predicting(number), types.predicted.index(number))
+
+
+def asked_of_each(
+    types: GraphTypes | None, relation: Any, count: int, folder: Path
+) -> Iterator[tuple[Asked, slice | IdArray]]:
+    """The relation of each of `count` pairs, and the positions of those that are of it.
+
+    Args:
+        types: see `asked`.
+        relation: of all pairs, see there; or a sequence with that of each.
+        count: n.
+        folder: of the run.
+
+    Raises:
+        InputError: see `asked`; or numbers differ.
+    """
+    named = list(relation) if isinstance(relation, Sequence | np.ndarray) and not isinstance(relation, str) else None
+    if named is None or (types is not None and tuple(named) in types.relations):
+        yield asked(types, relation, folder), slice(None)
+        return
+    if len(named) != count:
+        raise InputError(f"relation has {len(named)} names for {count} pairs; expected one for each, or one for all")
+    keys = [name if isinstance(name, str) else ",".join(map(str, name)) for name in named]
+    for key in dict.fromkeys(keys):
+        yield asked(types, key, folder), np.flatnonzero(np.array(keys, object) == key)

@@ -1,0 +1,41 @@
+"""Triples as arrays: the same data as a folder of them; and bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.storage.errors import InputError
+from millrace.storage.fingerprint import dataset_fingerprint
+from millrace.tests.pipeline.datasets.readers.test_triples import TEST, TRAIN, VAL, written
+
+
+def test_arrays_are_the_same_data(tmp_path):
+    folder = mr.open_dataset(written(tmp_path / "triples", names=("train.tsv", "dev.tsv", "test.tsv")))
+    arrays = mr.from_triples(TRAIN, np.array(VAL), TEST)
+    assert dataset_fingerprint(folder) == dataset_fingerprint(arrays)
+    names, relations = sorted({e for h, _, t in TRAIN + TEST for e in (h, t)}), sorted({r for _, r, _ in TRAIN})
+    numbers = [[(names.index(h), relations.index(r), names.index(t)) for h, r, t in s] for s in (TRAIN, VAL, TEST)]
+    plain = mr.from_triples(torch.tensor(numbers[0]), np.array(numbers[1]), numbers[2])
+    assert np.array_equal(plain.labels, arrays.labels) and np.array_equal(plain.graph.indices, arrays.graph.indices)
+    assert plain.node_names is None and plain.graph.types.relations[1] == ("entity", "1", "entity")
+    one = mr.from_triples(TRAIN[:2], add_reverse=False)
+    assert one.labels.shape == (2, 3) and one.graph.types.pair_relations == ((0,),) and not len(one.split.test)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (([(0, 1)],), r"the triples of train have shape \[1, 2\]; expected \[n, 3\]: head, relation, tail"),
+        (([],), "the train set of triples has no triples"),
+        (([(0, -1, 2)],), "the triples of train hold -1; expected whole numbers from 0"),
+        (([(0.5, 1.0, 2.0)],), "the triples of train are float64; expected names, or whole numbers"),
+        (([("a", "", "b")],), r"triple 0 of train is \['a', '', 'b'\]; expected a name in each place"),
+        (([("a", "r", "b")], [(0, 0, 1)]), "some triples are of names and others of numbers"),
+        (([("a", "r", "b"), ("a", "r", "c")], [("a", "r", "c")]), r"the pair \(0, 2\) is in the train and the val set"),
+        (([("a", "r", "b"), ("b", "rev_r", "a")],), "has a relation and another called rev_ and its name"),
+    ],
+)
+def test_bad_arrays_are_refused(sets, said):
+    with pytest.raises(InputError, match=said):
+        mr.from_triples(*sets)
