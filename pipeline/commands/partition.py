@@ -33,9 +33,12 @@ def partition(
         typer.Option(help="Instead of --out: store of the dataset, nodes renumbered part by part."),
     ] = None,
     method: Annotated[
-        str,
-        typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | metis-streamed | louvain | leiden"),
-    ] = "metis",
+        str | None,
+        typer.Option(
+            help="contiguous | hash | ldg | fennel | metis | metis-work | metis-streamed | louvain | leiden  "
+            "[default: metis]"
+        ),
+    ] = None,
     balance: Annotated[
         str | None,
         typer.Option(help="nodes | edges | train, for contiguous (not train) and metis-streamed."),
@@ -74,9 +77,11 @@ def partition(
     check_order(order)
     if order != "ids" and into is None:
         raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
-    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method}
+    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method or "metis"}
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
     job, folder = resolve(job_table(None, flags, given + (overrides or []))), output_folder(out or into or Path())
+    if method is not None and job.partition.owners is not None:
+        raise InputError(f"--method is {method}, but partition.owners decides who owns a node; leave one of them out")
     chosen, parts = cut_of(job), check_parts(parts)
     assert chosen is not None, "a method is always given"
     if into is not None and folder.exists():

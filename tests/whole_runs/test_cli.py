@@ -319,6 +319,10 @@ BAD = {
     "parts: none": ("partition SBM --parts 0 --out NEW", "parts is 0"),
     "parts: method": ("partition SBM --parts 2 --method metiss --out NEW", "did you mean 'metis'"),
     "parts: balance": ("partition SBM --parts 2 --balance train --out NEW", "'metis' has no option 'balance'"),
+    "parts: method of owners": (
+        "partition SBM --parts 2 --method hash --set partition.owners=o.npy --out NEW",
+        "--method is hash, but partition.owners decides who owns a node",
+    ),
     "parts: balance of owners": (
         "partition SBM --parts 2 --set partition.owners=o.npy --passes 3 --out NEW",
         "partition.passes is set, but partition.owners decides",
