@@ -163,7 +163,7 @@ class Train(Section):
     """Metrics of validations and of the test besides accuracy: ``loss``, ``macro_f1``, ``micro_f1``, ``auc``,
     ``average_precision`` (means over classes). A regression always has ``rmse``, ``mae`` and ``r2`` (means over
     targets) in place of accuracy, and also knows ``loss``. Links always have ``mrr``, ``auc``, ``average_precision``
-    and ``hits@10``, and also know hits at 1, 3, 50 and 100."""
+    and ``hits@10``, and also know hits at 1, 3, 50 and 100. They may be words between commas."""
     monitor: str | None = None
     """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``, one of
     `metrics`, or the name of your own, with a minus in front if it is to be small (``-brier``). The loss and errors are
@@ -173,6 +173,11 @@ class Train(Section):
     @classmethod
     def _lower_case(cls, value: str) -> str:
         return value.lower()
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _between_commas(cls, value: Any) -> Any:
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("schedule", "loss", mode="before")
     @classmethod

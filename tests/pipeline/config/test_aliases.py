@@ -94,6 +94,15 @@ def test_a_schedule_or_a_loss_that_is_a_name_is_a_table_too(first, tmp_path):
         job_table(path, {}, ["train.groups=a", "train.groups.lr=1"])
 
 
+def test_metrics_may_be_words_between_commas(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("")
+    assert resolve(job_table(path, {}, ["train.metrics=loss, macro_f1"])).train.metrics == ["loss", "macro_f1"]
+    assert resolve({"train": {"metrics": "loss"}}).train.metrics == ["loss"]
+    with pytest.raises(InputError, match="'los'"):
+        resolve({"train": {"metrics": "los"}})
+
+
 def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves():
     from millrace.stages.models import MODELS
     from millrace.stages.sample import SAMPLERS
