@@ -255,8 +255,9 @@ def _add_types(record: dict[str, Any], types: GraphTypes, features: FeatureStore
 
 
 def _group(types: GraphTypes, group: Sequence[int]) -> str:
-    pairs, *reverses = (" ".join(types.relations[r]) for r in group)
-    return pairs + (f", reversed by {' and '.join(reverses)}" if reverses else "")
+    pairs, *reverses = (" ".join(types.relations[r]) for r in dict.fromkeys(group))
+    reversed_by = f", reversed by {' and '.join(reverses)}" if reverses else ""
+    return f"{pairs}{' (symmetric)' if group[0] in group[1:] else ''}{reversed_by}"
 
 
 def _labels(task: str, number: int, edges: int | None, in_sets: int) -> dict[str, str]:

@@ -122,7 +122,7 @@ def _divided(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["
     labels, numbers = _as_labels(sets)
     return replace(
         dataset,
-        graph=kept,
+        graph=_with_symmetric(kept, relations),
         labels=labels,
         split=numbers,
         num_classes=1,
@@ -177,7 +177,14 @@ def _timed(
     labels, numbers = _as_labels(sets)
     time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), dataset.graph)
     return replace(
-        dataset, labels=labels, split=numbers, num_classes=1, task="link", class_names=None, pair_time=time
+        dataset,
+        graph=_with_symmetric(dataset.graph, relations),
+        labels=labels,
+        split=numbers,
+        num_classes=1,
+        task="link",
+        class_names=None,
+        pair_time=time,
     ).check()
 
 
@@ -282,6 +289,16 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
     """The graph without the edges of some pairs; with `symmetric`, without their reverses too. With types, without
     those of the pairs' relation, and of the relations that have its edges reversed."""
     return _without(graph, pairs, [_Relation(None, graph.types, symmetric)])
+
+
+def _with_symmetric(graph: Graph, relations: Sequence["_Relation"]) -> Graph:
+    """The graph whose types say which of several relations are symmetric."""
+    if graph.types is None or not graph.types.predicts_several:
+        return graph
+    groups = (
+        (*group, *(group[:1] if one.symmetric else ())) for one, group in zip(relations, graph.types.pair_relations)
+    )
+    return replace(graph, types=replace(graph.types, pair_relations=tuple(groups)))
 
 
 def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) -> Graph:

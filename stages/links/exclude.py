@@ -14,6 +14,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
+from .own_edges import own_edges
 from .plan import LinkRequest
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 
     from ..placement.row_owners_cuda import OwnersOnDevice
 
-OfPairs = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.bool_]]
-
 
 @dataclass(frozen=True)
 class WithoutOwnEdges:
     """A sampler whose minibatches lack the edges of their positive pairs and the reverses, all of them where there are
     several. In a graph with types these are edges of the pairs' relation and of the relations that have its edges
-    reversed; edges of other relations between the same nodes stay.
+    reversed; edges of other relations between the same nodes stay. Where pairs are of several relations, these are the
+    edge u -> v of the pair's own one, and v -> u of those that have its edges reversed: see `own_edges.ways`.
 
     They are taken out of the drawn sample, as DGL does. The rest is a uniform sample of the other in-edges, in which a
     row may have fewer than its fanout; weights estimate the sum over the other in-edges without bias, as they did over
@@ -103,7 +103,7 @@ class WithoutOwnEdges:
             kinds = OwnRelations(types, lambda ids: number_on_device(graph, "edge_type")[ids])
         assert isinstance(request, LinkRequest)
         nested = all(m.nested for m in drawn.minibatches)
-        return completed(without_own_edges(drawn, request.positives, kinds, nested=nested))
+        return completed(without_own_edges(drawn, request, kinds, nested=nested))
 
     async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
         """Like `sample_by_owners`, with the inner sampler's coroutine of this name. Awaits as often on every rank."""
@@ -119,9 +119,7 @@ class WithoutOwnEdges:
 
             kinds = OwnRelations(types, relations)
         assert isinstance(request, LinkRequest)
-        return await without_own_edges(
-            drawn, request.positives, kinds, nested=inner.expand == "new", device=owners.device
-        )
+        return await without_own_edges(drawn, request, kinds, nested=inner.expand == "new", device=owners.device)
 
 
 def _relations(graph: Graph) -> npt.NDArray[Any]:
@@ -136,31 +134,37 @@ def _left(
     relations: Callable[[npt.NDArray[np.integer], GraphTypes], npt.NDArray[Any]],
 ) -> Bulk:
     assert isinstance(request, LinkRequest)
-
-    def may_be_own(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        assert types is not None
-        return np.isin(relations(ids, types), types.own_relations)
-
-    among = None if types is None else may_be_own
-    left = tuple(without_pairs(m, p, among) for m, p in zip(drawn.minibatches, request.positives, strict=True))
-    return replace(drawn, minibatches=left)
+    kinds = None if types is None else EdgeKinds(types, lambda ids: relations(ids, types))
+    of_pairs = request.relations or (None,) * len(request.positives)
+    work = zip(drawn.minibatches, request.positives, of_pairs, strict=True)
+    return replace(drawn, minibatches=tuple(without_pairs(m, p, kinds, of) for m, p, of in work))
 
 
-def without_pairs(minibatch: MiniBatch, pairs: PairArray, among: OfPairs | None = None) -> MiniBatch:
+@dataclass(frozen=True)
+class EdgeKinds:
+    """Relations of sampled edges."""
+
+    types: GraphTypes
+    of_edges: Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]]
+    """Maps `Block.edge_id` to relations."""
+
+
+def without_pairs(
+    minibatch: MiniBatch, pairs: PairArray, kinds: EdgeKinds | None = None, relation: PairArray | None = None
+) -> MiniBatch:
     """A minibatch without the edges of some pairs of its seeds, and their reverses.
 
     Args:
         minibatch: its seeds ascend. Its arrays of edges are overwritten.
         pairs: int64 [b, 2], nodes that are seeds.
-        among: says by their `Block.edge_id` which edges may be those of pairs; None: all.
+        kinds: of its edges, in a graph with types.
+        relation: int64 [b], of the pairs, where those of several are predicted.
     """
     seeds = minibatch.seeds
-    size, local = len(seeds), np.searchsorted(seeds, pairs)
-    # By destination, then source, as positions among the seeds.
-    own = np.unique(np.concatenate([keys_of(local[:, 1], local[:, 0], size), keys_of(local[:, 0], local[:, 1], size)]))
+    own = _OwnEdges.of(np.searchsorted(seeds, pairs), relation, kinds, len(seeds))
     if not minibatch.nested:
-        return replace(minibatch, blocks=tuple(_without(block, own, size, among) for block in minibatch.blocks))
-    outer = _without(minibatch.blocks[0], own, size, among)
+        return replace(minibatch, blocks=tuple(own.left_out(block) for block in minibatch.blocks))
+    outer = own.left_out(minibatch.blocks[0])
     if outer is minibatch.blocks[0]:
         return minibatch
     ends = (minibatch.blocks[-1].num_dst, *(block.num_src for block in reversed(minibatch.blocks)))
@@ -168,31 +172,68 @@ def without_pairs(minibatch: MiniBatch, pairs: PairArray, among: OfPairs | None 
     return replace(minibatch, blocks=blocks)
 
 
-def _without(block: Block, own: npt.NDArray[np.int64], size: int, among: OfPairs | None) -> Block:
-    """The block without edges between its first `size` rows that are among `own`, in the same memory."""
-    starts = block.indptr[: size + 1]
-    between = np.flatnonzero(block.indices[: starts[-1]] < size)
-    destination = np.searchsorted(starts, between, side="right") - 1
-    gone = between[contains(own, keys_of(destination, block.indices[between], size))]
-    if among is not None and len(gone):
+@dataclass(frozen=True, eq=False)
+class _OwnEdges:
+    """Edges that are left out of the blocks of a minibatch."""
+
+    keys: npt.NDArray[np.int64]
+    """Ascending: by destination, then source, as positions among the seeds, then by relation where pairs have one."""
+    size: int
+    """Number of seeds."""
+    kinds: EdgeKinds | None
+    by_relation: bool
+
+    @classmethod
+    def of(cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds | None, size: int) -> "_OwnEdges":
+        """
+        Args:
+            local: int64 [b, 2], pairs as positions among the seeds.
+            relation: see `without_pairs`, as `kinds`.
+            kinds: see there.
+            size: number of seeds.
+        """
+        types = None if kinds is None else kinds.types
+        destination, source, kind = own_edges(local, relation, types)
+        keys = keys_of(destination, source, size)
+        if kind is not None and types is not None:
+            keys = keys * types.num_relations + kind
+        return cls(np.unique(keys), size, kinds, kind is not None)
+
+    def left_out(self, block: Block) -> Block:
+        """The block without these edges, in the same memory."""
+        starts = block.indptr[: self.size + 1]
+        between = np.flatnonzero(block.indices[: starts[-1]] < self.size)
+        destination = np.searchsorted(starts, between, side="right") - 1
+        gone = between[self._have(block, between, keys_of(destination, block.indices[between], self.size))]
+        if not len(gone):
+            return block
+        kept = np.delete(np.arange(starts[-1]), gone)
+
+        def left(of_edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            # The first rows move towards the others, which are many more.
+            of_edges[len(gone) : starts[-1]] = of_edges[kept]
+            return of_edges[len(gone) :]
+
+        indptr = block.indptr - block.indptr.dtype.type(len(gone))
+        indptr[: self.size + 1] = starts - np.searchsorted(gone, starts)
+        return Block(
+            block.num_dst,
+            block.src,
+            indptr,
+            left(block.indices),
+            None if block.weight is None else left(block.weight),
+            None if block.edge_id is None else left(block.edge_id),
+        )
+
+    def _have(self, block: Block, edges: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """True for each of some edges of a block, with keys without relations, that is one of these."""
+        if self.kinds is None:
+            return contains(self.keys, keys)
         assert block.edge_id is not None
-        gone = gone[among(block.edge_id[gone])]
-    if not len(gone):
-        return block
-    kept = np.delete(np.arange(starts[-1]), gone)
-
-    def left(of_edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # The first rows move towards the others, which are many more.
-        of_edges[len(gone) : starts[-1]] = of_edges[kept]
-        return of_edges[len(gone) :]
-
-    indptr = block.indptr - block.indptr.dtype.type(len(gone))
-    indptr[: size + 1] = starts - np.searchsorted(gone, starts)
-    return Block(
-        block.num_dst,
-        block.src,
-        indptr,
-        left(block.indices),
-        None if block.weight is None else left(block.weight),
-        None if block.edge_id is None else left(block.edge_id),
-    )
+        if self.by_relation:
+            kind = self.kinds.of_edges(block.edge_id[edges]).astype(np.int64)
+            return contains(self.keys, keys * self.kinds.types.num_relations + kind)
+        found = contains(self.keys, keys)
+        kind = self.kinds.of_edges(block.edge_id[edges[found]])
+        found[found] = np.isin(kind, self.kinds.types.own_relations)
+        return found

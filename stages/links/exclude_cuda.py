@@ -22,6 +22,8 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import ToHost, to_device
 from ..kernels.sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
 from ..sample.resident import ResidentMiniBatch
+from .own_edges import own_edges
+from .plan import LinkRequest
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class OwnRelations:
 
 async def without_own_edges(
     drawn: Bulk,
-    positives: Sequence[PairArray],
+    request: LinkRequest,
     relations: OwnRelations | None,
     *,
     nested: bool,
@@ -51,22 +53,23 @@ async def without_own_edges(
 
     Args:
         drawn: minibatches on a device. Their seeds ascend.
-        positives: int64 [b, 2] for each minibatch.
+        request: has the pairs of each minibatch.
         relations: of edges that may be those of pairs; None: all may.
         nested: true if all hops of a minibatch share a list.
         device: of the sizes awaited; None: that of `drawn`, which has minibatches.
     """
-    of_bulk: dict[int, list[tuple[ResidentMiniBatch, PairArray]]] = {}
-    for m, pairs in zip(drawn.minibatches, positives, strict=True):
+    of_bulk: dict[int, list[_Work]] = {}
+    of_pairs = request.relations or (None,) * len(request.positives)
+    for m, pairs, kind in zip(drawn.minibatches, request.positives, of_pairs, strict=True):
         assert isinstance(m, ResidentMiniBatch)
-        of_bulk.setdefault(id(m.bulk), []).append((m, pairs))
-    pieces = [_Piece(*zip(*found)) for found in of_bulk.values()]
+        of_bulk.setdefault(id(m.bulk), []).append(_Work(m, pairs, kind))
+    pieces = [_Piece(found, relations) for found in of_bulk.values()]
     none = torch.empty(0, dtype=torch.int64, device=pieces[0].device if device is None else device)
     if not nested:
         sizes = await ToHost(torch.cat([none, *(p.sizes() for p in pieces)]))
         for p, own in zip(pieces, np.split(sizes, np.cumsum([p.bulk.size * len(p.bulk.lists) for p in pieces])[:-1])):
             p.of_seeds = own.reshape(len(p.bulk.lists), -1)
-    taken = [p.take_out(i, relations) for p in pieces for i in range(len(p.bulk.lists))]
+    taken = [p.take_out(i) for p in pieces for i in range(len(p.bulk.lists))]
     gone = await ToHost(torch.cat([none, *(t.gone for t in taken)]))
     made: list[MiniBatch] = []
     for p in pieces:
@@ -75,6 +78,17 @@ async def without_own_edges(
         left = p.left([t.list for t in own], counts.reshape(len(own), -1))
         made += [m.within(left) for m in p.minibatches]
     return replace(drawn, minibatches=tuple(made))
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A minibatch and its positive pairs."""
+
+    minibatch: ResidentMiniBatch
+    pairs: PairArray
+    """int64 [b, 2]."""
+    relation: Counts | None
+    """int64 [b], of each pair; None: they are of one, or have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,28 +102,33 @@ class _Taken:
 class _Piece:
     """Minibatches that lie in one `ResidentBulk`."""
 
-    def __init__(self, minibatches: Sequence[ResidentMiniBatch], positives: Sequence[PairArray]) -> None:
+    def __init__(self, work: Sequence[_Work], relations: OwnRelations | None) -> None:
         """
         Args:
-            minibatches: all of the bulk's, in order.
-            positives: see `without_own_edges`.
+            work: all of the bulk's minibatches, in order.
+            relations: see `without_own_edges`.
         """
-        self.minibatches, self.bulk = minibatches, minibatches[0].bulk
+        self.minibatches, self._relations = [w.minibatch for w in work], relations
+        self.bulk = self.minibatches[0].bulk
+        self._by_relation = relations is not None and work[0].relation is not None
         self.device = self.bulk.device
         counts = self.bulk.node_ends[0]
         self._owner, self._row = leading(counts, self.device)
         self._width = int(counts.max(initial=1))
-        self._own = torch.sort(to_device(self._keys(positives), self.device)).values
+        self._own = torch.sort(to_device(self._keys(work), self.device)).values
         self.of_seeds: Counts = self.bulk.edge_ends[0][None]
         """int64 [lists, k], edges of the seeds' rows, which are the first ones of each list."""
 
-    def _keys(self, positives: Sequence[PairArray]) -> Counts:
+    def _keys(self, work: Sequence[_Work]) -> Counts:
         """int64, for each edge to take out: number of the destination among all seeds, and of the source among those of
-        the minibatch, as one number. One more, -1, which is none."""
+        the minibatch, and the relation if pairs have one, as one number. One more, -1, which is none."""
         first, keys = prefix_sums(self.bulk.node_ends[0]), [np.array([-1])]
-        for at, m, pairs in zip(first, self.minibatches, positives, strict=False):
-            source, destination = np.searchsorted(m.seeds, pairs).T
-            keys += [(at + destination) * self._width + source, (at + source) * self._width + destination]
+        types = None if self._relations is None else self._relations.types
+        for at, w in zip(first, work, strict=False):
+            local = np.searchsorted(w.minibatch.seeds, w.pairs)
+            destination, source, kind = own_edges(local, w.relation, types)
+            own = (at + destination) * self._width + source
+            keys.append(own if kind is None or types is None else own * types.num_relations + kind)
         return np.concatenate(keys)
 
     def _row_at(self, x: DeviceList) -> Tensor:
@@ -121,7 +140,7 @@ class _Piece:
         seeds = to_device(self.bulk.node_ends[0], self.device)
         return torch.cat([x.indptr[self._row_at(x) + seeds].long() for x in self.bulk.lists])
 
-    def take_out(self, i: int, relations: OwnRelations | None) -> _Taken:
+    def take_out(self, i: int) -> _Taken:
         """Move the own edges of list i before the others of their minibatch."""
         x, of_seeds, to = self.bulk.lists[i], self.of_seeds[i], self.device
         seeds_at, edge_at, total = prefix_sums(of_seeds), to_device(x.edge_at, to), int(of_seeds.sum())
@@ -134,10 +153,13 @@ class _Piece:
         q = self._owner[seed]
         at = torch.arange(total, device=to) + (edge_at - first[:-1])[q]
         source = x.indices[at]
-        keys = seed * self._width + source
+        keys, relations = seed * self._width + source, self._relations
+        if relations is not None and self._by_relation:
+            assert x.positions is not None, "the sampler keeps edge_ids"
+            keys = keys * relations.types.num_relations + relations.of_edges(x.positions[at]).long()
         near = torch.searchsorted(self._own, keys).clamp_(max=len(self._own) - 1)
         is_own = (self._own[near] == keys) & (source < self._width)
-        if relations is not None:
+        if relations is not None and not self._by_relation:
             assert x.positions is not None, "the sampler keeps edge_ids"
             is_own &= relations.have(x.positions[at])
         before = sampling_backend("cuda").cumulated(is_own.long())

@@ -17,6 +17,8 @@ class LinkRequest(BulkRequest):
 
     positives: tuple[PairArray, ...] = ()
     """k arrays int64 [b, 2]: pairs whose edges, and their reverses, are left out of the samples."""
+    relations: tuple[npt.NDArray[np.int64], ...] = ()
+    """k arrays int64 [b], the relation of each; empty where pairs are of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,4 +87,8 @@ class LinkPlan(SeedPlan):
         ends = [self.ends(p, index, epoch) for p, index in zip(pairs, given.indices)]
         seeds, positives = tuple(e.nodes for e in ends), tuple(p[:, 0] for p in pairs)
         moments = tuple(e.moments for e in ends if e.moments is not None)
-        return LinkRequest(self.seed, epoch, number, given.first_index, seeds, given.indices, moments, positives)
+        relations: tuple[npt.NDArray[np.int64], ...] = ()
+        if (of_pairs := self.links.relations) is not None:
+            relations = tuple(of_pairs[0][self.numbers(index, epoch)] for index in given.indices[: len(pairs)])
+        where = (self.seed, epoch, number, given.first_index, seeds, given.indices, moments)
+        return LinkRequest(*where, positives, relations)

@@ -17,7 +17,6 @@ from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
 from .decoders import decoder_of
 from .plan import Ends, LinkPlan
-from .train_pairs import own_weights
 
 Degree = Callable[[], Tensor]
 """Returns the degrees of all nodes of a minibatch, [n]."""
@@ -51,7 +50,7 @@ class PlannedPairs:
         plan: LinkPlan = sample.plan(placement, job)
         if isinstance(placement, BlockRows) and plan.links.hidden:
             links = plan.links
-            own = own_weights(links.graph, links.pairs, links.num_nodes, placement.first)
+            own = links.own_weights(placement.first)
             assert placement.column is not None
             # Each entry comes from the owner of the edge's destination: nothing is rounded.
             placement.column.all_reduce(torch.from_numpy(own).view(-1), "graph")

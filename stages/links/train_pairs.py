@@ -24,6 +24,7 @@ from ...storage.links.pairs import (
 )
 from ...storage.typed.graph_types import GraphTypes
 from ..random import branches, draw_word
+from .own_edges import ways
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
 LAWS: tuple[Law, ...] = get_args(Law)
@@ -290,7 +291,13 @@ class TrainPairs:
 
     @cached_property
     def _own_weights(self) -> npt.NDArray[np.float64]:
-        return own_weights(self.graph, self.pairs, self.num_nodes) if self.own is None else self.own
+        return self.own_weights() if self.own is None else self.own
+
+    def own_weights(self, first: int = 0) -> npt.NDArray[np.float64]:
+        """See the function of this name; `first` is the node of row 0 of the graph."""
+        if self.relations is None:
+            return own_weights(self.graph, self.pairs, self.num_nodes, first)
+        return own_weights_by_relation(self, first)
 
     def lost_degree(self, numbers: npt.NDArray[np.int64], nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """float64 [B], the weight of the in-edges that each of the ascending `nodes` loses with the edges of some pairs
@@ -301,11 +308,14 @@ class TrainPairs:
             nodes: [B], among them all ends of the pairs.
         """
         pairs, own = self.pairs[numbers], self._own_weights[numbers]
-        n = self.num_nodes
+        n, lost = self.num_nodes, np.zeros(len(nodes))
+        if self.relations is not None:  # no two pairs have an edge in common
+            for column in (0, 1):
+                np.add.at(lost, np.searchsorted(nodes, pairs[:, 1 - column]), own[:, column])
+            return lost
         keys = [keys_of(pairs[:, 0], pairs[:, 1], n), keys_of(pairs[:, 1], pairs[:, 0], n)]
         distinct, first = np.unique(np.concatenate(keys), return_index=True)
         destinations = distinct % n
-        lost = np.zeros(len(nodes))
         np.add.at(lost, np.searchsorted(nodes, destinations), np.concatenate([own[:, 0], own[:, 1]])[first])
         return lost
 
@@ -326,15 +336,45 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
         num_nodes: V.
         first: node of row 0.
     """
-    chosen, weight = of_pairs(graph, reverses=True), graph.edge_weight
-    keys = edge_keys(graph, num_nodes, first)[chosen]
-    distinct, at = np.unique(keys, return_inverse=True)
-    weight = None if weight is None else weight[chosen]
-    sums = np.bincount(at.reshape(-1), weight, minlength=len(distinct)).astype(np.float64)
-    wanted = np.stack(
-        [keys_of(pairs[:, 0], pairs[:, 1], num_nodes), keys_of(pairs[:, 1], pairs[:, 0], num_nodes)], axis=1
-    )
+    edges, own = (edge_keys(graph, num_nodes, first), graph.edge_weight), of_pairs(graph, reverses=True)
+    return _sums_of_both(edges, own, own, pairs, num_nodes)
+
+
+def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np.float64]:
+    """`own_weights` of pairs of several relations: of the edges that `own_edges.ways` says are a pair's."""
+    graph, types = links.graph, links.graph.types
+    assert links.relations is not None and types is not None and graph.edge_type is not None
+    found, edges = np.zeros((len(links.pairs), 2)), (edge_keys(graph, links.num_nodes, first), graph.edge_weight)
+    for group in types.pair_relations:
+        rows = np.flatnonzero(links.relations[0] == group[0])
+        if len(rows):
+            straight, turned = (np.flatnonzero(np.isin(graph.edge_type, way)) for way in ways(group))
+            found[rows] = _sums_of_both(edges, straight, turned, links.pairs[rows], links.num_nodes)
+            if group[0] in group[1:]:  # both are the same edges
+                found[rows[links.pairs[rows, 0] == links.pairs[rows, 1]], 1] = 0
+    return found
+
+
+def _sums_of_both(
+    edges: tuple[PairArray, npt.NDArray[np.float32] | None],
+    straight: slice | PairArray,
+    turned: slice | PairArray,
+    pairs: PairArray,
+    num_nodes: int,
+) -> npt.NDArray[np.float64]:
+    """float64 [N, 2], sums of the weights of the edges u -> v among those at positions `straight`, and v -> u among
+    those `turned`, of pairs [N, 2]; `edges` are keys and weights of all."""
+    u, v = pairs.T
+    wanted = keys_of(u, v, num_nodes), keys_of(v, u, num_nodes)
+    return np.stack([_sums(*edges, chosen, keys) for chosen, keys in zip((straight, turned), wanted)], axis=1)
+
+
+def _sums(
+    keys: PairArray, weight: npt.NDArray[np.float32] | None, chosen: slice | PairArray, wanted: PairArray
+) -> npt.NDArray[np.float64]:
+    distinct, at = np.unique(keys[chosen], return_inverse=True)
     if not len(distinct):
-        return np.zeros(wanted.shape)
+        return np.zeros(len(wanted))
+    sums = np.bincount(at.reshape(-1), None if weight is None else weight[chosen], minlength=len(distinct))
     place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    return np.where(distinct[place] == wanted, sums[place], 0.0)
+    return np.where(distinct[place] == wanted, sums.astype(np.float64)[place], 0.0)

@@ -31,7 +31,8 @@ class GraphTypes:
     """R numbers, columns of the features of each relation's edges, 0 where they have none; empty: no edges have any."""
     pair_relations: tuple[tuple[int, ...], ...] = ()
     """For each relation that is predicted, or whose edges are labelled: its number, then those of the relations that
-    have its edges reversed. Empty where nodes are labelled."""
+    have its edges reversed; among them itself, if it is one of several and symmetric. Empty where nodes are
+    labelled."""
 
     @property
     def num_relations(self) -> int:
@@ -169,9 +170,10 @@ class GraphTypes:
                 f"edge_widths are {list(widths)}; expected a number for each of {self.num_relations} relations, and "
                 f"{widest} for the widest"
             )
-        groups, reverses = self.pair_relations, {r for group in self.pair_relations for r in group[1:]}
-        distinct = all(group and len(set(group)) == len(group) for group in groups)
-        if not distinct or len({group[0] for group in groups} - reverses) < len(groups):
+        groups = self.pair_relations
+        distinct = all(group and len(set(group[1:])) == len(group) - 1 for group in groups)
+        others = {r for group in groups for r in group[1:] if r != group[0]}
+        if not distinct or len({group[0] for group in groups} - others) < len(groups):
             raise InputError(f"pair_relations are {_as_record(groups)}; expected distinct numbers")
         if not all(0 <= r < self.num_relations for r in self.own_relations):
             raise InputError(f"pair_relations are {_as_record(groups)}; expected numbers below {self.num_relations}")

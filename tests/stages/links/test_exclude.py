@@ -1,6 +1,7 @@
 """Samples without their pairs' own edges: exact over multi-edges and loops, and with the law of the other edges."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -94,6 +95,66 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(samp
                 kept = [e not in own or other for e, other in zip(edges_of(before), others)]
                 assert block.edge_id.tolist() == before.edge_id[kept].tolist()
                 assert [tuple(e) for e in ends[block.edge_id].tolist()] == edges_of(block)
+
+
+def of_several(graph, symmetric, reverses):
+    """A graph that predicts several of its relations, and all their edges as pairs; None if it has one relation."""
+    types = graph.types
+    predicted = list(range(types.num_relations - 1))
+    if len(predicted) < 2:
+        return graph, None
+    groups = [(r,) for r in predicted]
+    same = [r for r in predicted if types.ends[r, 0] == types.ends[r, 1]]
+    if symmetric and same:
+        groups[same[0]] += (same[0],)
+    if reverses:
+        groups[0] = (0, types.num_relations - 1, *groups[0][1:])
+    graph = replace(graph, types=replace(types, pair_relations=tuple(groups)))
+    dst, own = np.repeat(np.arange(graph.num_nodes), graph.in_degree), np.isin(graph.edge_type, predicted)
+    rows = np.stack([graph.indices, dst, np.zeros(len(dst), np.int64), graph.edge_type], 1).astype(np.int64)[own]
+    undirected = np.isin(rows[:, 3], [group[0] for group in groups if group[0] in group[1:]])
+    rows[undirected, :2] = np.sort(rows[undirected, :2], axis=1)
+    table = np.unique(rows, axis=0)
+    if not len(table):
+        return graph, None
+    return graph, TrainPairs.of(graph, Pairs(table, {"train": np.arange(len(table))}), Negatives())
+
+
+@settings(max_examples=25)
+@pytest.mark.parametrize(
+    "sampler",
+    [mr.NeighborSampler((2, -1), edge_ids=True), mr.NeighborSampler((3, 3), expand="all", edge_ids=True)],
+    ids=["nested", "all"],
+)
+@given(graph=typed_graphs(linked=True), symmetric=st.booleans(), reverses=st.booleans(), seed=st.integers(0, 5))
+def test_with_several_relations_only_edges_of_the_pairs_own_are_left_out(sampler, graph, symmetric, reverses, seed):
+    graph, links = of_several(graph, symmetric, reverses)
+    if links is None:
+        return
+    plan = LinkPlan(np.arange(len(links.pairs)), 3, 3, seed, links=links)
+    groups = {group[0]: group for group in graph.types.pair_relations}
+    for number in range(plan.num_bulks):
+        request = plan.request(1, number)
+        without = WithoutOwnEdges(sampler).sample(graph, request, sampling_backend("cpu")).check()
+        drawn = sampler.sample(graph, request, sampling_backend("cpu"))
+        work = zip(without.minibatches, drawn.minibatches, request.positives, request.relations, strict=True)
+        for m, all_of, positives, relation in work:
+            own = set()
+            for (u, v), r in zip(positives.tolist(), relation.tolist()):
+                own |= {(u, v, r)} | {(v, u, q) for q in groups[r][1:]}
+                if r in groups[r][1:]:  # a pair of a symmetric relation stands for both directions
+                    own |= {(u, v, q) for q in groups[r][1:]}
+            for block, before in zip(m.blocks, all_of.blocks):
+                kinds = graph.edge_type[before.edge_id].tolist()
+                kept = [(*e, kind) not in own for e, kind in zip(edges_of(before), kinds)]
+                assert block.edge_id.tolist() == before.edge_id[kept].tolist()
+            # What is lost by degrees is what a sample of all edges loses.
+            numbers = plan.numbers(m.index, 1)
+            dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+            every = zip(graph.indices.tolist(), dst.tolist(), graph.edge_type.tolist())
+            gone = [v for u, v, kind in every if (u, v, kind) in own]
+            lost = links.lost_degree(numbers, m.seeds)
+            assert lost.tolist() == [gone.count(v) for v in m.seeds.tolist()]
 
 
 IN_EDGES = {0: (1, 1, 2, 3), 1: (0, 4, 5), 2: (3, 4, 5)}

@@ -1,6 +1,7 @@
 """Samples without their pairs' own edges on the device that drew them: the host's minibatches to the bit."""
 
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from millrace.tests.contracts.block_sampling import block_rows
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 from millrace.tests.contracts.typed import typed_graphs
+from millrace.tests.stages.links.test_exclude import of_several
 
 pytest.importorskip("triton")
 
@@ -125,6 +127,20 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses(sampler: Any, gra
         drawn_alike(sampler, graph, plan_of(graph, edges_of(graph)[at], 3, 3, seed))
 
 
+@settings(max_examples=10)
+@pytest.mark.parametrize(
+    "sampler",
+    [mr.NeighborSampler((2, -1), edge_ids=True), mr.NeighborSampler((3, 3), expand="all", edge_ids=True)],
+    ids=str,
+)
+@given(graph=typed_graphs(linked=True), data=st.data())
+def test_with_several_relations_only_edges_of_the_pairs_own(sampler: Any, graph: Graph, data: st.DataObject) -> None:
+    graph, links = of_several(graph, data.draw(st.booleans()), data.draw(st.booleans()))
+    if links is not None:
+        numbers = np.arange(len(links.pairs))
+        drawn_alike(sampler, graph, LinkPlan(numbers, 3, 3, data.draw(st.integers(0, 5)), links=links))
+
+
 def test_a_bulk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several pieces each has minibatches and keys of its own."""
     graph, pairs = with_all_defects(True)
@@ -178,9 +194,10 @@ def test_the_host_waits_once_or_twice_whatever_the_bulk() -> None:
         counts = {}
         for k in (2, 4, 0):
             request = plan_of(graph, pairs, 9, max(k, 1)).request(0, 0)
+            request = replace(request, positives=request.positives[:k])
             drawn = sampler.sample_on_device(graph, request) if k else Bulk(0, 0, ())
             work = exclude_cuda.without_own_edges(
-                drawn, request.positives[:k], None, nested=sampler.expand == "new", device=pretended_device.DEVICE
+                drawn, request, None, nested=sampler.expand == "new", device=pretended_device.DEVICE
             )
             with pretended_device.Operations() as seen:
                 assert stops_of(work)[0] == waits

@@ -227,11 +227,11 @@ def test_negatives_of_several_relations_are_those_of_each_alone(law, ends):
             assert all({*w.tolist()} <= o for w, o in zip(made[at, 1:, 1], others))
         else:
             assert np.array_equal(made[at], one.with_negatives(words, KEY)[at])
-    # Edges of all predicted relations between the ends of a pair are its own.
-    own = {p for u, v in table[numbers, :2].tolist() for p in ((u, v), (v, u))}
-    counted = np.isin(graph.edge_type, (0, 1, 2, 3))
-    every = [e for e in zip(graph.indices[counted].tolist(), dst[counted].tolist()) if e in own]
-    assert links.lost_degree(numbers, np.arange(36)).tolist() == [sum(v == n for _, v in every) for n in range(36)]
+    # A pair's own edges are those of its relation, and those of the reverse the other way.
+    own = {(u, v, r) for u, v, _, r in table[numbers].tolist()}
+    own |= {(v, u, 1) for u, v, r in own if r == 0}
+    every = [e for e in zip(graph.indices.tolist(), dst.tolist(), graph.edge_type.tolist()) if e in own]
+    assert links.lost_degree(numbers, np.arange(36)).tolist() == [sum(v == n for _, v, _ in every) for n in range(36)]
 
 
 def test_laws_are_checked_for_each_relation_that_trains():

@@ -55,7 +55,7 @@ def test_types_of_nodes_and_ends_of_relations():
         (lambda: replace(TYPES, edge_widths=(0, 1, 0)).check(5, 2), "and 2 for the widest"),
         (lambda: TYPES.check(5, 2), "and 2 for the widest"),
         (lambda: replace(TYPES, pair_relations=((0, 3),)).check(5), r"are \[0, 3\]; expected numbers below 3"),
-        (lambda: replace(TYPES, pair_relations=((0, 0),)).check(5), r"are \[0, 0\]; expected distinct numbers"),
+        (lambda: replace(TYPES, pair_relations=((0, 1, 1),)).check(5), r"are \[0, 1, 1\]; expected distinct numbers"),
         (lambda: replace(TYPES, pair_relations=((0, 1), (1,))).check(5), r"are \[\[0, 1\], \[1\]\]; expected distinct"),
     ],
 )

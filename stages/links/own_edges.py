@@ -1,0 +1,49 @@
+"""Edges that are those of pairs: which ones a minibatch that is to predict the pairs must not see."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.links.pairs import PairArray
+from ...storage.typed.graph_types import GraphTypes
+
+Ids = npt.NDArray[np.int64]
+
+
+def ways(group: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Relations in which u -> v, and those in which v -> u, are edges of the pair (u, v) of one of several relations:
+    the relation itself, and those that have its edges reversed. If the relation is symmetric, both in all."""
+    relation, *reverses = group
+    straight = tuple(dict.fromkeys(group)) if relation in reverses else (relation,)
+    return straight, tuple(reverses)
+
+
+def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes | None) -> tuple[Ids, Ids, Ids | None]:
+    """Destination, source and relation of the edges of pairs, [e] each.
+
+    Args:
+        pairs: int64 [b, 2].
+        relation: int64 [b], of each, where those of several are predicted. None: the edges of a pair are all between
+            its ends, either way, and their relation is None.
+        types: of the graph.
+    """
+    if relation is None:
+        return np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), None
+    assert types is not None
+    found = [(pairs[:0, 0], pairs[:0, 0], pairs[:0, 0])]
+    for at, group in _of_groups(relation, types):
+        u, v = pairs[at].T
+        straight, turned = ways(group)
+        found += [(v, u, np.full(len(u), r)) for r in straight] + [(u, v, np.full(len(u), r)) for r in turned]
+    destination, source, kind = (np.concatenate(a) for a in zip(*found))
+    return destination, source, kind
+
+
+def _of_groups(relation: Ids, types: GraphTypes) -> Iterator[tuple[Ids, tuple[int, ...]]]:
+    """Positions of the pairs of each relation that has some, and its group of `GraphTypes.pair_relations`."""
+    group_of = {group[0]: group for group in types.pair_relations}
+    order = np.argsort(relation, kind="stable")
+    there, first = np.unique(relation[order], return_index=True)
+    for r, at in zip(there.tolist(), np.split(order, first[1:])):
+        yield at, group_of[r]
