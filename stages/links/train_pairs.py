@@ -260,7 +260,8 @@ class TrainPairs:
                 sources = self._edge_sources
                 return sources[(x * len(sources)).astype(np.int64)].astype(np.int64)
             chosen = self._edges
-            edge = (x * num_edges_of_pairs(graph, self.types)).astype(np.int64)
+            count = graph.num_edges if isinstance(chosen, slice) else len(chosen)
+            edge = (x * count).astype(np.int64)
             edge = edge if isinstance(chosen, slice) else chosen[edge]
             return np.searchsorted(graph.indptr, edge, side="right") - 1
         if law == "destinations":

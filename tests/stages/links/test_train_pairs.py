@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
+from millrace.stages.links import train_pairs
 from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
 from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import Pairs, SeenPairs
@@ -191,7 +192,7 @@ def test_what_cannot_be_drawn_is_refused():
 
 
 @pytest.mark.parametrize(("law", "ends"), [*((law, "destination") for law in LAWS), ("degree", "both")])
-def test_negatives_of_several_relations_are_those_of_each_alone(law, ends):
+def test_negatives_of_several_relations_are_those_of_each_alone(law, ends, monkeypatch):
     """By the law of each pair's own relation: as if the minibatch had its pairs of that relation only."""
     data = typed_dataset(degree=90)
     types = replace(data.graph.types, pair_relations=((2,), (0, 1), (3,)))
@@ -227,6 +228,10 @@ def test_negatives_of_several_relations_are_those_of_each_alone(law, ends):
             assert all({*w.tolist()} <= o for w, o in zip(made[at, 1:, 1], others))
         else:
             assert np.array_equal(made[at], one.with_negatives(words, KEY)[at])
+    # A minibatch makes no pass over the edges for each relation.
+    with monkeypatch.context() as patch:
+        patch.setattr(train_pairs, "of_pairs", None)
+        assert np.array_equal(links.with_negatives(numbers, KEY), made)
     # A pair's own edges are those of its relation, and those of the reverse the other way.
     own = {(u, v, r) for u, v, _, r in table[numbers].tolist()}
     own |= {(v, u, 1) for u, v, r in own if r == 0}
