@@ -1,7 +1,7 @@
 """Knowledge graphs as triples (head, relation, tail): a folder with ``train.txt``, ``valid.txt`` and ``test.txt``, as
 FB15k-237, WN18RR and YAGO3-10 are published, or arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ ENTITY = "entity"
 STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
 """Names of the files of each set, without suffix."""
 SUFFIXES = (".txt", ".tsv")
+FEW_ENTITIES, PER_TRIPLE = 10_000_000, 100
+"""Entities by number that any triples may have, and more of them for each triple."""
 FORM = "three columns between tabs: head, relation, tail"
 
 
@@ -87,13 +89,12 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str) ->
     """See `pipeline.datasets.triples.from_triples`."""
     given = {"train": train, "val": val, "test": test}
     rows = {key: _checked(key, array) for key, array in given.items() if array is not None}
-    if not len(rows["train"]):
+    if not len(rows.get("train", ())):
         raise InputError(f"the train set of {name} has no triples; there is nothing to learn from")
     if len({a.dtype.kind for a in rows.values() if len(a)}) > 1:
         raise InputError("some triples are of names and others of numbers; expected one of them")
     heads, relation, tails, relations, entities, count = _numbered(rows)
-    if len(relations) * (1 + add_reverse) > MOST_RELATIONS:
-        raise InputError(f"{name} has {counted(len(relations), 'relation')}; expected at most {MOST_RELATIONS}")
+    _check_relations(name, relations, add_reverse)
     bounds = np.cumsum([0, *map(len, rows.values())])
     sets = {key: np.stack([heads, tails, relation], axis=1)[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
     first, order = sets["train"], np.argsort(sets["train"][:, 2], kind="stable")
@@ -128,9 +129,21 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str) ->
     return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
 
 
+def _check_relations(name: str, relations: Sequence[str], add_reverse: bool) -> None:
+    most = MOST_RELATIONS // (1 + add_reverse)
+    if len(relations) > most:
+        what = " beside their reverses" if add_reverse else ""
+        raise InputError(f"{name} has {counted(len(relations), 'relation')}; expected at most {most:,}{what}")
+    if wrong := [text for text in relations if not text.isprintable()]:
+        raise InputError(f"a relation of {name} is called {wrong[0]!r}; expected a printable name")
+
+
 def _checked(key: str, array: Any) -> npt.NDArray[Any]:
     """[n, 3], whole numbers or text."""
-    found = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    try:
+        found = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    except ValueError:
+        raise InputError(f"the triples of {key} differ in length; expected [n, 3]: head, relation, tail") from None
     if not found.size:
         return np.empty((0, 3), object)
     if found.ndim != 2 or found.shape[1] != 3:
@@ -138,6 +151,14 @@ def _checked(key: str, array: Any) -> npt.NDArray[Any]:
     if found.dtype.kind in "iu":
         if found.min() < 0:
             raise InputError(f"the triples of {key} hold {found.min()}; expected whole numbers from 0")
+        entity, relation = int(found[:, [0, 2]].max()), int(found[:, 1].max())
+        most = max(FEW_ENTITIES, PER_TRIPLE * len(found))
+        for what, number, bound in (("entity", entity, most), ("relation", relation, MOST_RELATIONS)):
+            if number >= bound:
+                raise InputError(
+                    f"the triples of {key} have the {what} {number:,}, and numbers from 0 on each take "
+                    f"memory; expected numbers below {bound:,}: renumber them, or give names"
+                )
         return found.astype(np.int64)
     if found.dtype.kind not in "UO":
         raise InputError(f"the triples of {key} are {found.dtype}; expected names, or whole numbers from 0")
@@ -157,8 +178,15 @@ def _numbered(
     if every.dtype.kind == "i":
         number = int(every[:, 1].max()) + 1
         return (*every.T, [str(r) for r in range(number)], None, int(every[:, [0, 2]].max()) + 1)
-    texts = every.astype(np.str_)
-    entities, ends = np.unique(texts[:, [0, 2]], return_inverse=True)
-    relations, relation = np.unique(texts[:, 1], return_inverse=True)
-    heads, tails = ends.reshape(-1, 2).astype(np.int64).T
-    return heads, relation.astype(np.int64), tails, relations.tolist(), entities, len(entities)
+    # Text as wide as the longest name in every place would be many times the size of the names.
+    entities, ends = _places(every[:, [0, 2]].ravel())
+    relations, relation = _places(every[:, 1])
+    heads, tails = ends.reshape(-1, 2).T
+    return heads, relation, tails, relations, np.array(entities), len(entities)
+
+
+def _places(texts: npt.NDArray[np.object_]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The distinct texts in ascending order, and the place of each text among them."""
+    distinct = sorted(set(texts.tolist()))
+    place = {text: i for i, text in enumerate(distinct)}
+    return distinct, np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))

@@ -28,6 +28,13 @@ def test_arrays_are_the_same_data(tmp_path):
     [
         (([(0, 1)],), r"the triples of train have shape \[1, 2\]; expected \[n, 3\]: head, relation, tail"),
         (([],), "the train set of triples has no triples"),
+        ((None,), "the train set of triples has no triples"),
+        (([(0, 0, 1), (0, 1)],), "the triples of train differ in length"),
+        (([(0, 0, 10**15)],), "the triples of train have the entity 1,000,000,000,000,000, .* renumber them, or give"),
+        (([(0, 10**9, 1)],), "the relation 1,000,000,000, .* below 65,536"),
+        ((np.array([(0, 0, 2**63)], np.uint64),), "the entity 9,223,372,036,854,775,808"),
+        (([(0, 40_000, 1)],), "has 40,001 relations; expected at most 32,768 beside their reverses"),
+        (([("a", "r\n", "b")],), "a relation of triples is called .*; expected a printable name"),
         (([(0, -1, 2)],), "the triples of train hold -1; expected whole numbers from 0"),
         (([(0.5, 1.0, 2.0)],), "the triples of train are float64; expected names, or whole numbers"),
         (([("a", "", "b")],), r"triple 0 of train is \['a', '', 'b'\]; expected a name in each place"),
