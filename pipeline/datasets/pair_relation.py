@@ -79,6 +79,8 @@ def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[i
         named = list(relation) if isinstance(relation, tuple | list) else [relation]
         if tuple(named) in types.relations:
             named = [named]
+        if not named:
+            raise InputError(f"relation is {relation!r}, which names none; expected {every}, or all")
     return [_number(types, one, relation, every) for one in named]
 
 
