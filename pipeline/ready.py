@@ -87,7 +87,8 @@ def ready_to_run(
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
     if prepared.job.start_from is not None and not resume:
-        untold = (*untold, f"{start_of(prepared.build_model(), prepared.job, prepared.outline.unit)}.")
+        start = prepared.job, prepared.outline.unit, prepared.outline.types
+        untold = (*untold, f"{start_of(prepared.build_model(), *start)}.")
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
 
 

@@ -210,7 +210,7 @@ def model_of(
 
         def again() -> nn.Module:
             module.load_state_dict(initial)
-            return with_initial_parameters(module.to(dtype), job, outline.unit)
+            return with_initial_parameters(module.to(dtype), job, outline.unit, outline.types)
 
         name = type(record).__name__
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
@@ -223,7 +223,7 @@ def model_of(
             built = system.schedule.build(record, outline.num_features, outline.num_outputs)
         if outline.of_pairs:
             built.decoder = head_of(job, outline)
-        return with_initial_parameters(built.to(dtype), job, outline.unit)
+        return with_initial_parameters(built.to(dtype), job, outline.unit, outline.types)
 
     decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
     decoder |= {} if outline.predicted_relations is None else {"relations": outline.predicted_relations}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ...storage.errors import InputError
 from ...storage.features import MappedFeatures
 from ...storage.plural import counted
+from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from .result import read_result
 from .run_folder import JOB, LEARNED, MODEL, learned_rows
@@ -40,30 +42,31 @@ class Start:
         return f"{taken}, {_counted(self.new)} ({_parts(self.new)}) are new" if self.new else taken
 
 
-def with_initial_parameters(model: nn.Module, job: Job, unit: str) -> nn.Module:
+def with_initial_parameters(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None) -> nn.Module:
     """The model with its initial parameters: its own, or those of the run in ``start_from`` where that has them.
 
     Args:
         model: with parameters of its own.
         job: has the key ``start_from``.
         unit: what is predicted: see `Outline.unit`.
+        types: see `Outline.types`.
 
     Raises:
         InputError: see `start_of`.
     """
     if job.start_from is None:
         return model
-    start = start_of(model, job, unit)
+    start = start_of(model, job, unit, types)
     model.load_state_dict({**start.new, **start.taken})
     return model
 
 
-def start_of(model: nn.Module, job: Job, unit: str) -> Start:
+def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None) -> Start:
     """The parameters that a model takes from the run in ``start_from``.
 
     Of a run that predicts the same it takes all, but for the head if that has other outputs: the last layer of nodes,
-    the decoder of pairs. Of one that predicts something else it takes no head, and the first layers as far as their
-    parameters have the same shapes.
+    the decoder of pairs, also where it has weights for other relations. Of one that predicts something else it takes no
+    head, and the first layers as far as their parameters have the same shapes.
 
     Raises:
         InputError: the run is not finished, has another model, or nothing fits.
@@ -87,12 +90,15 @@ def start_of(model: nn.Module, job: Job, unit: str) -> Start:
     same, layers = unit == unit_before, 1 + max(map(_layer, own), default=-1)
     unlike = {part for part in {*map(_part, own), *map(_part, given)} if not _alike(part, given, own)}
     if same:
-        heads = {f"layer {layers - 1}"} if unit == "node" else {p for p in unlike if p.startswith(DECODER)}
+        of_relations = [_predicted((read_result(folder) or {}).get("types")), _predicted(types)]
+        if unit == "pair" and max(map(len, of_relations)) > 1 and of_relations[0] != of_relations[1]:
+            unlike |= {part for part in map(_part, own) if _of_decoder(part)}
+        heads = {f"layer {layers - 1}"} if unit == "node" else {p for p in unlike if _of_decoder(p)}
         if unlike - heads:
             raise _other_model(path, given, own, unlike - heads)
         left_out = unlike
     else:
-        left_out = unlike | {part for part in map(_part, own) if part.startswith(DECODER)}
+        left_out = unlike | {part for part in map(_part, own) if _of_decoder(part)}
         if unit == "node" and layers:
             left_out.add(f"layer {layers - 1}")
         if unit_before == "node":
@@ -122,6 +128,12 @@ def _unit_of(folder: Path) -> str | None:
     return None if "task" not in record else "pair" if record["task"] == "link" else "node"
 
 
+def _predicted(types: Mapping[str, Any] | None) -> list[list[str]]:
+    """Names of the relations whose pairs are predicted, in their order."""
+    groups = () if types is None else groups_of(types.get("pair_relations", ()))
+    return [] if types is None else [list(types["relations"][group[0]]) for group in groups]
+
+
 def _layer(name: str) -> int:
     """Number of the layer that a parameter is of; -1 if it is of none that is known."""
     found = LAYER.search(name)
@@ -135,6 +147,11 @@ def _part(name: str) -> str:
         return f"layer {layer}"
     norm = NORM.search(name)
     return f"norm {norm[1]}" if norm and not name.startswith(DECODER) else name.rpartition(".")[0] or name
+
+
+def _of_decoder(part: str) -> bool:
+    """True for a decoder and its modules."""
+    return f"{part}.".startswith(DECODER)
 
 
 def _number(part: str) -> int:

@@ -88,6 +88,28 @@ def test_layers_are_taken_and_heads_are_new(before, tmp_path, first, then, taken
     assert not none and len(told) == 1 and said.format(before / first) in told[0]
 
 
+@pytest.mark.parametrize("decoder", ["distmult", "mlp"])
+def test_a_decoder_of_other_relations_is_new(tmp_path, decoder):
+    """Whether their number differs or their order alone: its weights are those of places among them."""
+    kg = mr.open_dataset("kg:people=40,companies=6,cities=4")
+    options = {**JOB, "model": "rgcn", "link": {"width": WIDTH, "decoder": decoder}}
+
+    def run(name, relation, **more):
+        mr.run(mr.link_dataset(kg, relation=relation), out=tmp_path / name, **{**options, **more})
+        return state(tmp_path / name)
+
+    names = ["lives_in", "works_at"]
+    given = run("two", names)
+    for relation in ("all", "lives_in", names[::-1], names):
+        fresh = run(f"fresh {relation}", relation, **STILL)
+        found = run(f"then {relation}", relation, start_from=str(tmp_path / "two"), **STILL)
+        for k, v in found.items():
+            taken = relation is names or not k.startswith("decoder.")
+            assert torch.allclose(v, (given if taken else fresh)[k], atol=1e-6), (relation, k)
+    back = run("back", "all", start_from=str(tmp_path / "then lives_in"), **STILL)
+    assert all(torch.allclose(back[k], given[k], atol=1e-6) for k in back if not k.startswith("decoder."))
+
+
 def test_a_decoder_without_parameters_leaves_nothing_new(before, tmp_path):
     found, told = started("pair", tmp_path / "then", start_from=str(before / "edge"), **STILL)
     given = state(before / "edge")
