@@ -295,7 +295,7 @@ def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool, labell
         kind: dict[str, Any] = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
         if result.types is not None:
             groups = groups_of(result.types["pair_relations"])
-            kind["relation"] = ";".join(",".join(result.types["relations"][group[0]]) for group in groups)
+            kind["relation"] = tuple(",".join(result.types["relations"][group[0]]) for group in groups)
         update["read"] = replace(job.read, **kind)
     of_graph = not labelled and not (reader is not None and reader.is_clean)
     if of_graph and result.task != "link" and (result.types is None or result.labels_of == "edges"):

@@ -311,3 +311,16 @@ def test_rows_that_nodes_learn(links, tmp_path):
     two = train_bulk(links, tmp_path / "2", {**options, "ranks": 2})[0]
     one = mr.run(links, out=tmp_path / "1", verbose=False, **options)
     assert two["test_metrics"] == pytest.approx(one.test_metrics, abs=1e-9)
+
+
+def test_names_of_relations_may_have_semicolons(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("x;y", "z"):
+        rows = [f"{u},{v}" for u, v in zip(rng.integers(0, 20, 60), rng.integers(0, 9, 60))]
+        (tmp_path / f"edges-a-{name}-b.csv").write_text("\n".join(["src,dst", *rows, ""]))
+    for kind, count in (("a", 20), ("b", 9)):
+        (tmp_path / f"nodes-{kind}.csv").write_text("\n".join(["id", *map(str, range(count)), ""]))
+    data = mr.open_dataset(tmp_path, options=mr.ReadOptions(task="link", relation=("x;y", "z")))
+    result = mr.run(data, model="rgcn", hidden=4, layers=1, fanout=[3], epochs=1, verbose=False)
+    found = mr.predict_links(result, [[0, 1]], dataset=tmp_path, relation="x;y")
+    assert found.scores == mr.predict_links(result, [[0, 1]], relation="x;y").scores
