@@ -1,4 +1,9 @@
-"""Counts in messages: ``1 node``, ``1,797 nodes``."""
+"""Counts in messages: ``1 node``, ``1,797 nodes``; and lists of names."""
+
+from collections.abc import Sequence
+
+SHOWN = 20
+"""Names of a list in a message."""
 
 
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
@@ -14,3 +19,9 @@ def are(number: int) -> str:
 def were(number: int) -> str:
     """``was`` for 1, else ``were``."""
     return "was" if number == 1 else "were"
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """Names one after the other; of many the first ones, and their number."""
+    more = f"{between}... ({len(names):,} in all)" if len(names) > SHOWN else ""
+    return between.join(names[:SHOWN]) + more

@@ -10,15 +10,13 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, edge_keys, keys_of
-from ...storage.plural import counted
+from ...storage.plural import counted, listed
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from .cleaning.relations import REVERSE
 
 Relations = str | RelationType | Sequence[str | RelationType]
 """One relation of a graph, by its name or its three names, or several."""
 ALL = "all"
-SHOWN = 8
-"""Relations that a note names."""
 
 
 def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
@@ -85,7 +83,7 @@ def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[i
 
 
 def _every(types: GraphTypes) -> str:
-    return " or ".join(",".join(r) for r in types.relations)
+    return listed([",".join(r) for r in types.relations], " or ")
 
 
 def _number(types: GraphTypes, one: Any, relation: Any, every: str) -> int:
@@ -134,8 +132,7 @@ def _groups(graph: Graph, numbers: Sequence[int]) -> tuple[list[tuple[int, ...]]
     notes = [f"Pairs are of {counted(len(groups), 'relation')}."]
     if reverses:
         named = [",".join(types.relations[r]) for r in sorted(reverses)]
-        some = ", ".join(named[:SHOWN]) + (", ..." if len(named) > SHOWN else "")
-        notes.append(f"Edges of {some} are the reverses of others, and held out where these are.")
+        notes.append(f"Edges of {listed(named)} are the reverses of others, and held out where these are.")
     return list(groups.values()), notes
 
 

@@ -12,6 +12,7 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.plural import listed
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
 from ...storage.typed.graph_types import GraphTypes
@@ -84,7 +85,7 @@ def relations_of_table(table: "Table", path: Path, types: GraphTypes | None) -> 
     """
     if types is None or not types.predicts_several:
         return None
-    names = [str(name) for name in table["relation"].to_pylist()]
+    names = _relation_names(table, path)
     try:
         number_of = {name: predicted_number(types, name) for name in dict.fromkeys(names)}
     except InputError as e:
@@ -92,11 +93,18 @@ def relations_of_table(table: "Table", path: Path, types: GraphTypes | None) -> 
     return np.array([number_of[name] for name in names], np.int64)
 
 
+def _relation_names(table: "Table", path: Path) -> list[str]:
+    """The column relation of a table of pairs."""
+    if table["relation"].null_count:
+        raise InputError(f"{path}: column relation has rows without one; expected a relation in each row")
+    return [str(name) for name in table["relation"].to_pylist()]
+
+
 def predicted_number(types: GraphTypes, name: Any) -> int:
     """Number of a predicted relation by its name, or its three names. Raises InputError if it is none."""
     number = types.relation(name if isinstance(name, str) else ",".join(map(str, name)))
     if number not in types.predicted:
-        some = ", ".join(types.relations[r][1] for r in types.predicted)
+        some = listed([types.relations[r][1] for r in types.predicted])
         raise InputError(f"relation is {name!r}, whose pairs are not predicted; expected one of {some}")
     return number
 
@@ -141,8 +149,6 @@ class GivenPairs:
     """File of the table that `rows` are; None: they are an array."""
     time: npt.NDArray[Any] | None = None
     """[n], the column time of the table, if it has one."""
-    relations: list[str] | None = None
-    """n names, the column relation of the table, if it has one."""
 
     @classmethod
     def of(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
@@ -162,9 +168,14 @@ class GivenPairs:
             except (ValueError, OSError) as e:
                 raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
         table = _table(path)
-        related = "relation" in table.column_names
-        relations = [str(name) for name in table["relation"].to_pylist()] if related else None
-        return cls(table, str(path), path, _time(table, path, dataset), relations)
+        return cls(table, str(path), path, _time(table, path, dataset))
+
+    @property
+    def relations(self) -> list[str] | None:
+        """n names, the column relation of the table, if it has one. Raises InputError if a row has none."""
+        if self.path is None or "relation" not in self.rows.column_names:
+            return None
+        return _relation_names(self.rows, self.path)
 
     def ends(self, at: Any, dataset: Dataset, ends: Ends | None) -> PairArray:
         """int64 [m, 2], the pairs at some positions, or a slice of all. `ends` as in `as_pairs`.

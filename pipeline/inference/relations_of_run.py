@@ -9,6 +9,7 @@ import numpy as np
 
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
+from ...storage.plural import listed
 from ...storage.typed.graph_types import GraphTypes, RelationType, groups_of
 from ..datasets.pairs import predicted_number
 from ..setup.result import Result
@@ -63,7 +64,7 @@ def asked(types: GraphTypes | None, relation: Relation | None, folder: Path) -> 
         return Asked(None)
     if relation is None:
         if types.predicts_several:
-            some = ", ".join(types.relations[r][1] for r in types.predicted)
+            some = listed([types.relations[r][1] for r in types.predicted])
             raise InputError(f"{folder} predicts links of several relations; say which, as relation: {some}")
         return Asked(types)
     number = predicted_number(types, relation)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError, nearest
+from ..plural import listed
 
 RelationType = tuple[str, str, str]
 """Type of an edge: the type of its source, the relation's name, the type of its destination."""
@@ -126,7 +127,7 @@ class GraphTypes:
                 f"{len(found)} relations are called '{text}'; say which: {' or '.join(by_triple[i] for i in found)}"
             )
         names = list(dict.fromkeys(name for _, name, _ in self.relations))
-        raise InputError(f"there is no relation '{text}'; expected one of {', '.join(names)}{nearest(text, names)}")
+        raise InputError(f"there is no relation '{text}'; expected one of {listed(names)}{nearest(text, names)}")
 
     def record(self) -> dict[str, Any]:
         """Plain values that `of_record` takes."""

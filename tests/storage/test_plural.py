@@ -1,6 +1,6 @@
 """One thing, several things."""
 
-from millrace.storage.plural import are, counted, were
+from millrace.storage.plural import are, counted, listed, were
 
 
 def test_counted():
@@ -11,3 +11,10 @@ def test_counted():
 def test_verbs_agree():
     assert [are(n) for n in (0, 1, 2)] == ["are", "is", "are"]
     assert [were(n) for n in (0, 1, 2)] == ["were", "was", "were"]
+
+
+def test_of_many_names_the_first_are_listed():
+    names = [str(i) for i in range(300)]
+    assert listed(names[:20]) == ", ".join(names[:20])
+    assert listed(names, " or ") == " or ".join(names[:20]) + " or ... (300 in all)"
+    assert listed([]) == ""

@@ -171,6 +171,9 @@ def test_files_name_the_relation_of_each_pair(kg, tmp_path):
     (tmp_path / "other.csv").write_text("src,dst,split,relation\n0,1,val,knows\n")
     with pytest.raises(InputError, match=r"other.csv: relation is 'knows', whose pairs are not predicted"):
         mr.link_dataset(kg, relation=NAMES, pairs=tmp_path / "other.csv")
+    (tmp_path / "null.csv").write_text("src,dst,split,relation\n0,1,val,lives_in\n0,1,val,\n")
+    with pytest.raises(InputError, match=r"null.csv: column relation has rows without one"):
+        mr.link_dataset(kg, relation=NAMES, pairs=tmp_path / "null.csv")
     np.savez(tmp_path / "sets.npz", val=[[0, 1]])
     with pytest.raises(InputError, match="names no relations, but pairs are of several; expected a table"):
         mr.link_dataset(kg, relation=NAMES, pairs=tmp_path / "sets.npz")
