@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,21 @@ def _relation_names(table: "Table", path: Path) -> list[str]:
     return [str(name) for name in table["relation"].to_pylist()]
 
 
+def relation_text(name: Any) -> str:
+    """A relation's name, or its three names joined by commas; of a number, as triples of numbers have, its digits.
+    Raises InputError if it is nothing like it."""
+    if isinstance(name, Integral):
+        return str(int(name))
+    if isinstance(name, tuple | list) and name and all(isinstance(part, str) for part in name):
+        return ",".join(name)
+    if not isinstance(name, str):
+        raise InputError(f"relation is {name!r}; expected its name, or (source type, name, destination type)")
+    return name
+
+
 def predicted_number(types: GraphTypes, name: Any) -> int:
     """Number of a predicted relation by its name, or its three names. Raises InputError if it is none."""
-    number = types.relation(name if isinstance(name, str) else ",".join(map(str, name)))
+    number = types.relation(relation_text(name))
     if number not in types.predicted:
         some = listed([types.relations[r][1] for r in types.predicted])
         raise InputError(f"relation is {name!r}, whose pairs are not predicted; expected one of {some}")
@@ -298,6 +311,8 @@ def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes |
             "each relation to its pairs [n, 2]"
         )
     own = [value for key, value in rows.items() if predicted_number(types, key) == relation]
+    if len(own) > 1:
+        raise InputError(f"pairs: {name} has {types.relations[relation][1]} twice; expected each relation once")
     return own[0] if own else None
 
 

@@ -11,7 +11,7 @@ from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
 from ...storage.plural import listed
 from ...storage.typed.graph_types import GraphTypes, RelationType, groups_of
-from ..datasets.pairs import predicted_number
+from ..datasets.pairs import predicted_number, relation_text
 from ..setup.result import Result
 
 Relation = str | RelationType
@@ -93,6 +93,6 @@ def asked_of_each(
         return
     if len(named) != count:
         raise InputError(f"relation has {len(named)} names for {count} pairs; expected one for each, or one for all")
-    keys = [name if isinstance(name, str) else ",".join(map(str, name)) for name in named]
+    keys = [relation_text(name) for name in named]
     for key in dict.fromkeys(keys):
         yield asked(types, key, folder), np.flatnonzero(np.array(keys, object) == key)

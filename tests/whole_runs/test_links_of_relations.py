@@ -191,6 +191,9 @@ def test_pairs_are_scored_by_their_relations(result, links, tmp_path):
         ),
         (lambda run: mr.recommend(run, 2, relation="sold_in"), "is 'sold_in', whose pairs are not predicted"),
         (lambda run: mr.predict_links(run, [[0, 1]], relation="no"), "there is no relation 'no'"),
+        (lambda run: mr.predict_links(run, [[0, 1]], relation=5), "there is no relation '5'"),
+        (lambda run: mr.predict_links(run, [[0, 1]], relation=[None]), "relation is None; expected its name"),
+        (lambda run: mr.recommend(run, 2, relation={"likes"}), "relation is {'likes'}; expected its name"),
         (lambda run: mr.predict_links(run, [[0, 1]], relation=["likes"] * 2), "relation has 2 names for 1 pairs"),
         (lambda run: mr.predict_links(run, [[0, 500]], relation="likes"), r"\(0, 500\) with an end that is no node"),
     ],
@@ -324,3 +327,12 @@ def test_names_of_relations_may_have_semicolons(tmp_path):
     result = mr.run(data, model="rgcn", hidden=4, layers=1, fanout=[3], epochs=1, verbose=False)
     found = mr.predict_links(result, [[0, 1]], dataset=tmp_path, relation="x;y")
     assert found.scores == mr.predict_links(result, [[0, 1]], relation="x;y").scores
+
+
+def test_relations_of_numbered_triples_are_asked_for_by_number():
+    rng = np.random.default_rng(0)
+    data = mr.from_triples(np.stack([rng.integers(0, 20, 90), np.arange(90) % 3, rng.integers(0, 20, 90)], 1))
+    result = mr.run(data, model="rgcn", hidden=4, layers=1, fanout=[3], epochs=1, decoder="distmult", verbose=False)
+    of_each = mr.predict_links(result, [[0, 1], [0, 1]], relation=np.array([2, 1]))
+    assert of_each.relations.tolist() == ["2", "1"]
+    assert of_each.scores[0] == mr.predict_links(result, [[0, 1]], relation=2).scores[0]

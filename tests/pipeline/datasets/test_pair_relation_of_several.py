@@ -149,6 +149,13 @@ def test_reverses_are_found_whatever_their_number(kg):
         ([3, "lives_in"], None, "expected its name, or three names"),
         (NAMES, {"val": [[0, 1]]}, "val is a list, but pairs are of several relations; expected a mapping"),
         (NAMES, {"val": {"knows": [[0, 1]]}}, "is 'knows', whose pairs are not predicted; expected one of lives_in"),
+        (NAMES, {"val": {3: [[0, 1]]}}, "there is no relation '3'"),
+        (NAMES, {"val": {None: [[0, 1]]}}, "relation is None; expected its name, or"),
+        (
+            NAMES,
+            {"val": {"lives_in": [[0, 1]], ("person", "lives_in", "city"): [[0, 2]]}},
+            "val has lives_in twice; expected each relation once",
+        ),
         (NAMES, {"val": {"lives_in": [[0, 9]]}}, r"the pair \(0, 9\) with an end that is no node"),
         (
             NAMES,
