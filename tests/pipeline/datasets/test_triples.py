@@ -46,3 +46,9 @@ def test_arrays_are_the_same_data(tmp_path):
 def test_bad_arrays_are_refused(sets, said):
     with pytest.raises(InputError, match=said):
         mr.from_triples(*sets)
+
+
+def test_a_relation_that_is_only_tested_has_directions():
+    data = mr.from_triples([("a", "r", "b"), ("b", "r", "c")], None, [("a", "s", "b"), ("b", "s", "a")])
+    assert data.labels[data.split.test].tolist() == [[0, 1, 0, 1], [1, 0, 0, 1]]
+    assert data.graph.types.pair_relations == ((0, 2), (1, 3))
