@@ -27,7 +27,7 @@ from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
 from .commands.shared.help import ByTheme, example_of
-from .commands.shared.output import say
+from .commands.shared.output import flush_all, say
 from .commands.sweep import sweep
 from .commands.warm import warm
 
@@ -86,7 +86,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings(), ended_by_signals():
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}", err=True)
-        sys.exit(_run_app())
+        code = _run_app()
+        flush_all()
+        sys.exit(code)
 
 
 def _run_app() -> int:

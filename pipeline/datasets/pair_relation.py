@@ -72,7 +72,8 @@ def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[i
     if relation == ALL and ALL not in (by_name for _, by_name, _ in types.relations):
         return list(range(types.num_relations))
     if isinstance(relation, str):
-        named: list[Any] = [part.strip() for part in relation.split(";")]
+        is_one = any(relation in (r[1], ",".join(r)) for r in types.relations)  # a name may have a semicolon
+        named: list[Any] = [relation] if is_one else [part.strip() for part in relation.split(";")]
     else:
         named = list(relation) if isinstance(relation, tuple | list) else [relation]
         if tuple(named) in types.relations:

@@ -15,8 +15,22 @@ def say(text: str, err: bool = False) -> None:
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        # Python would flush again at exit, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _to_nowhere(stream)
+
+
+def flush_all() -> None:
+    """Write what is left in standard output and standard error, as at the end of the process, where Python would make a
+    pipe that its reader has closed an exit code of its own (120)."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            _to_nowhere(stream)
+
+
+def _to_nowhere(stream: Any) -> None:
+    # Python would flush again at exit, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say_aside(text: str) -> None:

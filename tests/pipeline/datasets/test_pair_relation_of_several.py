@@ -203,3 +203,11 @@ def test_a_table_of_other_relations_is_refused(kg):
     labels[0, 1] = 0
     with pytest.raises(InputError, match="destinations of pairs lie in"):
         replace(links, labels=labels).check()
+
+
+def test_a_name_with_a_semicolon_is_one():
+    edges = {("a", "r;s", "b"): ([0, 1, 2], [0, 1, 2]), ("a", "r", "b"): ([0, 1], [1, 0])}
+    data = mr.from_relations(edges, features={"a": np.eye(3), "b": np.eye(3)})
+    for name in ("r;s", "a,r;s,b"):
+        types = mr.link_dataset(data, relation=name, split="fraction:1,0").graph.types
+        assert types.predicted == (types.relations.index(("a", "r;s", "b")),)
