@@ -27,8 +27,8 @@ class Head(nn.Sequential):
 
 
 def parameters() -> list[Tensor]:
-    """What all engines begin with: of each layer the weights of the row itself, those of the neighbours, and the bias;
-    then weights and biases of the head."""
+    """Parameters that all engines begin with: of each layer the weights of the row itself, those of the neighbours, and
+    the bias; then weights and biases of the head."""
     widths = [FEATURES] + [HIDDEN] * len(FANOUT)
     shapes: list[tuple[int, ...]] = []
     for a, b in zip(widths, widths[1:]):

@@ -21,7 +21,7 @@ FANOUT = (15, 10, 5)
 """Nearest the seeds first."""
 BATCH, FEATURES, HIDDEN, CLASSES, HEADS, LR = 1024, 100, 256, 47, 4, 0.003
 EDGE_FEATURES, EDGE_CLASSES = 8, 2
-"""Of labelled edges."""
+"""Features and classes of labelled edges."""
 PAIRS = 512
 """Positive pairs of a minibatch of links, as in DGL's example, or labelled edges of one."""
 WARM_UP = 4

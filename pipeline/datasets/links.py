@@ -139,7 +139,7 @@ class _Relation:
     number: int | None
     """None: one is predicted, or the graph has one type of edges."""
     types: GraphTypes | None
-    """Those where this relation alone is predicted."""
+    """Types where this relation alone is predicted."""
     symmetric: bool
 
     def within(self, graph: Graph) -> Graph:
@@ -160,12 +160,7 @@ def _relations_of(graph: Graph) -> list[_Relation]:
     if types is None or not types.predicts_several:
         return [_Relation(None, types, is_symmetric(graph))]
     every = [(r, types.predicting(r)) for r in types.predicted]
-    # Nothing says that a relation without edges is symmetric.
-    there = np.bincount(graph.edge_type, minlength=types.num_relations) > 0 if graph.edge_type is not None else None
-    return [
-        _Relation(r, one, (there is None or bool(there[r])) and is_symmetric(replace(graph, types=one)))
-        for r, one in every
-    ]
+    return [_Relation(r, one, is_symmetric(graph, one)) for r, one in every]
 
 
 def _timed(

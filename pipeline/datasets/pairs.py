@@ -298,7 +298,7 @@ def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, P
 
 
 def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes | None) -> Any:
-    """What is given for a set of one relation, where it is given for several; None: nothing."""
+    """The pairs of one relation, of a set that is given for several; None: it has none."""
     if relation is None:
         return rows
     assert types is not None

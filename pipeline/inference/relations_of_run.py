@@ -29,7 +29,7 @@ class Asked:
     """One relation that a run predicts."""
 
     types: GraphTypes | None
-    """Those where it is the only one that is predicted."""
+    """Types where it is the only one that is predicted."""
     place: int | None = None
     """Its place among those that the run predicts; None: there is one."""
 

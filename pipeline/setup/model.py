@@ -234,7 +234,7 @@ def model_of(
 
 
 def _typed_input(job: Job, outline: Outline) -> TypedInput | None:
-    """What a model of relations reads, with the columns of learnt features; None: the graph has one type."""
+    """Input of a model of relations, with the columns of learnt features; None: the graph has one type."""
     if outline.types is None:
         return None
     given = TypedInput.of_record(outline.types)

@@ -31,11 +31,11 @@ class Start:
     """Parameters that training begins with, as far as an earlier run has them."""
 
     taken: Mapping[str, Tensor]
-    """By their names, those of the earlier run, and buffers."""
+    """Parameters of the earlier run, by their names, and buffers."""
     new: Mapping[str, Tensor]
-    """Those that are the model's own."""
+    """The others, as the model begins with them."""
     folder: Path
-    """Of the earlier run."""
+    """Folder of the earlier run."""
 
     def __str__(self) -> str:
         taken = f"{_counted(self.taken)} ({_parts(self.taken)}) begin as {self.folder} has them"

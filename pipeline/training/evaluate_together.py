@@ -213,8 +213,7 @@ class KnownOfBlocks(KnownPairs):
         edges = np.unique(edge_keys(placed.graph, n, placed.first)[own])
         source, destination = np.divmod(edges, max(1, n))
         positive = labels[labels[:, 2] == POSITIVE, :2]
-        same_nodes = ends[0] == ends[1]
-        if same_nodes and _symmetric(edges, keys_of(destination, source, n), group):
+        if _symmetric(types, ends[0] == ends[1], edges, keys_of(destination, source, n), group):
             positive = np.concatenate([positive, positive[:, ::-1]])
         linked = np.unique(keys_of(positive[:, 0], positive[:, 1], n))
 
@@ -246,12 +245,25 @@ class KnownOfBlocks(KnownPairs):
         return self.drawn
 
 
-def _symmetric(edges: PairArray, reverses: PairArray, group: Group) -> bool:
-    """True if each edge's reverse is an edge too, by sums of 64-bit hashes of the distinct edges of all ranks."""
+def _symmetric(types: GraphTypes | None, same_nodes: bool, edges: PairArray, reverses: PairArray, group: Group) -> bool:
+    """See `storage.links.pairs.is_symmetric`: by the types, or by sums of 64-bit hashes of the distinct edges of all
+    ranks. Collective unless the types tell.
+
+    Args:
+        types: say which relation the edges are of.
+        same_nodes: true if its sources and destinations are of one type.
+        edges: keys of this rank's edges.
+        reverses: keys of these reversed.
+        group: the ranks.
+    """
+    if types is not None and types.one_predicted in types.pair_relations[0][1:]:
+        return True
+    if not same_nodes:
+        return False
     sums = [node_words(1, keys).sum(dtype=np.uint64) for keys in (edges, reverses)]
-    flat = torch.from_numpy(np.array(sums, np.uint64).view(np.int64))
+    flat = torch.from_numpy(np.array([*sums, len(edges)], np.uint64).view(np.int64))
     group.all_reduce(flat, "control")
-    return bool(flat[0] == flat[1])
+    return bool(flat[0] == flat[1]) and (types is None or bool(flat[2]))
 
 
 def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:

@@ -14,7 +14,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
-from .own_edges import own_edges
+from .own_edges import EdgeKinds, own_edges
 from .plan import LinkRequest
 
 if TYPE_CHECKING:
@@ -95,29 +95,29 @@ class WithoutOwnEdges:
         """See `Sampler.sample_on_device`."""
         from ..kernels.runtime.device_memory import completed
         from ..kernels.sampling.device_graph import number_on_device
-        from .exclude_cuda import OwnRelations, without_own_edges
+        from .exclude_cuda import without_own_edges
 
         drawn, types = self.inner.sample_on_device(graph, request, workspace), graph.types
-        kinds: OwnRelations | None = None
+        kinds: EdgeKinds | None = None
         if types is not None:
-            kinds = OwnRelations(types, lambda ids: number_on_device(graph, "edge_type")[ids])
+            kinds = EdgeKinds(types, lambda ids: number_on_device(graph, "edge_type")[ids])
         assert isinstance(request, LinkRequest)
         nested = all(m.nested for m in drawn.minibatches)
         return completed(without_own_edges(drawn, request, kinds, nested=nested))
 
     async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
         """Like `sample_by_owners`, with the inner sampler's coroutine of this name. Awaits as often on every rank."""
-        from .exclude_cuda import OwnRelations, without_own_edges
+        from .exclude_cuda import without_own_edges
 
         inner: Any = self.inner
         drawn, types = await inner.sample_by_owners_on_device(owners, request), owners.rows.graph.types
-        kinds: OwnRelations | None = None
+        kinds: EdgeKinds | None = None
         if types is not None:
 
             def relations(ids: "Tensor", count: int = types.num_relations) -> "Tensor":
                 return ids % count
 
-            kinds = OwnRelations(types, relations)
+            kinds = EdgeKinds(types, relations)
         assert isinstance(request, LinkRequest)
         return await without_own_edges(drawn, request, kinds, nested=inner.expand == "new", device=owners.device)
 
@@ -138,15 +138,6 @@ def _left(
     of_pairs = request.relations or (None,) * len(request.positives)
     work = zip(drawn.minibatches, request.positives, of_pairs, strict=True)
     return replace(drawn, minibatches=tuple(without_pairs(m, p, kinds, of) for m, p, of in work))
-
-
-@dataclass(frozen=True)
-class EdgeKinds:
-    """Relations of sampled edges."""
-
-    types: GraphTypes
-    of_edges: Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]]
-    """Maps `Block.edge_id` to relations."""
 
 
 def without_pairs(

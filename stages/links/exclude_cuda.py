@@ -6,7 +6,7 @@ are; own edges are left in the gap before them. The host waits for the numbers o
 of their own before that for the numbers of seeds' edges: once each, for all minibatches and lists together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,35 +15,26 @@ from torch import Tensor
 
 from ...storage.links.pairs import PairArray
 from ...storage.minibatch import Bulk, MiniBatch
-from ...storage.typed.graph_types import GraphTypes
 from ..kernels import sampling_backend
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import ToHost, to_device
 from ..kernels.sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
 from ..sample.resident import ResidentMiniBatch
-from .own_edges import own_edges
+from .own_edges import EdgeKinds, own_edges
 from .plan import LinkRequest
 
 
-@dataclass(frozen=True)
-class OwnRelations:
-    """Relations of a graph with types whose edges may be those of pairs."""
-
-    types: GraphTypes
-    of_edges: Callable[[Tensor], Tensor]
-    """Maps `Block.edge_id` to relations, on the device."""
-
-    def have(self, ids: Tensor) -> Tensor:
-        """True for each edge of one of these relations."""
-        among = np.isin(np.arange(self.types.num_relations), self.types.own_relations)
-        return to_device(among, ids.device)[self.of_edges(ids).long()]
+def _of_pairs(kinds: EdgeKinds, ids: Tensor) -> Tensor:
+    """True for each edge of a relation whose edges may be those of pairs."""
+    among = np.isin(np.arange(kinds.types.num_relations), kinds.types.own_relations)
+    return to_device(among, ids.device)[kinds.of_edges(ids).long()]
 
 
 async def without_own_edges(
     drawn: Bulk,
     request: LinkRequest,
-    relations: OwnRelations | None,
+    relations: EdgeKinds | None,
     *,
     nested: bool,
     device: torch.device | None = None,
@@ -54,7 +45,7 @@ async def without_own_edges(
     Args:
         drawn: minibatches on a device. Their seeds ascend.
         request: has the pairs of each minibatch.
-        relations: of edges that may be those of pairs; None: all may.
+        relations: of the edges, in a graph with types; None: it has one type.
         nested: true if all hops of a minibatch share a list.
         device: of the sizes awaited; None: that of `drawn`, which has minibatches.
     """
@@ -102,7 +93,7 @@ class _Taken:
 class _Piece:
     """Minibatches that lie in one `ResidentBulk`."""
 
-    def __init__(self, work: Sequence[_Work], relations: OwnRelations | None) -> None:
+    def __init__(self, work: Sequence[_Work], relations: EdgeKinds | None) -> None:
         """
         Args:
             work: all of the bulk's minibatches, in order.
@@ -161,7 +152,7 @@ class _Piece:
         is_own = (self._own[near] == keys) & (source < self._width)
         if relations is not None and not self._by_relation:
             assert x.positions is not None, "the sampler keeps edge_ids"
-            is_own &= relations.have(x.positions[at])
+            is_own &= _of_pairs(relations, x.positions[at])
         before = sampling_backend("cuda").cumulated(is_own.long())
         of_bulk = before[first]
         gone, rank = of_bulk.diff(), before[:-1] - of_bulk[q]

@@ -1,6 +1,8 @@
 """Edges that are those of pairs: which ones a minibatch that is to predict the pairs must not see."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +11,15 @@ from ...storage.links.pairs import PairArray
 from ...storage.typed.graph_types import GraphTypes
 
 Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EdgeKinds:
+    """Relations of sampled edges, of a graph with types."""
+
+    types: GraphTypes
+    of_edges: Callable[[Any], Any]
+    """Maps `Block.edge_id` to relations: arrays, or of minibatches on a device tensors there."""
 
 
 def ways(group: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

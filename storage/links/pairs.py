@@ -201,11 +201,18 @@ def node_ranges(types: GraphTypes | None, num_nodes: int) -> tuple[range, range]
 
 def is_symmetric(graph: Graph, types: GraphTypes | None = None) -> bool:
     """True if each edge's reverse is an edge too, however often either is there. With types, of the edges of the one
-    relation that is predicted (see `of_pairs`); False if it joins nodes of different types."""
+    relation that is predicted (see `of_pairs`): if the types say so, whatever edges are left; False if it has none, or
+    joins nodes of different types."""
     types = types or graph.types
-    if types is not None and len(set(types.ends[types.one_predicted].tolist())) > 1:
-        return False
+    if types is not None:
+        ((relation, *reverses),) = types.pair_relations
+        if relation in reverses:
+            return True
+        if len(set(types.ends[relation].tolist())) > 1:
+            return False
     own = np.unique(keys_of_pairs(graph, types))
+    if types is not None and not len(own):
+        return False
     source, destination = np.divmod(own, max(1, graph.num_nodes))
     return bool(
         np.array_equal(

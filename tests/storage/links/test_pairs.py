@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import (
     Pairs,
@@ -47,7 +48,7 @@ def test_of_several_relations_those_of_pairs_count(graph):
     assert at.tolist() == [i for i, r in enumerate(names) if r == own]
     assert both.tolist() == [i for i, r in enumerate(names) if r == own or r[1] == "back"]
     pairs = {e for e, r in zip(ends, names) if r == own}
-    assert is_symmetric(graph) == (own[0] == own[2] and {(v, u) for u, v in pairs} == pairs)
+    assert is_symmetric(graph) == (own[0] == own[2] and bool(pairs) and {(v, u) for u, v in pairs} == pairs)
     sources, destinations = node_ranges(graph.types, graph.num_nodes)
     kinds = graph.types.types_of(np.arange(graph.num_nodes))
     for nodes, t in ((sources, own[0]), (destinations, own[2])):
@@ -109,3 +110,16 @@ def test_pairs_of_several_types_have_ends_of_theirs():
             check_pairs(np.array(labels), 5, types)
     with pytest.raises(InputError, match="no relation of the pairs is set"):
         check_pairs(np.array([[0, 4, 0]]), 5, replace(types, pair_relations=()))
+
+
+def test_a_relation_is_symmetric_by_its_types_or_its_edges():
+    names = (("a", "r", "a"), ("a", "s", "a"), ("a", "t", "b"))
+    types = GraphTypes(("a", "b"), (0, 3, 5), names, pair_relations=((0,),))
+    edges = {names[0]: (np.array([0, 1]), np.array([1, 0])), names[1]: (np.array([0]), np.array([1]))}
+    edges[names[2]] = np.empty(0, np.int64), np.empty(0, np.int64)
+    graph = graph_of_relations(edges, types)
+    assert is_symmetric(graph) and not is_symmetric(graph, replace(types, pair_relations=((1,),)))
+    # What the types say holds when its edges are held out; without edges nothing says it.
+    assert is_symmetric(graph, replace(types, pair_relations=((1, 1),)))
+    none = graph_of_relations({name: (np.empty(0, np.int64),) * 2 for name in names}, types)
+    assert not is_symmetric(none) and is_symmetric(none, replace(types, pair_relations=((0, 0),)))
