@@ -60,6 +60,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_with_cluster(job, None, emit, lazy=True)
+    check_cut(job)
     # The minibatches do not depend on how the graph is distributed.
     system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     job = for_task(job, dataset, system.sample.sampler)
@@ -124,6 +125,18 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
         "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
         "seconds": seconds,
     }
+
+
+def check_cut(job: Job) -> None:
+    """Refuse a cut that renumbers the nodes: minibatches are drawn in the order of the dataset's ids."""
+    cut = make_system(job).partition.partitioner
+    if cut is None or isinstance(cut, Contiguous):
+        return
+    raise InputError(
+        f'bulk.topology is "partitioned" and partition.method "{cut.name}", which renumbers the nodes, but samples are '
+        "drawn under the dataset's own ids; leave both out, or cut first: millrace partition --into STORE, then sample "
+        "that store"
+    )
 
 
 def _holds_ranges(job: Job) -> bool:
