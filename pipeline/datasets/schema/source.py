@@ -1,0 +1,66 @@
+"""What a reader yields: tables of named columns, and where they came from. No column has a meaning yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ....storage.typed.graph_types import RelationType
+from ..cleaning.raw import Hint
+
+if TYPE_CHECKING:
+    # Arrow starts threads when it is imported, which the server of ranks must not have.
+    import pyarrow as pa
+
+Kind = Literal["nodes", "edges"]
+Role = Literal[
+    "id", "source", "target", "relation", "weight", "time", "label", "split", "mask", "feature", "not read"
+]  # fmt: skip
+"""Meaning of a column; each column has exactly one."""
+
+
+@dataclass(frozen=True, eq=False)
+class SourceTable:
+    """One table of a source, with the column names that its user gave."""
+
+    kind: Kind
+    files: tuple[Any, ...] = ()
+    """Paths, or files below a URL, in the order of their rows."""
+    type: str | RelationType | None = None
+    """Node type, or relation; None in a graph with one of them."""
+    rows: "pa.Table | None" = None
+    """Rows that a reader has in memory; None: they are in `files`."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Roles that the format itself gives to columns. They win over words and lose to the user's keys."""
+
+    @property
+    def title(self) -> str:
+        """Name in messages: nodes, nodes-TYPE or edges-SOURCE-RELATION-DESTINATION."""
+        if self.type is None:
+            return self.kind
+        return "-".join((self.kind, *((self.type,) if isinstance(self.type, str) else self.type)))
+
+
+@dataclass(frozen=True, eq=False)
+class GraphTables:
+    """All tables of one graph. Without a table of nodes, the nodes are the ends of edges."""
+
+    name: str
+    path: Path | str
+    """Source, for messages."""
+    tables: tuple[SourceTable, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Names of files beside these that are not read, each with the reason."""
+    hint: Hint | None = None
+    """Direction of the edges according to the source."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[SourceTable, ...]:
+        """Tables of nodes, one for each node type."""
+        return tuple(t for t in self.tables if t.kind == "nodes")
+
+    @property
+    def edges(self) -> tuple[SourceTable, ...]:
+        """Tables of edges, one for each relation."""
+        return tuple(t for t in self.tables if t.kind == "edges")
