@@ -26,6 +26,7 @@ from ...storage.links.pairs import (
 from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes
+from .cleaning.options import Overlaps
 from .cleaning.splits import by_time, parse_split
 from .pair_relation import Relations, with_pair_relations
 from .pairs import own_ids, sets_of
@@ -40,6 +41,7 @@ def link_dataset(
     split: str | None = None,
     seed: int = 0,
     relation: Relations | None = None,
+    overlapping_splits: Overlaps = "error",
 ) -> Dataset:
     """A dataset whose task is to tell pairs of nodes that belong together from others.
 
@@ -65,6 +67,7 @@ def link_dataset(
         relation: the relation whose pairs are predicted, of a graph with several types: its name, or (source type,
             name, destination type), also joined by commas. A list of several, also joined by semicolons; ``"all"``:
             each but those that have the edges of an earlier one reversed.
+        overlapping_splits: first: a pair in several sets stays in the first of train, val, test.
 
     Raises:
         InputError: a pair has an end that is no node, a share above 0 leaves its set empty, a positive pair is in two
@@ -97,18 +100,22 @@ def link_dataset(
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
     if times:
         return _timed(dataset, sets, times, relations)
-    return _divided(replace(dataset, notes=tuple(notes)), sets, relations)
+    return _divided(replace(dataset, notes=tuple(notes)), sets, relations, overlapping_splits)
 
 
-def links_of_sets(dataset: Dataset, sets: dict[str, PairArray]) -> Dataset:
+def links_of_sets(dataset: Dataset, sets: dict[str, PairArray], overlapping_splits: Overlaps = "error") -> Dataset:
     """`link_dataset`, of sets of pairs by the global ids of nodes: [n, 2], or where the graph's types predict several
     relations [n, 3], with the number of each pair's."""
-    return _divided(dataset, sets, _relations_of(dataset.graph))
+    return _divided(dataset, sets, _relations_of(dataset.graph), overlapping_splits)
 
 
-def _divided(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["_Relation"]) -> Dataset:
+def _divided(
+    dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["_Relation"], overlaps: Overlaps
+) -> Dataset:
     """The dataset of pairs without times."""
     graph, notes = dataset.graph, list(dataset.notes)
+    if overlaps == "first":
+        sets = _apart(sets, graph.num_nodes, relations, notes)
     none = np.empty((0, 2 + (len(relations) > 1)), np.int64)
     kept = _without(graph, np.concatenate([sets.get(name, none) for name in ("val", "test")]), relations)
     if "train" not in sets:
@@ -366,6 +373,26 @@ def _distinct(
     return np.concatenate(found)
 
 
+def _apart(
+    sets: dict[str, PairArray], num_nodes: int, relations: Sequence[_Relation], notes: list[str]
+) -> dict[str, PairArray]:
+    """The sets, where a pair in several of train, val and test is in the first of them only."""
+    found = dict(sets)
+    for k, name in enumerate(SPLITS[1:], 1):
+        kept = []
+        for one in relations:
+            pairs = one.pairs(sets.get(name, sets["train"][:0]))
+            before = np.concatenate([one.pairs(sets[s]) for s in SPLITS[:k] if s in sets])
+            keys, taken = (_canonical(p, num_nodes, one.symmetric) for p in (pairs, before))
+            again = np.isin(keys, taken)
+            kept.append(one.rows(pairs[~again]))
+        rows = np.concatenate(kept)
+        if name in sets and (both := len(sets[name]) - len(rows)):
+            notes.append(f"{counted(both, 'pair')} of {name} {were(both)} in an earlier set too and stayed there.")
+            found[name] = rows
+    return found
+
+
 def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[_Relation]) -> None:
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
@@ -379,7 +406,10 @@ def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Rel
     keys = {name: _canonical(rows, dataset.num_nodes, relation.symmetric) for name, rows in sets.items()}
 
     def first(name: str, chosen: npt.NDArray[np.bool_]) -> str:
-        pair = tuple(own_ids(sets[name][chosen][:1], dataset)[0].tolist())
+        ends = sets[name][chosen][0]
+        pair = tuple(own_ids(ends[None], dataset)[0].tolist())
+        if dataset.node_names is not None:
+            pair = tuple(str(dataset.node_names[int(end)]) for end in ends)
         if relation.number is None:
             return str(pair)
         assert relation.types is not None
@@ -389,7 +419,10 @@ def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Rel
         both = np.isin(keys.get(name, []), keys.get(other, []))
         if both.any():
             pair = first(name, both)
-            raise InputError(f"the pair {pair} is in the {other} and the {name} set; expected each in one of them")
+            raise InputError(
+                f"the pair {pair} is in the {other} and the {name} set ({counted(int(both.sum()), 'such pair')}); "
+                "expected each in one of them: set overlapping_splits=first to leave it in the first"
+            )
     positive = np.unique(np.concatenate([keys.get(name, np.empty(0, np.int64)) for name in SPLITS]))
     for name in SPLITS:
         wrong = contains(positive, keys.get(f"{name}_negatives", np.empty(0, np.int64)))

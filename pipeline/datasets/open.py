@@ -81,8 +81,18 @@ def open_dataset(
     if options.labelled_edges != "seen":
         raise InputError("labelled_edges is 'hidden', but labels are of nodes; set labels_of=edges, or leave it out")
     if options.task == "link":
-        plain = _opened(spec, Request(name, replace(options, pairs=None, relation=None), None, seed, features, graph))
-        return link_dataset(plain, pairs=options.pairs, split=split, seed=seed, relation=options.relation)
+        plain = replace(options, pairs=None, relation=None)
+        if options.pairs is not None:  # the sets are those of the pairs
+            plain = replace(plain, overlapping_splits="error")
+        plain = _opened(spec, Request(name, plain, None, seed, features, graph))
+        return link_dataset(
+            plain,
+            pairs=options.pairs,
+            split=split,
+            seed=seed,
+            relation=options.relation,
+            overlapping_splits=options.overlapping_splits,
+        )
     for key in ("pairs", "relation"):
         if (given := getattr(options, key)) is not None:
             raise InputError(f"{key} is '{given}', but the task is not link; set task=link, or leave {key} out")
@@ -136,15 +146,18 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
     if isinstance(spec, Dataset):
         return _finished(spec, request)
     reader = reader_of(spec)
+    if options.triples is not None and (reader is None or "triples" not in reader.takes):
+        raise InputError(f"triples is '{options.triples}', but {_described(spec)} holds none; leave triples out")
     if reader is None:
         return clean(_read_unrecognised(spec, request), options, split, seed)
     if reader.is_clean:
-        _check_no_options(options, str(spec))
+        _check_no_options(options, str(spec), reader.takes)
     read = reader.read(spec, request)
     if isinstance(read, Raw):
         return clean(read, options, split, seed)
     if isinstance(read, Triples):
-        read = links_of_sets(read.plain, read.sets)
+        read = links_of_sets(read.plain, read.sets, options.overlapping_splits)
+    request = replace(request, options=replace(options, **{key: getattr(DEFAULT_OPTIONS, key) for key in reader.takes}))
     return _finished(read, request) if reader.is_clean else read
 
 
@@ -226,8 +239,8 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 
 
-def _check_no_options(options: ReadOptions, what: str) -> None:
-    free = ("task", *(OF_EDGE_LABELS if options.labels_of == "edges" else ()))
+def _check_no_options(options: ReadOptions, what: str, takes: tuple[str, ...] = ()) -> None:
+    free = ("task", *takes, *(OF_EDGE_LABELS if options.labels_of == "edges" else ()))
     given = [f.name for f in fields(options) if f.name not in free and getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is already clean and takes no reading options; leave out {', '.join(given)}")

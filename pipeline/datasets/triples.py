@@ -3,12 +3,19 @@
 from typing import Any
 
 from ...storage.dataset import Dataset
+from .cleaning.options import Overlaps
 from .links import links_of_sets
 from .readers.triples import as_triples
 
 
 def from_triples(
-    train: Any, val: Any = None, test: Any = None, *, add_reverse: bool = True, name: str = "triples"
+    train: Any,
+    val: Any = None,
+    test: Any = None,
+    *,
+    add_reverse: bool = True,
+    name: str = "triples",
+    overlapping_splits: Overlaps = "error",
 ) -> Dataset:
     """A dataset whose task is to complete a knowledge graph: links of all of its relations.
 
@@ -22,9 +29,10 @@ def from_triples(
         test: likewise.
         add_reverse: add the reverse of each relation.
         name: name of the dataset.
+        overlapping_splits: see `ReadOptions.overlapping_splits`.
 
     Raises:
         InputError: another shape, or a triple is in two sets.
     """
     found = as_triples(train, val, test, add_reverse, name)
-    return links_of_sets(found.plain, found.sets)
+    return links_of_sets(found.plain, found.sets, overlapping_splits)

@@ -7,9 +7,10 @@ from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
-FREE += ("edge_time", "node_time", "relation")
+FREE += ("edge_time", "node_time", "relation", "triples")
 """Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
+Overlaps = Literal["error", "first"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class ReadOptions:
     label_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes, or with `labels_of` of edges, to use as labels, in this order: names, or a text such
     as "age,income". None: label, or label_0, label_1, ..."""
+    triples: str | None = None
+    """Order of the columns of files of triples, such as ``head,tail,relation``. None: that of their header, or head,
+    relation, tail, unless these seem to be in another order."""
     target: str | None = None
     """Node type of a typed graph whose labels are predicted. None: the one that has labels."""
     ignored_labels: int | tuple[int, ...] | None = None
@@ -93,8 +97,8 @@ class ReadOptions:
     """NaN among class numbers. unlabelled: read them as -1. A target that is NaN is not known."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
     """Class numbers without nodes. keep: the class exists and stays empty; compact: renumber the classes that occur."""
-    overlapping_splits: Literal["error", "first"] = "error"
-    """Nodes in several sets of the stored split. first: such a node stays in the first of train, val, test."""
+    overlapping_splits: Overlaps = "error"
+    """Nodes, or pairs, in several sets of the stored split. first: each stays in the first of train, val, test."""
     unlabelled_in_split: Literal["error", "drop"] = "error"
     """Nodes of the stored split without a label."""
 
@@ -131,6 +135,12 @@ class ReadOptions:
                 raise InputError(f"{key} is {given!r}; expected names of columns such as ('age', 'income')")
         if not (isinstance(self.ignored, tuple) and all(type(c) is int for c in self.ignored)):
             raise InputError(f"ignored_labels is {self.ignored_labels!r}; expected class numbers such as (255, -100)")
+        if self.triples is not None and sorted(self.triples.replace(" ", "").split(",")) != [
+            "head",
+            "relation",
+            "tail",
+        ]:
+            raise InputError(f"triples is {self.triples!r}; expected an order such as head,tail,relation")
         for f in fields(self):
             if f.name in FREE:
                 continue

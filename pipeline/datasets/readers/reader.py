@@ -42,6 +42,8 @@ class Reader:
     is_clean: bool = True
     """True if its datasets are clean: they take no options, and `open_dataset` splits them. Otherwise a `Dataset` that
     `read` returns has followed the whole request."""
+    takes: tuple[str, ...] = ()
+    """Options that a clean source takes all the same; `read` follows them."""
     is_name: bool = False
     """True if a source is a name, which means the same from any folder, and not a path."""
 

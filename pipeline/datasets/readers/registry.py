@@ -23,7 +23,7 @@ from ..generated.tsbm import generate_tsbm
 from .npz import read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
-from .triples import Triples, files_of, read_triples
+from .triples import files_of, read_triples
 from .typed_names import are_typed
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -102,11 +102,6 @@ def _read_typed_tables(source: Any, request: Request) -> Dataset:
     from .typed_tables import read_typed_folder
 
     return read_typed_folder(expanded(source), request.options, request.name, request.split, request.seed)
-
-
-def _read_triples(source: Any, request: Request) -> Triples:
-    check_no_table_options(expanded(source), request)
-    return read_triples(source, request)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
@@ -197,8 +192,9 @@ READERS: Registry[Reader] = Registry(
         Reader(
             "triples",
             lambda source: _folder(source) == "triples",
-            _read_triples,
+            read_triples,
             "a folder of triples: train.txt, valid.txt, test.txt",
+            takes=("triples", "overlapping_splits"),
         ),
         Reader("store", lambda source: _folder(source) == "store", _read_store, "a Millrace dataset store"),
         Reader("ogb-folder", lambda source: _folder(source) == "ogb", _read_ogb_folder, is_clean=False),

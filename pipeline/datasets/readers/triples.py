@@ -1,6 +1,7 @@
 """Knowledge graphs as triples (head, relation, tail): a folder with ``train.txt``, ``valid.txt`` and ``test.txt``, as
 FB15k-237, WN18RR and YAGO3-10 are published, or arrays."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from ....storage.dataset import SPLITS, Dataset, Split
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
-from ....storage.plural import counted
+from ....storage.plural import are, counted
 from ....storage.store.paths import expanded
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import MOST_RELATIONS, GraphTypes
@@ -27,6 +28,16 @@ SUFFIXES = (".txt", ".tsv")
 FEW_ENTITIES, PER_TRIPLE = 10_000_000, 100
 """Entities by number that any triples may have, and more of them for each triple."""
 FORM = "three columns between tabs: head, relation, tail"
+PLACES = ("head", "relation", "tail")
+"""The columns of a triple, in the order in which arrays have them."""
+WORDS = {
+    "head": "head h head_id head_entity subject subj s source src from start entity1 entity_1 e1 node1",
+    "relation": "relation rel r relation_id relation_type predicate pred p property edge edge_type type link",
+    "tail": "tail t tail_id tail_entity object obj o target dst to end entity2 entity_2 e2 node2",
+}
+"""Words of a header, in upper or lower case."""
+FEWER = 4
+"""Relations are fewer than tails; a third column with so many times fewer names than the second has the relations."""
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -56,12 +67,61 @@ def read_triples(source: Any, request: Request) -> Triples:
     """The triples of a folder.
 
     Raises:
-        InputError: a file has other columns; see also `as_triples`.
+        InputError: a file has other columns, or columns in another order; see also `as_triples`.
     """
-    folder = expanded(source)
-    sets = {name: _rows(path) for name, path in files_of(folder).items()}
-    train, val, test = (sets.get(name) for name in SPLITS)
-    return as_triples(train, val, test, True, request.name or folder.name)
+    folder, options, notes = expanded(source), request.options, list[str]()
+    order = None if options.triples is None else options.triples.replace(" ", "").split(",")
+    files = files_of(folder)
+    cells = {name: _stripped(_rows(path)) for name, path in files.items()}
+    if blanks := sum(count for _, count in cells.values()):
+        notes.append(f"Blanks around {counted(blanks, 'field')} of the triples were stripped.")
+    rows = {name: found for name, (found, _) in cells.items()}
+    uses = Counter(cell for found in rows.values() for cell in found.ravel().tolist())
+    for name, found in rows.items():
+        first = found[0].tolist() if len(found) else []
+        titles = [next((k for k, words in WORDS.items() if str(c).lower() in words.split()), "") for c in first]
+        alone = len(found) > 1 and all(uses[cell] <= len(rows) for cell in first)
+        if alone and sorted(titles) == sorted(PLACES):
+            rows[name], order = found[1:], order or titles
+            notes.append(f"The first row of {files[name].name} is its header: {', '.join(first)}.")
+        elif order is None and alone and len(set(first)) == 3 and len(uses) > 3 and _is_apart(found):
+            raise InputError(
+                f"{files[name]} begins with {', '.join(map(repr, first))}, of which no other row has a name; remove "
+                "this row if it is a header, or set triples=head,relation,tail if it is a triple"
+            )
+    if order is None and (seen := _looks_turned(rows["train"])):
+        raise InputError(
+            f"{files['train']} has {seen}, so the order seems to be head, tail, relation; set "
+            "triples=head,tail,relation, or triples=head,relation,tail if that is the order"
+        )
+    at = [(order or PLACES).index(place) for place in PLACES]
+    train, val, test = (rows[name][:, at] if name in rows else None for name in SPLITS)
+    return as_triples(train, val, test, True, request.name or folder.name, notes)
+
+
+def _is_apart(rows: npt.NDArray[np.object_]) -> bool:
+    """True if the names of the first triple are in no other one, and those of most others are."""
+    uses = Counter(rows[1:].ravel().tolist())
+    once = sum(all(uses[cell] == 1 for cell in row) for row in rows[1:].tolist())
+    return not any(cell in uses for cell in rows[0].tolist()) and 10 * once <= len(rows)
+
+
+def _looks_turned(rows: npt.NDArray[Any]) -> str:
+    """A clause that says why the second column seems to hold tails and the third one relations; empty if they do not.
+    Numbers of entities and relations may be equal, names may not."""
+    heads, second, third = (set(column.tolist()) for column in rows.T)
+    named = not all(str(cell).isdecimal() for cell in (*list(second)[:100], *list(third)[:100]))
+    shared = len(second & heads) > len(second) // 2 and not third & (heads | second)
+    if len(third) >= len(second) or not ((named and shared) or FEWER * len(third) <= len(second)):
+        return ""
+    also = ", which heads have too," if named and shared else ""
+    return f"{counted(len(second), 'name')} in its second column{also} and {len(third):,} in its third"
+
+
+def _stripped(cells: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.object_], int]:
+    """Text without blanks around it, and how many of the cells had some."""
+    found = np.array([cell.strip() if isinstance(cell, str) else cell for cell in cells.ravel().tolist()], object)
+    return found.reshape(cells.shape), int((found != cells.ravel()).sum())
 
 
 def _rows(path: Path) -> npt.NDArray[np.object_]:
@@ -85,8 +145,8 @@ def _rows(path: Path) -> npt.NDArray[np.object_]:
     return np.stack([table[name].to_numpy(zero_copy_only=False) for name in columns], axis=1)
 
 
-def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str) -> Triples:
-    """See `pipeline.datasets.triples.from_triples`."""
+def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, notes: Sequence[str] = ()) -> Triples:
+    """See `pipeline.datasets.triples.from_triples`. `notes` are those of a file."""
     given = {"train": train, "val": val, "test": test}
     rows = {key: _checked(key, array) for key, array in given.items() if array is not None}
     if not len(rows.get("train", ())):
@@ -122,11 +182,32 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str) ->
         notes=(
             f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
             "no features; with learned=64 each learns a row of its own.",
+            *notes,
+            *_unlearnt(first, len(relations), relations, count, entities),
         ),
     )
     if len(relations) == 1:
         sets = {key: pairs[:, :2] for key, pairs in sets.items()}
     return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
+
+
+def _unlearnt(
+    train: npt.NDArray[np.int64], num_relations: int, relations: Sequence[str], count: int, entities: Any
+) -> list[str]:
+    """Notes on entities and relations that no train triple has."""
+    notes = []
+    for what, several, every, there, names in (
+        ("entity", "entities", count, train[:, :2], entities),
+        ("relation", "relations", num_relations, train[:, 2], relations),
+    ):
+        absent = np.setdiff1d(np.arange(every), there)
+        if len(absent):
+            first = absent[0] if names is None else f"'{names[absent[0]]}'"
+            notes.append(
+                f"{counted(len(absent), what, several)} (first: {first}) {are(len(absent))} in no train triple: "
+                "nothing is learnt of them."
+            )
+    return notes
 
 
 def _check_relations(name: str, relations: Sequence[str], add_reverse: bool) -> None:
@@ -162,7 +243,7 @@ def _checked(key: str, array: Any) -> npt.NDArray[Any]:
         return found.astype(np.int64)
     if found.dtype.kind not in "UO":
         raise InputError(f"the triples of {key} are {found.dtype}; expected names, or whole numbers from 0")
-    texts = found.astype(object)
+    texts, _ = _stripped(found.astype(object))
     empty = [i for i, row in enumerate(texts.tolist()) if not all(isinstance(cell, str) and cell for cell in row)]
     if empty:
         raise InputError(f"triple {empty[0]} of {key} is {texts[empty[0]].tolist()}; expected a name in each place")

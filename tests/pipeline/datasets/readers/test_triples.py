@@ -82,3 +82,57 @@ def test_bad_files_are_named(tmp_path):
     ):
         with pytest.raises(InputError, match=said):
             mr.open_dataset(folder, options=options, split=split)
+
+
+def people(rows=40):
+    """Triples of two relations among as many people."""
+    return [(f"x{i}", ("likes", "fears")[i % 3 == 0], f"x{(5 * i + 1) % rows}") for i in range(rows)]
+
+
+def test_blanks_and_a_header_are_no_names(tmp_path):
+    rows = people()
+    plain = mr.open_dataset(written(tmp_path / "plain", rows[:30], rows[30:35], rows[35:]))
+    blank = [(f"{h} " if i % 4 == 0 else h, r, f" {t}" if i % 5 == 0 else t) for i, (h, r, t) in enumerate(rows)]
+    turned = [(t, h, r) for h, r, t in blank]
+    head = [("Object", "Subject", "Predicate")]
+    sets = head + turned[:30], head + turned[30:35], turned[35:]
+    data = mr.open_dataset(written(tmp_path / "turned", *sets))
+    assert data.node_names.tolist() == plain.node_names.tolist() and (data.labels == plain.labels).all()
+    notes = " ".join(data.notes)
+    assert "Blanks around 18 fields of the triples were stripped." in notes
+    assert "The first row of train.txt is its header: Object, Subject, Predicate." in notes
+
+
+def test_columns_in_another_order_are_refused_or_read_by_the_key(tmp_path):
+    rows = people()
+    folder = written(tmp_path / "turned", *([(h, t, r) for h, r, t in part] for part in (rows[:30], rows[30:], [])))
+    with pytest.raises(InputError, match="set triples=head,tail,relation, or triples=head,relation,tail if"):
+        mr.open_dataset(folder)
+    data = mr.open_dataset(folder, options=mr.ReadOptions(triples="head,tail,relation"))
+    assert [r[1] for r in data.graph.types.relations[:2]] == ["fears", "likes"] and data.num_nodes == 40
+    numbers = [(str(i), str((3 * i + 1) % 50), str(i % 4)) for i in range(50)]
+    with pytest.raises(InputError, match="has 50 names in its second column and 4 in its third"):
+        mr.open_dataset(written(tmp_path / "numbers", numbers, [], []))
+    with pytest.raises(InputError, match="triples is 'head,tail'; expected an order such as"):
+        mr.ReadOptions(triples="head,tail")
+    for source in ("sbm:nodes=100,classes=2", mr.from_triples(rows)):
+        with pytest.raises(InputError, match=r"holds none; leave triples out|takes no reading options"):
+            mr.open_dataset(source, options=mr.ReadOptions(triples="head,tail,relation"))
+
+
+def test_a_first_row_that_has_no_name_of_others_is_asked_about(tmp_path):
+    rows = [("Gen", "Wirkung", "Protein"), *people()]
+    folder = written(tmp_path / "odd", rows, [], [])
+    with pytest.raises(InputError, match="begins with 'Gen', 'Wirkung', 'Protein', of which no other row"):
+        mr.open_dataset(folder)
+    data = mr.open_dataset(folder, options=mr.ReadOptions(triples="head,relation,tail"))
+    assert data.num_nodes == 42
+
+
+def test_overlaps_are_settled_by_the_key(tmp_path):
+    rows = people()
+    folder = written(tmp_path / "leak", rows[:30], rows[28:33], rows[32:])
+    with pytest.raises(InputError, match=r"'x28', 'x21'\) of entity,likes,entity .* set overlapping_splits=first"):
+        mr.open_dataset(folder)
+    code, out, error = command("inspect", folder, "--set", "read.overlapping_splits=first")
+    assert code == 0 and "2 pairs of val were in an earlier set too and stayed there" in " ".join(out.split()), error
