@@ -18,12 +18,12 @@ from ..datasets.readers.csv_file import read_blocks
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.parquet import is_list
 from ..datasets.readers.tables import (
-    AS_TEXT,
     EXAMPLES,
     IDS,
     check_columns,
     check_ratio,
     files_of,
+    is_text_first,
     joined,
     nodes_beside,
     plain,
@@ -186,7 +186,7 @@ def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:
     """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers."""
     into.parent.mkdir(exist_ok=True)
     with _Import(stem, into) as imported, reading(path):
-        read_blocks(path, AS_TEXT[stem], EXAMPLES[stem], imported.begin)
+        read_blocks(path, is_text_first(stem), EXAMPLES[stem], imported.begin)
     return imported.are_numbers
 
 

@@ -3,7 +3,7 @@
 import csv
 import gzip
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 BLOCK_BYTES = 1 << 20
 """Bytes of a file that are parsed at a time; no row may be longer."""
 Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
+AsText = Callable[[str], bool]
 _KINDS = (
     pa.null(),
     pa.int64(),
@@ -50,13 +51,13 @@ def is_csv(path: Named) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
+def read_csv(path: Path, as_text: AsText, example: str) -> pa.Table:
     """Read the file. Columns are named after the header, stripped; empty fields (and NA, null, ... unless quoted) are
     null.
 
     Args:
         path: the file, in UTF-8, with or without a byte order mark.
-        as_text: lower-case names of columns that are read as text, stripped, whatever they contain.
+        as_text: true for the stripped name of a column that is read as text, stripped, whatever it contains.
         example: a header for error messages.
 
     Raises:
@@ -69,7 +70,7 @@ def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
     return layout.named(table)
 
 
-def read_blocks(path: Path, as_text: Collection[str], example: str, begin: Begin) -> None:
+def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin) -> None:
     """`read_csv` in blocks, so that they are never all in memory; columns get the same types.
 
     Args:
@@ -98,7 +99,7 @@ def read_blocks(path: Path, as_text: Collection[str], example: str, begin: Begin
         except pa.ArrowInvalid as e:
             column = re.search(r"CSV column #(\d+)", str(e))
             name = schema.names[int(column[1])] if column else None
-            if name is None or name.strip().lower() in layout.as_text or types[name] not in LOOSER:
+            if name is None or layout.as_text(name.strip()) or types[name] not in LOOSER:
                 with layout.reading():
                     raise
             types[name] = LOOSER[types[name]]
@@ -116,7 +117,7 @@ def _read_as(types: dict[str, pa.DataType], layout: "_Layout", begin: Begin) -> 
 class _Layout:
     """Format of a CSV file, by its name and header."""
 
-    def __init__(self, path: Path, as_text: Collection[str], example: str) -> None:
+    def __init__(self, path: Path, as_text: AsText, example: str) -> None:
         self.path, self.as_text = path, as_text
         delimiter = "\t" if ".tsv" in path.name.lower() else ","
         self._names = _header(path, delimiter, example)
@@ -125,7 +126,7 @@ class _Layout:
 
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
         """Treatment of values, with the types of some columns."""
-        text = {n: pa.string() for n in self._names if n.strip().lower() in self.as_text}
+        text = {n: pa.string() for n in self._names if self.as_text(n.strip())}
         return arrow_csv.ConvertOptions(
             column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False
         )
@@ -150,7 +151,7 @@ class _Layout:
         """The table with stripped names, and stripped text."""
         table = table.rename_columns([n.strip() for n in table.column_names])
         for at, name in enumerate(table.column_names):
-            if name.lower() in self.as_text:
+            if self.as_text(name):
                 table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
         return table
 

@@ -13,7 +13,7 @@ from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import is_full
 from ....storage.store.paths import expanded
 from ..cleaning.options import ReadOptions
-from .csv_file import SUFFIXES, is_csv, read_csv
+from .csv_file import SUFFIXES, AsText, is_csv, read_csv
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
@@ -26,11 +26,10 @@ ALIASES = {
     "nodes": {"id": ("node_id", "node"), "label": ("y", "class"), "split": ()},
 }
 """Other names of columns, in upper or lower case."""
-AS_TEXT = {
+_AS_TEXT = {
     stem: {name for key in keys for name in (key, *ALIASES[stem][key])}
     for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
 }
-"""CSV columns that are read as text first: 007 is not a number, and one name among numbers makes all of them names."""
 IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
 """Columns of ids."""
 _OR_LEFT_OUT = {("edges", "weight"): ", or set edge_weights=ignore to read none"}
@@ -41,6 +40,12 @@ all columns."""
 KINDS = (".parquet", *SUFFIXES)
 FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 """Names of columns of features."""
+
+
+def is_text_first(stem: str) -> AsText:
+    """True for the names of CSV columns that are read as text first: 007 is not a number, and one name among numbers
+    makes all of them names."""
+    return lambda name: name.lower() in _AS_TEXT[stem]
 
 
 def is_label(column: str) -> bool:
@@ -130,7 +135,7 @@ def read_table(files: Sequence[Path], stem: str, options: ReadOptions | None = N
 
 def _read_file(path: Path, stem: str) -> pa.Table:
     if is_csv(path):
-        return read_csv(path, AS_TEXT[stem], EXAMPLES[stem])
+        return read_csv(path, is_text_first(stem), EXAMPLES[stem])
     return read_ends(path) if is_npy(path) else read_parquet(path)
 
 

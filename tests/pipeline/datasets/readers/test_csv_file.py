@@ -12,7 +12,7 @@ from millrace.pipeline.datasets.readers import csv_file
 from millrace.pipeline.datasets.readers.csv_file import read_blocks, read_csv
 from millrace.storage.errors import InputError
 
-AS_TEXT = {"src"}
+AS_TEXT = frozenset({"src"}).__contains__
 VALUES = ["", "1", "-7", "1.5", "1e300", "true", "FALSE", "0", "2020-01-02", "12:30:01", "2020-01-02 03:04:05"]
 VALUES += ["2020-01-02 03:04:05.123456", "a b", '"q,\nr"', '""', "NA", "nan", "007", "99999999999999999999", "ä"]
 
