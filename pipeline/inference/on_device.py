@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate import temporal
-from ...stages.evaluate.rows import fits_in_memory
+from ...stages.memory.bytes_left import fits_in_memory
 from ...stages.models.base import reads_edges
 from ...stages.sample.temporal import timed_graph
 from ...storage.dataset import Dataset

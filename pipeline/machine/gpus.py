@@ -193,11 +193,12 @@ def visible() -> list[str]:
 
 def free_bytes() -> int:
     """Free memory of this process's first GPU, less what CUDA takes for a process. Raises like `own_device`."""
-    import psutil
     import torch
 
+    from ...stages.memory.bytes_left import bytes_left
+
     device = own_device()
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else bytes_left()
 
 
 def assign_gpus(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:

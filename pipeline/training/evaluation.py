@@ -15,11 +15,11 @@ from ...stages.comm.base import Group
 from ...stages.evaluate.layerwise import Progress, evaluating
 from ...stages.evaluate.link_metrics import known_of
 from ...stages.evaluate.measures import Scored
-from ...stages.evaluate.rows import fits_in_memory
 from ...stages.evaluate.scored import scored, split_rows, temporal_scored
 from ...stages.evaluate.temporal import Chunk
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
+from ...stages.memory.bytes_left import fits_in_memory
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange

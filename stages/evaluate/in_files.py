@@ -21,6 +21,7 @@ from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
+from ...storage.store.npy import HEADER_BYTES, npy_bytes, npy_header
 from ...storage.typed.graph_types import GraphTypes
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
@@ -269,8 +270,7 @@ class _FileSink(HostSink):
         self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
         self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
         self.file = self._path.open("r+b")
-        _skip_header(self.file)
-        self.file.seek(self._first * self.row_bytes, 1)
+        self.file.seek(HEADER_BYTES + self._first * self.row_bytes)
 
     def close(self) -> None:
         """Write what is left."""
@@ -283,10 +283,9 @@ class _FileSink(HostSink):
 
 def _make(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
     """Make an ``.npy`` file of zeros, which takes no space yet."""
-    form = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, form)
-        file.truncate(file.tell() + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)))
+        file.write(npy_header(dtype, shape))
+        file.truncate(npy_bytes(dtype, shape))
 
 
 def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:
@@ -294,16 +293,11 @@ def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Ite
     try:
         _make(path, shape, dtype)
         with path.open("r+b") as file:
-            _skip_header(file)
+            file.seek(HEADER_BYTES)
             for piece in pieces:
                 file.write(np.ascontiguousarray(piece, dtype).data if piece.size else b"")
     except OSError as e:
         raise RunError(f"cannot write to {path.parent} ({e.strerror or e}); free space there") from e
-
-
-def _skip_header(file: Any) -> None:
-    np.lib.format.read_magic(file)
-    np.lib.format.read_array_header_1_0(file)
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:

@@ -6,20 +6,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor
 
 from ...storage.errors import RunError
 from ..comm.base import Group
+from ..memory.bytes_left import fits_in_memory
 
 MESSAGE_BYTES = 64 << 20
 """Rows that ranks tell each other at a time."""
-
-
-def fits_in_memory(num_bytes: int) -> bool:
-    """True if this is at most half of the memory that the system can still give."""
-    return num_bytes <= psutil.virtual_memory().available // 2
 
 
 class DeviceSink:

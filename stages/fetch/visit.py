@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..kernels.runtime.device_memory import to_device
 from ..links.decoders import decoder_of
+from ..memory.bytes_left import bytes_left
 from ..messages import Fetched, PairsToScore, RankJob
 from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood
@@ -113,7 +113,7 @@ def plan(
     most comes first.
     """
     chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
-    spare = spare_bytes() // group.size if device is None else torch.cuda.mem_get_info(device)[0]
+    spare = bytes_left() // group.size if device is None else torch.cuda.mem_get_info(device)[0]
     room = (policy.memory_bytes or spare // 2) - share.graph.nbytes - share.x.nbytes
     room -= 0 if share.edge_rows is None else share.edge_rows.nbytes
 
@@ -210,11 +210,6 @@ def _small_visits(
 def _no_edge_rows(like: Tensor | None, batch: FullBatch) -> Tensor | None:
     """Features of the edges of a batch for a trial run: zeros."""
     return None if like is None else like.new_zeros(batch.whole.num_edges, like.shape[1])
-
-
-def spare_bytes() -> int:
-    """Free memory of this machine."""
-    return psutil.virtual_memory().available
 
 
 class Visits:

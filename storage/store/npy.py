@@ -5,25 +5,34 @@ The manifest's entry of such an array says ``"npy": true``; its file is ``NAME.n
 
 import io
 import mmap
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreError
 
+HEADER_BYTES = 4096
 PIECE_BYTES = 16 << 20
 """About this much is copied at a time."""
 
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """First bytes of an ``.npy`` file."""
+    """First bytes of an ``.npy`` file: a page, so that rows of a power of two lie in as few pages as they can."""
     file = io.BytesIO()
     form = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(file, form)
-    return file.getvalue()
+    short = file.getvalue()
+    return short[:8] + struct.pack("<H", HEADER_BYTES - 10) + short[10:-1].ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def data_offset(file: Path) -> int:
+    """Bytes before the numbers of an ``.npy`` file of format 1.0; those of older stores have fewer than a page."""
+    with open(file, "rb") as opened:
+        return 10 + int.from_bytes(opened.read(10)[8:], "little")
 
 
 def npy_bytes(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
@@ -38,10 +47,13 @@ def is_npy(entry: Mapping[str, Any]) -> bool:
 
 def make_npy(folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> dict[str, Any]:
     """A file for an array, without contents unless it is there; returns the manifest's entry for it."""
-    with open(folder / f"{name}.npy", "ab") as file:
-        file.truncate(npy_bytes(dtype, shape))
-    with open(folder / f"{name}.npy", "r+b") as file:
-        file.write(npy_header(dtype, shape))
+    path, size = folder / f"{name}.npy", npy_bytes(dtype, shape)
+    # That of a writer of an older version is as long as its own header says.
+    if not path.exists() or path.stat().st_size != size - HEADER_BYTES + data_offset(path):
+        with open(path, "ab") as file:
+            file.truncate(size)
+        with open(path, "r+b") as file:
+            file.write(npy_header(dtype, shape))
     return {"shape": list(shape), "dtype": str(np.dtype(dtype)), "chunks": 1, "npy": True}
 
 
@@ -50,8 +62,9 @@ def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: n
     if not rows.size:
         return
     row_bytes = rows.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-    with open(folder / f"{name}.npy", "r+b") as file:
-        file.seek(len(npy_header(rows.dtype, shape)) + first * row_bytes)
+    path = folder / f"{name}.npy"
+    with open(path, "r+b") as file:
+        file.seek(data_offset(path) + first * row_bytes)
         file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
@@ -77,23 +90,36 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> npt.NDArray
         StoreError: the file is missing, or not as the manifest's entry says.
     """
     file, shape, dtype = folder / f"{name}.npy", tuple(entry["shape"]), np.dtype(entry["dtype"])
-    header, wanted = npy_header(dtype, shape), npy_bytes(dtype, shape)
     try:
         seen = file.stat().st_size
         with open(file, "rb") as opened:
-            begins = opened.read(len(header))
+            form = _form(opened)
+            first = opened.tell()
     except OSError as e:
         raise StoreError(f"{file} cannot be read ({e.strerror}); make the store again") from None
+    wanted = (first if form else HEADER_BYTES) + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if seen != wanted:
         raise StoreError(f"{file} has {seen} bytes; expected {wanted} bytes: make the store again")
-    if begins != header:
+    if form != (shape, False, dtype):
         raise StoreError(f"{file} does not begin as an .npy file of {dtype}{list(shape)}; make the store again")
-    if wanted == len(header):
+    if wanted == first:
         return np.empty(shape, dtype)
     try:
-        return np.memmap(file, dtype, "r", len(header), shape).view(np.ndarray)
+        return np.memmap(file, dtype, "r", first, shape).view(np.ndarray)
     except OSError as e:
         raise StoreError(
             f"{file} cannot be mapped ({e.strerror}): the limit of address space (ulimit -v) is below its size, or its "
             "file system does not map files; raise the limit, or copy the store to a local disk"
         ) from None
+
+
+def _form(file: BinaryIO) -> tuple[Any, ...] | None:
+    """Shape, order and dtype that the header of an ``.npy`` file of format 1.0 tells; None if it is none."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        return np.lib.format.read_array_header_1_0(file)
+    except OSError:
+        raise
+    except Exception:  # for a damaged header, NumPy passes on whatever Python's parser raises
+        return None

@@ -313,7 +313,7 @@ def test_features_are_kept_narrow_and_read_as_float32(tmp_path, small, kind, dty
         assert dict(wide.fingerprint) == dict(plain.fingerprint) and "features_dtype" not in wide.meta
     if kind != "float32":
         size = (tmp_path / "npy-mapped" / "features.npy").stat().st_size
-        assert size == 128 + 20 * {"float16": 10, "bfloat16": 10, "int8": 9}[kind]
+        assert size == 4096 + 20 * {"float16": 10, "bfloat16": 10, "int8": 9}[kind]
         rows = np.load(tmp_path / "npy-mapped" / "features.npy", mmap_mode="r+")
         rows[0, 0] += 1
         with pytest.raises(StoreError, match="does not match its digest"):

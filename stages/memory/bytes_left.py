@@ -1,0 +1,98 @@
+"""Memory that this process may still take: the least of what the host, its control groups and its limits leave."""
+
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+PROC = Path("/proc")
+GROUPS = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 60
+"""A control group of version 1 without a limit says a number beyond this."""
+V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"
+V2 = "memory.max", "memory.current", "inactive_file", "active_file"
+"""Of each version: the files of a group's limit and use, and the names in ``memory.stat`` of cached pages of files,
+which the system takes back before it ends a process."""
+
+
+def bytes_left() -> int:
+    """Bytes that this process can still take before the host has no more, a control group ends it, or an allocation
+    fails."""
+    return max(0, min([psutil.virtual_memory().available, *_left_by_groups(), *_left_by_limits()]))
+
+
+def bytes_at_most() -> int:
+    """Bytes that all processes of this process's control groups may take together; those of the host without limits."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
+
+
+def fits_in_memory(num_bytes: int) -> bool:
+    """True if this is at most half of the bytes left."""
+    return num_bytes <= bytes_left() // 2
+
+
+def _left_by_groups() -> Iterator[int]:
+    """Bytes that each limited group leaves."""
+    for limit, folder in _limits():
+        _, use, *cached = V1 if (folder / V1[0]).exists() else V2
+        used = _number(folder / use)
+        if used is not None:
+            yield limit - max(0, used - _cached(folder / "memory.stat", cached))
+
+
+def _limits() -> Iterator[tuple[int, Path]]:
+    """The limit of each control group that this process is in, if it has one, and the group's folder."""
+    for folder in _folders():
+        for name in (V1[0], V2[0]):
+            limit = _number(folder / name)
+            if limit is not None and limit < NO_LIMIT:
+                yield limit, folder
+
+
+def _folders() -> Iterator[Path]:
+    """Folders of this process's control groups and those around them, as far as they are seen from here."""
+    for line in _lines(PROC / "self/cgroup"):
+        number, _, name = line.partition(":")
+        controllers, _, path = name.partition(":")
+        if "memory" in controllers.split(","):
+            mounts = (GROUPS / "memory",)
+        elif number == "0" and not controllers:
+            mounts = (GROUPS, GROUPS / "unified")
+        else:
+            continue
+        inner = Path(path.lstrip("/"))
+        # In a container the path may be the host's: then the container's own group is what is mounted.
+        for mount in mounts:
+            yield from (mount / inside for inside in (inner, *inner.parents))
+
+
+def _left_by_limits() -> Iterator[int]:
+    """Bytes that the limits of address space and of data leave to this process."""
+    lines = _lines(PROC / "self/statm")
+    if not lines:
+        return
+    pages = [int(n) for n in lines[0].split()]
+    for kind, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit - used * resource.getpagesize()
+
+
+def _cached(stat: Path, names: Sequence[str]) -> int:
+    """Sum of some numbers of a group's ``memory.stat``."""
+    pairs = (line.split() for line in _lines(stat))
+    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in names)
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None if there is none, or it says "max"."""
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
