@@ -285,7 +285,8 @@ def _open_part(store: Store, place: FeaturesAccess, suffix: str) -> FeatureStore
         with proving(store.path):
             return widened(ArrayFeatures(store.read(f"features{suffix}"), kind is not None))
     if place == "memory":
-        return widened(ArrayFeatures(np.array(_npy_features(store, suffix).rows), kind is not None))
+        kept = _npy_features(store, suffix)
+        return widened(ArrayFeatures(kept.gather(np.arange(kept.num_rows)), kind is not None))
     if (place, written) == ("mapped", "npy"):
         return widened(_npy_features(store, suffix))
     if (place, written) == ("zarr", "zarr"):

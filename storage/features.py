@@ -1,5 +1,6 @@
 """Feature stores: V rows of F features, in memory, memory-mapped, or in Zarr. All gather rows by global id."""
 
+import mmap
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,8 @@ import zarr
 from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
 from .store.narrow import FeatureDtype, row_width, stored_dtype, stored_width, widen
+from .store.npy import advise
+from .store.row_file import Reads, RowFile
 from .store.store import Store, open_store, write_store
 
 FloatArray = npt.NDArray[np.floating]
@@ -91,7 +94,8 @@ class ArrayFeatures:
 
 
 class MappedFeatures(ArrayFeatures):
-    """Features in an ``.npy`` file that the operating system pages in as rows are touched."""
+    """Features in an ``.npy`` file: rows that the system has in its cache of pages are read where it maps them; others
+    from the disk, in order."""
 
     def __init__(self, path: Path, narrow: bool = False) -> None:
         try:
@@ -102,6 +106,35 @@ class MappedFeatures(ArrayFeatures):
             raise StoreError(f"{path} is not a complete .npy file ({first_line(e)}); write the features again") from e
         super().__init__(rows, narrow)
         self.path = Path(path)
+        advise(rows, mmap.MADV_RANDOM)
+        row_bytes = rows.itemsize * rows.shape[1] if rows.flags.c_contiguous else 0
+        self._file = RowFile(self.path, int(getattr(rows, "offset", 0)), row_bytes, len(rows))
+
+    @property
+    def reads(self) -> Reads:
+        """What has been read from the disk."""
+        return self._file.reads
+
+    def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:
+        """True if rows of `ids` are better read where they are mapped. Raises RunError if the file has become
+        shorter."""
+        return self._file.is_cached(ids)
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """See `FeatureStore.gather`. Raises RunError if the file has become shorter, or the disk fails."""
+        _check_ids(ids, self.num_rows)
+        if self.is_cached(ids):
+            return super().gather(ids, out)
+        if out is None:
+            out = np.empty((len(ids), self.num_features), self.rows.dtype)
+        ids = np.asarray(ids)
+        raw = out.view(np.uint8).reshape(len(ids), self._file.row_bytes)
+        if np.all(ids[1:] >= ids[:-1]):
+            self._file.read(ids, raw)
+        else:
+            order = np.argsort(ids, kind="stable")
+            self._file.read(ids[order], raw, order)
+        return out
 
 
 class ZarrFeatures:
@@ -246,7 +279,7 @@ class WidenedFeatures:
         ids = np.asarray(ids)
         if out is None:
             out = np.empty((len(ids), self.num_features), np.float32)
-        if isinstance(self.kept, ZarrFeatures):  # which reads whole Zarr chunks
+        if is_read_together(self.kept, ids):
             return widen(self.kept.gather(ids), self.kind, out)
         _check_ids(ids, self.num_rows)
         step = max(1, WIDENED_BYTES // max(1, self.kept.num_features * self.kept.dtype.itemsize))
@@ -283,6 +316,16 @@ class CountedFeatures:
         return rows
 
 
+def is_read_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:
+    """True if reading rows of `ids` takes less time together than one after the other: they are on disk, in pages that
+    the system has not cached, or in Zarr chunks. Raises RunError if a file has become shorter."""
+    if isinstance(features, CountedFeatures | ConvertedFeatures):
+        return is_read_together(features.inner, ids)
+    if isinstance(features, WidenedFeatures):
+        return is_read_together(features.kept, ids)
+    return isinstance(features, ZarrFeatures) or (isinstance(features, MappedFeatures) and not features.is_cached(ids))
+
+
 def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
     """All rows as one C-contiguous array, in memory or mapped, for a caller that reads `ids` in place; None if they
     must be gathered.
@@ -300,4 +343,6 @@ def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray
     if not isinstance(features, ArrayFeatures) or not features.rows.flags.c_contiguous:
         return None
     _check_ids(ids, features.num_rows)
+    if is_read_together(features, ids):
+        return None
     return np.asarray(features.rows)

@@ -70,10 +70,20 @@ def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: n
 
 def is_map(array: npt.NDArray[Any]) -> bool:
     """True if an array is a map of a file, or a part of one."""
+    return _map_of(array) is not None
+
+
+def advise(array: npt.NDArray[Any], how: int) -> None:
+    """Tell the system how the file that an array maps is read (``mmap.MADV_...``); no effect on other arrays."""
+    if (found := _map_of(array)) is not None:
+        found.madvise(how)
+
+
+def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return isinstance(base, mmap.mmap)
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def row_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:

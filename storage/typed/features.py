@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..features import ArrayFeatures, CountedFeatures, FeatureStore, FloatArray, WidenedFeatures
+from ..features import (
+    ArrayFeatures,
+    CountedFeatures,
+    FeatureStore,
+    FloatArray,
+    MappedFeatures,
+    WidenedFeatures,
+    is_read_together,
+)
 from ..store.narrow import FeatureDtype, narrow, widen
 
 
@@ -113,4 +121,7 @@ def typed_in_place(
         return None
     if len(ids) and (ids.min() < 0 or ids.max() >= features.num_rows):
         raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {features.num_rows}")
+    for part, first, stop in zip(features.parts, features.offsets, features.offsets[1:]):
+        if isinstance(part, MappedFeatures) and is_read_together(part, ids[(ids >= first) & (ids < stop)] - first):
+            return None
     return rows, features.offsets

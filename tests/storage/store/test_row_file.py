@@ -1,0 +1,97 @@
+"""Rows of a file, read in order: equal to NumPy's for any ids, gaps, lengths of reads and windows."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.storage.errors import RunError
+from millrace.storage.store import row_file
+from millrace.storage.store.row_file import RowFile
+
+FIRST, ROWS = 40, 300
+
+
+def made(folder, row_bytes):
+    rows = np.random.default_rng(row_bytes).integers(0, 256, (ROWS, row_bytes), np.uint8)
+    path = folder / f"rows-{row_bytes}"
+    path.write_bytes(b"\1" * FIRST + rows.tobytes())
+    return rows, RowFile(path, FIRST, row_bytes, ROWS)
+
+
+@given(
+    ids=st.lists(st.integers(0, ROWS - 1), max_size=200),
+    row=st.sampled_from([1, 3, 64, 1000]),
+    gap=st.sampled_from([0, 1, 70, 10**6]),
+    read=st.sampled_from([1, 64, 5000, 1 << 20]),
+    window=st.sampled_from([1, 4000, 1 << 30]),
+    scattered=st.booleans(),
+)
+def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, scattered):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("GAP_BYTES", gap), ("READ_BYTES", read), ("WINDOW_BYTES", window)):
+            patch.setattr(row_file, name, value)
+        rows, file = made(tmp_path_factory.mktemp("rows"), row)
+        ids = np.array(ids, np.int32)
+        order = np.argsort(ids, kind="stable")
+        out = np.full((len(ids), row), 9, np.uint8)
+        file.read(ids[order], out, order if scattered else None)
+        np.testing.assert_array_equal(out, rows[ids if scattered else ids[order]])
+        if gap == 0 and len(ids):
+            assert file.reads.bytes == len(np.unique(ids)) * row, "nothing else is read"
+            if read == window == 1:
+                assert file.reads.count == len(np.unique(ids)), "rows are read whole"
+
+
+def test_reads_are_merged_and_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "GAP_BYTES", 200)
+    monkeypatch.setattr(row_file, "READ_BYTES", 500)
+    _, file = made(tmp_path, 100)
+    ids = np.array([0, 1, 4, 8, 9, 20, 21, 22, 23, 24, 25, 26])
+    file.read(ids, np.empty((12, 100), np.uint8))
+    # 0 to 4; 8 and 9, behind a gap of three; 20 to 24, and 25 and 26, behind the longest read.
+    assert (file.reads.count, file.reads.bytes) == (4, 500 + 200 + 500 + 200)
+
+
+def test_a_file_in_the_cache_is_known(tmp_path, monkeypatch):
+    rows, file = made(tmp_path, 1000)
+    every, read = np.arange(ROWS), os.preadv
+    file.read(every, np.empty_like(rows))
+    assert file.is_cached(every)
+    assert file.is_cached(every[:0])
+
+    def waits(handle, buffers, at, flags):
+        # The system has all pages but those of row 150.
+        if at // 1000 == (FIRST + 150 * 1000) // 1000:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return read(handle, buffers, at, flags)
+
+    monkeypatch.setattr(os, "preadv", waits)
+    assert file.is_cached(every[:140])
+    assert not file.is_cached(every[100:200])
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_file_cut_short_is_a_sentence(tmp_path, cached):
+    _, file = made(tmp_path, 100)
+    os.truncate(file.path, FIRST + 100 * 50 + 7)
+    ids = np.array([3, 40, 60])
+    reads = (lambda: file.is_cached(ids)) if cached else lambda: file.read(ids, np.empty((3, 100), np.uint8))
+    with pytest.raises(RunError, match=r"rows-100 cannot be read at row 50 of 300 \(it (has|ends).* the file short"):
+        reads()
+
+
+def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
+    _, file = made(tmp_path, 100)
+
+    def fails(*args):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\).*--resume"):
+        file.read(np.array([7]), np.empty((1, 100), np.uint8))
+    with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\)"):
+        file.is_cached(np.array([7]))
