@@ -2,6 +2,7 @@
 
 import errno
 import io
+import shlex
 import sys
 import traceback
 import warnings
@@ -30,6 +31,7 @@ from .commands.shared.help import ByTheme, example_of
 from .commands.shared.output import flush_all, say
 from .commands.sweep import sweep
 from .commands.warm import warm
+from .config.named_code import UnnamedCodeError
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """Base class of typer's errors for a wrong command line. Newer versions of typer bring their own click, older ones
@@ -95,6 +97,9 @@ def _run_app() -> int:
     """Run the command that the arguments name. An error becomes a few lines on standard error and an exit code."""
     try:
         code = _interruptible(partial(app, standalone_mode=False))
+    except UnnamedCodeError as e:
+        again = shlex.join(["millrace", *sys.argv[1:], "--allow-code", e.name])
+        return _failed(f"{e.message} in the command:\n  {again}", e.exit_code)
     except MillraceError as e:
         return _failed(str(e), e.exit_code)
     except ClickError as e:

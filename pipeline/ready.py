@@ -32,7 +32,7 @@ from .setup.python_inputs import (
     job_for_dataset,
     with_kept_dataset,
 )
-from .setup.resume import without_executor
+from .setup.resume import check_connections, without_connections, without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
 from .setup.simulated_clients import check_owners
 from .setup.warm_start import start_of
@@ -102,7 +102,7 @@ def _configured(
     options: dict[str, Any],
 ) -> tuple[Job, Any]:
     """The resolved configuration, and a model that it cannot name."""
-    if resume and config is None:
+    if started := resume and config is None:
         config = _started_config(out, dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
@@ -111,6 +111,8 @@ def _configured(
     if resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
+    if started and out is not None:
+        check_connections(job, expanded(local_folder(out)))
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
@@ -187,7 +189,7 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
     folder = expanded(local_folder(out))
     check_run_folder(folder, resume=True)
-    table = read_run_table(folder / JOB)
+    table = without_connections(read_run_table(folder / JOB))
     # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
     return {k: v for k, v in table.items() if not (k in ("features", "graph") and in_memory)}

@@ -1,6 +1,6 @@
 """Run a job in this process or on a cluster: train, evaluate, and write the run's folder."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
 from ..storage.store.full_disk import needing_space
 from .config.load import Job
+from .config.named_code import allowing
 from .config.systems import System
 from .custom.own_code import OwnCode, own_code, split_loss, split_options
 from .ready import ready_to_run
@@ -80,6 +81,7 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     save: Callable[[], bool] = lambda: False,
     config: Job | Mapping[str, Any] | None = None,
+    allow_code: str | Iterable[str] | None = None,
     **options: Any,
 ) -> Result:
     """Train a model, and evaluate the parameters of its best validation epoch on the test split.
@@ -109,6 +111,7 @@ def run(
         stop: called between steps; true ends the run with a checkpoint, from which `resume` continues.
         save: called between steps; true writes a checkpoint.
         config: a configuration, resolved or not.
+        allow_code: names MODULE:NAME of your own code, such as a sampler, that the folder of a resumed run may name.
         options: configuration keys and their shorthands, such as ``epochs=3, lr=0.01, train={"batch_size": 512}``.
 
     Returns:
@@ -121,7 +124,7 @@ def run(
     loss, options = split_loss(loss, options)
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
-    with heard(emit, verbose) as tell:
+    with allowing(allow_code), heard(emit, verbose) as tell:
         return _run(dataset, system, model, code, out, resume, samples, tell, stop, save, config, options)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from ...storage.store.paths import expanded
 from .shared.flags import (
+    AllowCodeFlag,
     ClusterFlag,
     JsonFlag,
     OtherDatasetFlag,
@@ -27,6 +28,7 @@ def evaluate(
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
     model: OwnModelFlag = None,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate a run's model on every split.

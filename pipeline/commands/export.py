@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ...storage.store.paths import expanded
-from .shared.flags import JsonFlag, OwnModelFlag
+from .shared.flags import AllowCodeFlag, JsonFlag, OwnModelFlag
 from .shared.output import show
 
 
@@ -14,6 +14,7 @@ def export(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option(help="The file to write, which ends in .pt2.")],
     model: OwnModelFlag = None,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a run's model as a program of torch.export.

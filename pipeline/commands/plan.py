@@ -6,6 +6,7 @@ import typer
 
 from ...storage.errors import InputError
 from .shared.flags import (
+    AllowCodeFlag,
     BatchSizeFlag,
     DatasetFlag,
     DeviceFlag,
@@ -60,6 +61,7 @@ def plan(
     dtype: DtypeFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict each system's memory, bytes and time."""

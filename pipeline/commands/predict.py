@@ -8,6 +8,7 @@ import typer
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
 from .shared.flags import (
+    AllowCodeFlag,
     ClusterFlag,
     JsonFlag,
     OtherDatasetFlag,
@@ -57,6 +58,7 @@ def predict(
     scheduler: SchedulerFlag = None,
     cluster: ClusterFlag = None,
     model: OwnModelFlag = None,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a run's predictions into a file.

@@ -12,6 +12,7 @@ from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .shared.flags import (
+    AllowCodeFlag,
     BatchSizeFlag,
     DatasetFlag,
     DeviceFlag,
@@ -89,6 +90,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
     ] = False,
+    allow_code: AllowCodeFlag = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -126,7 +128,7 @@ def _train(
     from ..interop.user_module import from_flags
     from ..run import run as run_job
     from ..setup.result import STOPPED
-    from ..setup.resume import without_executor
+    from ..setup.resume import check_connections, without_executor
     from ..telemetry.console import Terminal
     from ..training.dynamo import leave_compiler_out
 
@@ -141,6 +143,8 @@ def _train(
     if resume and flags["executor"] is None and not any(text.startswith("executor=") for text in overrides or []):
         table = without_executor(table)
     resolved = resolve(table)
+    if started and out is not None:
+        check_connections(resolved, out)
     leave_compiler_out()
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
     arguments |= (own := from_code_flags(code))

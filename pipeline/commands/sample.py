@@ -9,7 +9,17 @@ from ...storage.plural import counted
 from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import BatchSizeFlag, DatasetFlag, FanoutFlag, JobFile, JsonFlag, SeedFlag, SetFlag, SplitFlag
+from .shared.flags import (
+    AllowCodeFlag,
+    BatchSizeFlag,
+    DatasetFlag,
+    FanoutFlag,
+    JobFile,
+    JsonFlag,
+    SeedFlag,
+    SetFlag,
+    SplitFlag,
+)
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
 
@@ -24,6 +34,7 @@ def sample(
     seed: SeedFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped."""

@@ -8,7 +8,7 @@ import typer
 from ...storage.errors import RunError
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
-from .shared.flags import DatasetFlag, EpochsFlag, JobFile, JsonFlag, OwnModelFlag
+from .shared.flags import AllowCodeFlag, DatasetFlag, EpochsFlag, JobFile, JsonFlag, OwnModelFlag
 from .shared.job_table import job_table
 from .shared.output import show
 
@@ -31,6 +31,7 @@ def sweep(
     report: Annotated[
         bool, typer.Option("--report", help="Write a report that compares the best settings' runs.")
     ] = False,
+    allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run all combinations of some settings, each with several seeds.

@@ -18,6 +18,7 @@ from ...storage.errors import InputError, closest
 from ...storage.urls import has_secrets
 from .aliases import NUMBERED, REMOVED, RENAMED, advice, expanded
 from .job import Job
+from .named_code import check_code
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, quoted, require_sound
 from .records import build, plain, record_type
 from .schema import BULK_ON_GPU, Queue, Train
@@ -141,8 +142,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_table(path: Path) -> dict[str, Any]:
+    """`read_any_run_table`, of a run that names no code but what the caller names too.
+
+    Raises:
+        UnnamedCodeError: it names other code.
+        InputError: see `read_toml`.
+    """
+    table = read_any_run_table(path)
+    check_code(table, path)
+    return table
+
+
+def read_any_run_table(path: Path) -> dict[str, Any]:
     """The tables of the ``job.toml`` in a run's folder, perhaps of an earlier version: keys that were renamed have
-    today's names, and those that were removed are left out.
+    today's names, and those that were removed are left out. It may name code: see `check_code` and `without_code`.
 
     Raises:
         InputError: see `read_toml`.

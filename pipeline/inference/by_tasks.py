@@ -91,7 +91,9 @@ def outputs_by_tasks(
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     wanted, order = np.unique(nodes, return_inverse=True)
     # Nobody looks at the pages of so short a cluster, and the port may be taken.
-    cluster = job.cluster.model_dump(mode="json") | dict(workers.settings) | {"scheduler": workers.scheduler}
+    # Who can connect is asked of the caller, never of a run's folder.
+    own = job.cluster.model_dump(mode="json", exclude={"host", "insecure", "cuda"})
+    cluster = own | dict(workers.settings) | {"scheduler": workers.scheduler}
     job = job.model_copy(update={"cluster": resolve({"cluster": {**cluster, "dashboard_port": 0}}).cluster})
     local = workers.scheduler is None
     threads = max(1, (os.cpu_count() or 1) // workers.count) if local else None

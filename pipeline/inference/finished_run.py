@@ -1,5 +1,6 @@
 """Finished runs: their models with the best parameters, and their data."""
 
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
 from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
+from ..config.named_code import allowing
 from ..config.records import make_system, without_partitioner
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
@@ -154,7 +156,14 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
         )
 
 
-def load(run: str | Path | Result, *, model: Any = None, device: str | None = None, emit: Emit = silent) -> TrainedRun:
+def load(
+    run: str | Path | Result,
+    *,
+    model: Any = None,
+    device: str | None = None,
+    emit: Emit = silent,
+    allow_code: str | Iterable[str] | None = None,
+) -> TrainedRun:
     """Open a finished run.
 
     Args:
@@ -163,9 +172,11 @@ def load(run: str | Path | Result, *, model: Any = None, device: str | None = No
             the parameters.
         device: ``cpu`` or ``cuda``; by default the run's, or processors if it used GPUs and this machine has none.
         emit: called with a note if that is so.
+        allow_code: names MODULE:NAME of your own code that the run's folder may have imported, such as its sampler.
 
     Raises:
-        InputError: the run is not finished, its model is a module that was not passed, or there is no GPU as asked for.
+        InputError: the run is not finished, its model is a module that was not passed, its folder names code that
+            was not, or there is no GPU as asked for.
         MissingExtraError: Triton is not installed, and ``cuda`` is asked for.
         StoreError: something in the folder is damaged, or the parameters do not fit the model.
     """
@@ -174,7 +185,8 @@ def load(run: str | Path | Result, *, model: Any = None, device: str | None = No
             f"run is a {type(run).__name__}; expected the folder of a finished run, or the result of run()"
         )
     folder = expanded(run.out if isinstance(run, Result) else run)
-    job = job_of(folder)
+    with allowing(allow_code):
+        job = job_of(folder)
     record = read_result(folder)
     if record is None or not (folder / MODEL).is_file():
         missing = MODEL if record is not None else RESULT

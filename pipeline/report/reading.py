@@ -12,7 +12,8 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
 from ...storage.store.store import open_store
-from ..config.load import Job, read_run_table, resolve
+from ..config.load import Job, read_any_run_table, resolve
+from ..config.named_code import check_code
 from ..setup.result import read_result
 from ..setup.run_folder import JOB, METRICS, PARTS, check_holds_run, flat, is_locked
 from ..telemetry.main_metric import main_metric_of_epoch
@@ -189,12 +190,13 @@ def names(folders: list[Path]) -> list[str]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-    table = read_run_table(path)
+    table = read_any_run_table(path)
     try:
+        check_code(table, path)
         job = resolve(table)
         usual = flat(resolve({"system": job.system}).model_dump(mode="json"))
     except InputError:
-        # Another version's file is shown as it is.
+        # Another version's file is shown as it is, and one that names code.
         usual, shown = flat(Job().model_dump(mode="json")), flat(table)
     else:
         shown = flat(job.model_dump(mode="json", exclude_none=True))

@@ -1,14 +1,23 @@
 """Conversion of a checkpoint for a resumed run, which may have another number of ranks."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...stages.assignment import Steps
 from ...stages.messages import Phase
 from ...storage.checkpoint import Cursor
+from ...storage.errors import InputError
 from ...storage.plural import counted
-from ..config.schema import Train
+from ..config.load import Job, read_any_run_table
+from ..config.plain_values import quoted
+from ..config.schema import ClusterOptions, Train
+from .run_folder import JOB
+
+CONNECTING = ("scheduler", "host", "insecure", "cuda", "tls_ca", "tls_cert", "tls_key")
+"""Keys of the section `cluster` that decide who is connected to, and who can connect."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,38 @@ def position(cursor: Cursor, phases: Sequence[Phase], pace: Mapping[str, int] | 
 def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
     """Redistribute ledgers to `ranks` ranks; the sum over all ranks stays the same."""
     return [[sum(counts) for counts in zip(*ledgers[rank::ranks])] or [0] * len(ledgers[0]) for rank in range(ranks)]
+
+
+def without_connections(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run's folder without what opens it to others: a folder from somebody else would choose who
+    runs code here."""
+    cluster = table.get("cluster")
+    if not isinstance(cluster, Mapping):
+        return dict(table)
+    return {**table, "cluster": {k: v for k, v in cluster.items() if k not in CONNECTING}}
+
+
+def check_connections(job: Job, folder: Path) -> None:
+    """Refuse to go on with a run on a cluster that its folder names and the caller does not.
+
+    Args:
+        job: resolved from `without_connections` and what the caller gives.
+        folder: the run's.
+
+    Raises:
+        InputError: names the keys to give again.
+    """
+    if job.executor != "dask":
+        return
+    before, usual = read_any_run_table(folder / JOB).get("cluster", {}), ClusterOptions().model_dump()
+    left = [k for k in CONNECTING if k not in job.cluster.model_fields_set and before.get(k, usual[k]) != usual[k]]
+    if left:
+        again = " ".join(shlex.join(["--set", f"cluster.{key}={before[key]}"]) for key in left)
+        raise InputError(
+            f"{folder} was trained with {', '.join(f'cluster.{key} = {quoted(before[key])}' for key in left)}; who is "
+            f"connected can run code here, so name it if you trust it: {again} (in Python cluster={{...}}), or set "
+            "executor=inline"
+        )
 
 
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ..config.load import Job, read_run_table, resolve
+from ..config.named_code import allowing, sampler_named
 from ..config.systems import SYSTEMS
 from .fingerprint import of_version_1
 
@@ -188,7 +189,8 @@ def check_resumable(
             checkpoints.latest()
     except StoreError as e:
         try:
-            before = flat(resolve(read_run_table(out / JOB)).model_dump(mode="json"))
+            with allowing(sampler_named(vars(job))):  # what goes on has it already
+                before = flat(resolve(read_run_table(out / JOB)).model_dump(mode="json"))
         except InputError:
             raise e from None
         now = flat(job.model_dump(mode="json"))

@@ -13,7 +13,8 @@ from ...storage.errors import InputError
 from ...storage.features import MappedFeatures
 from ...storage.plural import counted
 from ...storage.typed.graph_types import groups_of
-from ..config.load import Job, read_run_table, resolve
+from ..config.load import Job, read_any_run_table, resolve
+from ..config.named_code import without_code
 from .result import read_result
 from .run_folder import JOB, LEARNED, MODEL, learned_rows
 
@@ -81,7 +82,7 @@ def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | N
         raise InputError(
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
-    before = resolve(read_run_table(folder / JOB))
+    before = resolve(without_code(read_any_run_table(folder / JOB)))
     _check_same_options(before, job)
     _check_same_learned(before, job)
     # The heads of a model trained layer by layer are not part of the trained network.

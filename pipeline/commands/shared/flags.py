@@ -6,6 +6,15 @@ from typing import Annotated
 
 import typer
 
+
+def _allow(context: typer.Context, names: list[str] | None) -> list[str] | None:
+    """Let files name this code until the command ends."""
+    from ...config.named_code import allowing
+
+    context.with_resource(allowing(names))
+    return names
+
+
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.TOML", help="Configuration; flags override it.")]
 DatasetFlag = Annotated[
     str | None,
@@ -67,4 +76,13 @@ SetFlag = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01."),
 ]
 OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")]
+AllowCodeFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="MODULE:NAME",
+        callback=_allow,
+        help="Code of your own that a file names, such as a sampler, and that may be imported; may be given again.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]

@@ -23,18 +23,25 @@ def job_table(
     """
     from ...config.aliases import expanded as with_full_keys
     from ...config.aliases import full_key, merged
-    from ...config.load import parse_override, read_run_table, read_toml
+    from ...config.load import parse_override, read_any_run_table, read_toml
+    from ...config.named_code import check_code, sampler_named
+    from ...setup.resume import without_connections
 
     if job is not None:
         _check_job_file(job)
-    read = read_run_table if started else read_toml
-    table = _without_overridden(with_full_keys(read(expanded(job))) if job is not None else {}, flags)
+    table: dict[str, Any] = {}
+    if job is not None:
+        file = expanded(job)
+        table = without_connections(read_any_run_table(file)) if started else read_toml(file)
+    table = _without_overridden(with_full_keys(table), flags)
     for name, value in flags.items():
         if value is not None:
             table = merged(table, full_key([name], value), value)
-    for text in overrides or []:
-        path, value = parse_override(text)
-        table = merged(table, full_key(path, value), value)
+    given: dict[str, Any] = {}
+    for path, value in map(parse_override, overrides or []):
+        table, given = (merged(into, full_key(path, value), value) for into in (table, given))
+    if job is not None and sampler_named(given) is None:
+        check_code(table, job)
     return table
 
 

@@ -8,14 +8,15 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.resume import Pace, position, redistributed, without_executor
+from millrace.pipeline.setup.resume import Pace, position, redistributed, without_connections, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import StepDone
 from millrace.stages.assignment import Steps
 from millrace.stages.messages import Phase
 from millrace.storage.checkpoint import CheckpointStore, Cursor
-from millrace.storage.errors import RunError, StoreError
+from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
+from millrace.tests.contracts.command import command
 
 SPEC = "sbm:nodes=120,classes=3,degree=5,features=4,train=0.5"
 MINIBATCHES = 9
@@ -149,3 +150,36 @@ def test_the_position_of_a_resumed_run_counts_from_one():
     assert position(Cursor(0, 18), one, None) == "step 19", "checkpoints of earlier versions know no pace"
     two = (Phase(0, 0, 3), Phase(1, 3, 6))
     assert position(Cursor(1, 9), two, pace) == "phase 2 of 2, epoch 5, step 2"
+
+
+def test_a_folder_does_not_choose_who_is_connected(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    mr.run(SPEC, config=TABLE, epochs=1, out=out, verbose=False)
+    text = (out / JOB).read_text().replace('executor = "inline"', 'executor = "dask"')
+    (out / JOB).write_text(text.replace("[cluster]", '[cluster]\nscheduler = "tcp://127.0.0.1:9"'))
+    tried = []
+    monkeypatch.setattr("millrace.pipeline.cluster.dask_cluster.check_reachable", tried.append)
+    again = "--set cluster.scheduler=tcp://127.0.0.1:9"
+    code, _, said = command("run", "--resume", "--out", out)
+    assert code == 2
+    assert again in said
+    with pytest.raises(InputError, match=r"was trained with cluster.scheduler = 'tcp://127.0.0.1:9'; .* name it if"):
+        mr.run(out=out, resume=True, verbose=False)
+    assert not tried
+    assert command("run", "--resume", "--out", out, "--set", "executor=inline")[0] == 0
+
+    class TriedError(Exception):
+        pass
+
+    def reached(cluster):
+        raise TriedError(cluster.scheduler)
+
+    monkeypatch.setattr("millrace.pipeline.cluster.dask_cluster.check_reachable", reached)
+    (out / JOB).write_text(text.replace("[cluster]", '[cluster]\nscheduler = "tcp://127.0.0.1:9"'))
+    with pytest.raises(TriedError, match=r"127\.0\.0\.1:8"):
+        mr.run(out=out, resume=True, verbose=False, scheduler="tcp://127.0.0.1:8")
+
+
+def test_only_what_opens_a_run_to_others_is_left_out_of_its_configuration():
+    given = {"cluster": {"host": "0.0.0.0", "insecure": True, "restarts": 1}, "epochs": 2}
+    assert without_connections(given) == {"cluster": {"restarts": 1}, "epochs": 2}
