@@ -45,6 +45,8 @@ class LabelledEdges:
     label_names: tuple[str, ...] | None = None
     nulls: int = 0
     """See `Raw.nulls`."""
+    stripped: int = 0
+    """See `Raw.stripped`."""
     task: Any = None
     """See `Raw.task`."""
     notes: tuple[str, ...] = ()
@@ -142,17 +144,18 @@ def _of_tables(
         raise InputError(f"{source} has a header and no rows; expected an edge in each row")
     options = options if to_predict is None else replace(options, labels_of="edges")
     columns = label_columns(table, source, options, "edges") if to_predict is None else ()
-    labels, class_names, nulls = labels_of(table, columns, "edges")
+    found = labels_of(table, columns, "edges")
     when = options.edge_time or ("time" if "time" in table.column_names else None)
     return LabelledEdges(
         ends_of_table(table, source, dataset, to_predict),
-        labels,
+        found.values,
         feature_rows(table, edge_columns(table, source, options, notes), "edges"),
         times_of(table, when, "edges", source),
         stored_split(table, "edges"),
-        class_names,
+        found.class_names,
         columns if options.named_labels else None,
-        nulls,
+        found.nulls,
+        found.stripped,
         notes=tuple(notes) if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 

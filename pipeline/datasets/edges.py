@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset, require_dataset
+from ...storage.dataset import SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
 from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
-from .cleaning.class_names import numbered_text
-from .cleaning.clean import names_of_classes
 from .cleaning.columns import LARGE_VALUE, largest_value
-from .cleaning.labels import clean_labels
+from .cleaning.labels import GivenLabels, settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.splits import make_split
 from .edge_labels import LabelledEdges
@@ -95,16 +93,8 @@ def with_labelled_edges(
     """The dataset with these labelled edges, checked and cleaned; its graph names the relation of pairs if it has
     several types. See `edge_dataset`."""
     notes = [*dataset.notes, *raw.notes]
-    labels, class_names = raw.labels, raw.class_names
-    if labels.dtype.kind in "USO" and labels.size == len(labels):
-        labels, class_names = numbered_text(labels)
-    y, num_classes, task = clean_labels(
-        labels, options, notes, named=class_names is not None, nulls=raw.nulls, task=raw.task, unit="edge"
-    )
-    if task in MATRIX_TASKS:
-        class_names = raw.label_names
-    elif options.label_gaps == "compact" and class_names is None:
-        class_names = names_of_classes(labels, y, num_classes)
+    given = GivenLabels(raw.labels, raw.class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
+    y, num_classes, task, class_names = settled_labels(given, options, notes, "edge")
     times = None
     if raw.time is not None:
         timed = dataset.graph.has_edge_times or dataset.graph.has_node_times

@@ -169,7 +169,7 @@ def _cleaned(
         return None
     ends = []
     for i, (end, known, kind) in enumerate(zip(ENDS, own.maps, own.kinds)):
-        numbers, unknown, first_unknown = known.numbers(batch[end])
+        numbers, unknown, first_unknown = known.numbers(batch[end], f"edges.{end}")
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high >= known.num_nodes:  # ids that are numbers of rows
             outside = (numbers < 0) | (numbers >= known.num_nodes)

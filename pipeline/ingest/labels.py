@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...storage.dataset import MATRIX_TASKS, SPLITS
+from ...storage.dataset import SPLITS
 from ...storage.fingerprint import array_digest
-from ..datasets.cleaning.clean import names_of_classes
-from ..datasets.cleaning.labels import clean_labels
+from ..datasets.cleaning.labels import GivenLabels, settled_labels
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.splits import make_split
 from .names import NodeMap
@@ -30,13 +29,11 @@ def settle_labels(
     numbers = [nodes.positions(k, first, rows) for k, (first, rows) in enumerate(spans)]
     labels, class_names = gathered_labels(folder, records, numbers, nodes.num_nodes)
     notes: list[str] = []
-    nulls = sum(record["null_labels"] for record in records)
-    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None, nulls=nulls)
-    if task in MATRIX_TASKS:
-        class_names = label_columns if options.named_labels else None
-    elif options.label_gaps == "compact" and class_names is None:
-        class_names = names_of_classes(labels, y, num_classes)
-    del labels
+    nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
+    label_names = label_columns if options.named_labels else None
+    given = GivenLabels(labels, class_names, label_names, nulls, stripped)
+    y, num_classes, task, class_names = settled_labels(given, options, notes)
+    del labels, given
     codes = gathered_split(folder, len(spans), numbers, nodes.num_nodes)
     stored = {} if codes is None else {part: codes == number for number, part in enumerate(SPLITS, 1)}
     split_notes: list[str] = []

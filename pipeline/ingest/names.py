@@ -31,12 +31,12 @@ class NodeMap:
     folder: Path
     num_nodes: int
 
-    def numbers(self, column: pa.ChunkedArray) -> tuple[AnyArray, int, str]:
-        """Numbers of the nodes with some ids; how many ids are unknown, and the first of them. An unknown id gets a
-        number all the same."""
+    def numbers(self, column: pa.ChunkedArray, what: str) -> tuple[AnyArray, int, str]:
+        """Numbers of the nodes with the ids in the column `what`; how many ids are unknown, and the first of them. An
+        unknown id gets a number all the same."""
         if self.kind == "text":
             return self._of_text(column)
-        ids = integers(column)
+        ids = integers(column, what)
         if self.kind != "gaps":
             return ids, 0, ""
         known = _mapped(self.folder / "ids.npy")

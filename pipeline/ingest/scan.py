@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
-from ..datasets.cleaning.class_names import numbered
-from ..datasets.cleaning.node_ids import as_numbers, is_text
+from ..datasets.cleaning.class_names import by_value
+from ..datasets.cleaning.labels import GivenLabels
+from ..datasets.cleaning.node_ids import as_numbers, is_text, signed
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import is_list, labels_of, split_codes
 from .source import Span, Table, batches
@@ -36,7 +37,7 @@ def scan_nodes(
     (folder / "nodes").mkdir(exist_ok=True)
     found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
     classes: list[tuple[str, ...]] = []
-    nulls, null_labels, names = 0, 0, []
+    nulls, null_labels, stripped, names = 0, 0, 0, []
     columns = ("id",) if label_columns is None else ("id", *label_columns, "split")
     for batch in batches(table, span, columns, rows):
         if "id" in batch.column_names:
@@ -50,13 +51,14 @@ def scan_nodes(
                 found["id"].append(integers(column))
         if label_columns is None:
             continue
-        labels, named, count = _labels(batch, label_columns)
-        null_labels += count
-        found["label"].append(labels)
-        classes.append(named or ())
+        labels = _labels(batch, label_columns)
+        null_labels += labels.nulls
+        stripped += labels.stripped
+        found["label"].append(labels.values)
+        classes.append(labels.class_names or ())
         if "split" in batch.column_names:
             found["split"].append(split_codes(batch["split"]))
-    record: dict[str, Any] = {"nulls": nulls, "rows": span.rows, "null_labels": null_labels}
+    record: dict[str, Any] = {"nulls": nulls, "rows": span.rows, "null_labels": null_labels, "stripped": stripped}
     if nulls:
         return record
     if label_columns and len(label_columns) == 1 and is_text(table.empty.schema.field(label_columns[0]).type):
@@ -77,13 +79,13 @@ def scan_nodes(
     return record
 
 
-def integers(column: pa.ChunkedArray) -> AnyArray:
-    """Ids that are whole numbers, or text that says the same."""
+def integers(column: pa.ChunkedArray, what: str = "nodes.id") -> AnyArray:
+    """Ids of the column `what` that are whole numbers, or text that says the same."""
     if is_text(column.type):
         whole = as_numbers(column)
         assert whole is not None, "the import saw that all are numbers"
         column = whole
-    return column.to_numpy()
+    return signed(column, what).to_numpy()
 
 
 class UnequalListsError(InputError):
@@ -93,7 +95,7 @@ class UnequalListsError(InputError):
         super().__init__(text)
 
 
-def _labels(batch: pa.Table, columns: Sequence[str]) -> tuple[AnyArray, tuple[str, ...] | None, int]:
+def _labels(batch: pa.Table, columns: Sequence[str]) -> GivenLabels:
     try:
         return labels_of(batch, columns)
     except InputError as e:
@@ -135,9 +137,9 @@ def gathered_labels(
     """Labels of all nodes in the order of their numbers, and the names of classes if the labels are text."""
     paths = [file_of(folder, "label", k) for k in range(len(records))]
     if "classes" in records[0]:
-        names = sorted({name for record in records for name in record["classes"]})
-        codes, ordered = numbered(pa.array(names, pa.large_string()))
-        code_of = dict(zip(names, codes.tolist()))
+        names = {name for record in records for name in record["classes"]}
+        ordered = tuple(sorted(names, key=by_value))
+        code_of = {name: code for code, name in enumerate(ordered)}
         tables = [np.array([*(code_of[name] for name in record["classes"]), -1], np.int64) for record in records]
         pieces = [table[np.load(path)] for table, path in zip(tables, paths)]
     else:

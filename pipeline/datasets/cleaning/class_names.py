@@ -1,17 +1,34 @@
 """Numbering of classes whose names are text."""
 
-from typing import Any
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, nearest
+from ....storage.plural import counted, were
+
+NO_CLASS = {
+    "unknown", "unk", "not known", "nan", "none", "(none)", "null", "(null)", "nil", "na", "n/a", "n.a.", "<na>", "?",
+    "-", "--", "missing", "undefined", "unspecified", "unlabeled", "unlabelled", "no label", "not available", "tbd",
+}  # fmt: skip
+"""Words, in lower case, that often stand for the absence of a label."""
 
 
-def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers int64 [V], -1 where the text is empty or null, and the name of each class.
+class Numbered(NamedTuple):
+    """Classes by number."""
 
-    Names are sorted; whole numbers come first, by value.
+    labels: npt.NDArray[np.int64]
+    """int64 [V], -1 where the text is empty or null."""
+    class_names: tuple[str, ...]
+    """Sorted; whole numbers come first, by value."""
+    stripped: int = 0
+    """Labels with blanks around them, which are no part of the name."""
+
+
+def numbered(labels: Any) -> Numbered:
+    """The classes of labels that are text.
 
     Args:
         labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
@@ -25,13 +42,53 @@ def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
         labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
     )
     column = column.cast(pa.large_string())
-    seen = (name.as_py() for name in compute.unique(column))
-    names = sorted((n for n in seen if n), key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n))
+    uses = compute.value_counts(column)
+    seen, counts = uses.field("values"), uses.field("counts").to_numpy()
+    bare = compute.utf8_trim_whitespace(seen)
+    stripped = int(counts[compute.not_equal(seen, bare).fill_null(False).to_numpy(zero_copy_only=False)].sum())
+    if stripped:
+        column = compute.utf8_trim_whitespace(column)
+    names = sorted({n for n in bare.to_pylist() if n}, key=by_value)
     at = compute.index_in(column, value_set=pa.array(names, pa.large_string()))
-    return at.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), tuple(names)
+    return Numbered(at.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), tuple(names), stripped)
 
 
-def numbered_text(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def by_value(name: str) -> tuple[bool, int, str]:
+    """Key by which names of classes are sorted."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+
+
+def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str], unit: str) -> Numbered:
+    """The classes but those called one of `ignored`, whose labels are -1. Notes what was left out, blanks that were
+    stripped, and names that may be no classes."""
+    y, names, stripped = found
+    if stripped:
+        notes.append(f"Blanks around {counted(stripped, 'label')} were stripped.")
+    counts = np.bincount(y[y >= 0], minlength=len(names)).tolist()
+    of_name = dict(zip(names, counts))
+    if ignored:
+        each = ", ".join(f"'{name}' {of_name.get(name, 0):,}" for name in ignored)
+        total = sum(of_name.get(name, 0) for name in ignored)
+        meant = "".join(nearest(name, names) for name in ignored if name not in of_name)
+        notes.append(f"{counted(total, 'label')} {were(total)} ignored (ignored_labels): {each}{meant}.")
+        kept = [name for name in names if name not in ignored]
+        place = {name: k for k, name in enumerate(kept)}
+        y, names = np.array([*(place.get(name, -1) for name in names), -1])[y], tuple(kept)
+    if strange := [name for name in names if name.lower() in NO_CLASS]:
+        some = " and ".join(f"'{name}' ({counted(of_name[name], unit)})" for name in strange)
+        notes.append(
+            f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "
+            f"set ignored_labels={','.join(strange)}."
+        )
+    alike = defaultdict(list)
+    for name in names:
+        alike[name.casefold()].append(f"'{name}'")
+    if several := next((group for group in alike.values() if len(group) > 1), None):
+        notes.append(f"The classes {' and '.join(several)} differ in upper and lower case only.")
+    return Numbered(y, names, stripped)
+
+
+def numbered_text(labels: npt.NDArray[Any]) -> Numbered:
     """`numbered` for a NumPy array of text, or of objects that are all text or None. Raises InputError otherwise."""
     if labels.dtype.kind == "O" and not any(isinstance(v, str | bytes) for v in labels.flat):
         raise InputError("labels are Python objects; expected class numbers, or text for every class")

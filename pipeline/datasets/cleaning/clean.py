@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....storage.dataset import MATRIX_TASKS, Dataset
+from ....storage.dataset import Dataset
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
 from ....storage.times.moments import as_times, in_one_unit
-from .class_names import numbered_text
 from .columns import clean_features
 from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges, clean_ordered
-from .labels import clean_labels
+from .labels import GivenLabels, settled_labels
 from .options import ReadOptions
 from .raw import AnyArray, Raw
 from .splits import make_split
@@ -63,15 +62,8 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             edge_time,
         )
     graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
-    if labels.dtype.kind in "USO" and labels.size == len(labels):
-        labels, class_names = numbered_text(labels)
-    y, num_classes, task = clean_labels(
-        labels, options, notes, named=class_names is not None, nulls=raw.nulls, task=raw.task
-    )
-    if task in MATRIX_TASKS:
-        class_names = raw.label_names
-    elif options.label_gaps == "compact" and class_names is None:
-        class_names = names_of_classes(labels, y, num_classes)
+    given = GivenLabels(labels, class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
+    y, num_classes, task, class_names = settled_labels(given, options, notes)
     x = clean_features(raw.features, graph, options, notes)
     names = raw.node_names
     stored = (
@@ -117,12 +109,6 @@ def with_node_times(graph: Graph, given: AnyArray | None, notes: list[str]) -> G
         notes.append("Edges have no times of their own, and have those of their sources.")
         graph = replace(graph, edge_time=times[graph.indices])
     return replace(graph, node_time=times)
-
-
-def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:
-    """Names of classes that have been renumbered from `labels` to `y`; None if none have."""
-    used = np.unique(labels.reshape(-1)[y >= 0]).astype(np.int64)
-    return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
 
 
 def _by_name(part: str, ids: AnyArray, names: NodeNames) -> AnyArray:

@@ -1,13 +1,15 @@
 """Cleaning of labels: class numbers, multi-label matrices, and targets of a regression."""
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.dataset import Dataset, Task, counted_outputs, is_labelled
+from ....storage.dataset import MATRIX_TASKS, Dataset, Task, counted_outputs, is_labelled
 from ....storage.errors import InputError
 from ....storage.plural import are, counted, were
+from .class_names import Numbered, numbered_text, without_ignored
 from .options import ReadOptions
 from .raw import AnyArray
 
@@ -15,6 +17,58 @@ FEW_CLASSES = 1000
 """Number of classes up to which empty ones are not worth an error."""
 LARGE_TARGET = 100
 """Target beyond which there is a note: outputs begin near 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class GivenLabels:
+    """Labels as a source has them."""
+
+    values: AnyArray
+    """[V], [V, 1] or [V, C]: numbers, or text."""
+    class_names: tuple[str, ...] | None = None
+    """Names of classes that are text, where `values` are their numbers already."""
+    label_names: tuple[str, ...] | None = None
+    """Names of the columns of `values`; None if they are numbered."""
+    nulls: int = 0
+    """NaN among the values that stand for a missing value."""
+    stripped: int = 0
+    """Labels that had blanks around them."""
+    task: Task | None = None
+    """Task according to the source; None: it follows from the values."""
+
+
+class CleanLabels(NamedTuple):
+    """Labels, classes and task of a dataset."""
+
+    labels: npt.NDArray[Any]
+    num_classes: int
+    task: Task
+    class_names: tuple[str, ...] | None
+
+
+def settled_labels(given: GivenLabels, options: ReadOptions, notes: list[str], unit: str = "node") -> CleanLabels:
+    """Labels, classes and their names, and task. See `clean_labels`."""
+    values, names, stripped = given.values, given.class_names, given.stripped
+    if values.dtype.kind in "USO" and values.size == len(values):
+        values, names, stripped = numbered_text(values)
+    as_numbers = options
+    if names is not None and options.task not in ("multilabel", "regression", "link"):
+        ignored = tuple(map(str, options.ignored))
+        values, names, _ = without_ignored(Numbered(values, names, stripped), ignored, notes, unit)
+        as_numbers = replace(options, ignored_labels=None)
+    more: Any = {"nulls": given.nulls, "task": given.task, "unit": unit}
+    y, num_classes, task = clean_labels(values, as_numbers, notes, named=names is not None, **more)
+    if task in MATRIX_TASKS:
+        names = given.label_names
+    elif options.label_gaps == "compact" and names is None:
+        names = names_of_classes(values, y, num_classes)
+    return CleanLabels(y, num_classes, task, names)
+
+
+def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:
+    """Names of classes that have been renumbered from `labels` to `y`; None if none have."""
+    used = np.unique(labels.reshape(-1)[y >= 0]).astype(np.int64)
+    return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
 
 
 def clean_labels(
@@ -58,9 +112,8 @@ def clean_labels(
     task = options.task or task or _task_of(labels)
     if named and task in ("multilabel", "regression"):
         raise InputError(f"labels are text; expected numbers for task={task}")
-    if options.ignored and (named or task in ("multilabel", "regression")):
-        what = "text" if named else "no class numbers"
-        raise InputError(f"ignored_labels is {list(options.ignored)}, but labels are {what}; leave it out")
+    if options.ignored and task in ("multilabel", "regression"):
+        raise InputError(f"ignored_labels is {list(options.ignored)}, but labels are no class numbers; leave it out")
     if task == "multilabel":
         return _multilabel(labels, notes, unit), labels.reshape(len(labels), -1).shape[1], task
     if task == "regression":
@@ -160,6 +213,10 @@ def _classes(
     """Class numbers, and how many classes there are."""
     y = _class_numbers(labels, options, notes, nulls)
     if options.ignored:
+        if words := [c for c in options.ignored if not isinstance(c, int)]:
+            raise InputError(
+                f"ignored_labels names '{words[0]}', but labels are numbers; expected numbers, or leave it out"
+            )
         ignored = np.isin(y, options.ignored)
         notes.append(f"{counted(int(ignored.sum()), 'label')} {were(int(ignored.sum()))} ignored (ignored_labels).")
         y = np.where(ignored, -1, y)

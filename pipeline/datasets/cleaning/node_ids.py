@@ -32,9 +32,24 @@ def as_one_kind(columns: Columns, from_csv: set[str]) -> Columns:
         check_id_column(what, column.type, column.null_count, what in from_csv)
     numbers = {what: as_numbers(column) if what in from_csv else column for what, column in columns.items()}
     if all(c is not None and pa.types.is_integer(c.type) for c in numbers.values()):
-        return {what: c for what, c in numbers.items() if c is not None}
+        return {what: signed(c, what) for what, c in numbers.items() if c is not None}
     check_one_kind({what: column.type for what, column in columns.items()})
     return columns
+
+
+def signed(column: Any, what: str) -> Any:
+    """Unsigned ids as int64, since numbers of both kinds meet as floating-point ones, which are not exact.
+
+    Raises:
+        InputError: an id is beyond int64.
+    """
+    if not pa.types.is_uint64(column.type):
+        return column
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowException:
+        largest = pc.max(column)
+        raise InputError(f"column {what} holds {largest}; expected ids below 2**63: write them as text") from None
 
 
 def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) -> None:

@@ -90,9 +90,9 @@ class ReadOptions:
     relation, tail, unless these seem to be in another order."""
     target: str | None = None
     """Node type of a typed graph whose labels are predicted. None: the one that has labels."""
-    ignored_labels: int | tuple[int, ...] | None = None
-    """Class numbers that are read as unlabelled, such as 255 or -100; nodes with them are left out of the stored
-    split."""
+    ignored_labels: int | str | tuple[int | str, ...] | None = None
+    """Classes that are read as unlabelled: numbers such as 255 or -100, or names such as "unknown,N/A"; nodes with them
+    are left out of the stored split."""
     nan_labels: Literal["error", "unlabelled"] = "error"
     """NaN among class numbers. unlabelled: read them as -1. A target that is NaN is not known."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
@@ -118,10 +118,13 @@ class ReadOptions:
         return _names(self.label_columns)
 
     @property
-    def ignored(self) -> tuple[int, ...]:
-        """The numbers in `ignored_labels`."""
+    def ignored(self) -> tuple[int | str, ...]:
+        """The numbers and names in `ignored_labels`; text that is a number is one."""
         given = self.ignored_labels
-        return () if given is None else (given,) if isinstance(given, int) else given
+        if given is None or isinstance(given, int):
+            return () if given is None else (given,)
+        each = (_names(given) or ()) if isinstance(given, str) else given
+        return tuple(int(c) if isinstance(c, str) and str(_whole(c)) == c else c for c in each)
 
     def __post_init__(self) -> None:
         for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation"):
@@ -133,8 +136,13 @@ class ReadOptions:
                 isinstance(c, str) and c for c in _names(given) or ()
             ):
                 raise InputError(f"{key} is {given!r}; expected names of columns such as ('age', 'income')")
-        if not (isinstance(self.ignored, tuple) and all(type(c) is int for c in self.ignored)):
-            raise InputError(f"ignored_labels is {self.ignored_labels!r}; expected class numbers such as (255, -100)")
+        given = self.ignored_labels
+        if not isinstance(given, int | str | tuple | None) or not all(
+            (c and type(c) in (int, str)) or c == 0 for c in self.ignored
+        ):
+            raise InputError(
+                f"ignored_labels is {given!r}; expected class numbers such as (255, -100), or names such as 'unknown'"
+            )
         if self.triples is not None and sorted(self.triples.replace(" ", "").split(",")) != [
             "head",
             "relation",
@@ -154,6 +162,10 @@ class ReadOptions:
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.removeprefix("-").isdecimal() else None
 
 
 def require_options(options: object) -> None:

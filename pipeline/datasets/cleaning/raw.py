@@ -76,5 +76,7 @@ class Raw:
     """Names of the columns of `labels` in the source; None if they are numbered."""
     nulls: int = 0
     """NaN among `labels` that stand for a missing value."""
+    stripped: int = 0
+    """Labels that had blanks around them."""
     task: Task | None = None
     """Task according to the source; None: it follows from `labels`."""

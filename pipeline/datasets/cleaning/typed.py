@@ -17,11 +17,9 @@ from ....storage.plural import counted
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes, RelationType
-from .class_names import numbered_text
-from .clean import names_of_classes
 from .columns import clean_features
 from .edges import IGNORED, as_weights, check_weights
-from .labels import clean_labels
+from .labels import GivenLabels, settled_labels
 from .options import ReadOptions
 from .raw import AnyArray
 from .relations import REVERSE, graph_of_relations
@@ -59,6 +57,8 @@ class TypedRaw:
     label_names: tuple[str, ...] | None = None
     nulls: int = 0
     """See `Raw.nulls`."""
+    stripped: int = 0
+    """Labels that had blanks around them."""
     edge_times: Mapping[RelationType, Any] = field(default_factory=dict)
     """[E], times of the edges of each relation that has any."""
     node_times: Mapping[str, Any] = field(default_factory=dict)
@@ -113,14 +113,8 @@ def clean_typed(
     if raw.labels is None or options.task == "link":  # pairs take their place
         nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))
         return Dataset(name, graph, features, *nobody, 0, notes=tuple(notes), node_names=names).check()
-    labels, class_names = np.asarray(raw.labels), raw.class_names
-    if labels.dtype.kind in "USO" and labels.size == len(labels):
-        labels, class_names = numbered_text(labels)
-    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None, nulls=raw.nulls)
-    if task in MATRIX_TASKS:
-        class_names = raw.label_names
-    elif options.label_gaps == "compact" and class_names is None:
-        class_names = names_of_classes(labels, y, num_classes)
+    given = GivenLabels(np.asarray(raw.labels), raw.class_names, raw.label_names, raw.nulls, raw.stripped)
+    y, num_classes, task, class_names = settled_labels(given, options, notes)
     times = None if graph.node_time is None else graph.node_time[: len(y)]
     chosen = make_split(y, raw.split, split, seed, options, notes, times, time_unit=graph.time_unit)
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)

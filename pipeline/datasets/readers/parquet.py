@@ -30,7 +30,8 @@ from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ....storage.node_names import NodeNames
 from ..cleaning.class_names import numbered
-from ..cleaning.node_ids import Columns, as_one_kind, is_text, numbered_by_name, renumbered, with_gaps
+from ..cleaning.labels import GivenLabels
+from ..cleaning.node_ids import Columns, as_one_kind, is_text, numbered_by_name, renumbered, signed, with_gaps
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Raw
 from .csv_file import is_csv
@@ -82,8 +83,10 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         if edges is None or options.named_labels is not None or "label" not in edges.column_names:
             raise
         raise InputError(f"{e}. Edges have one: set labels_of=edges to predict it") from None
-    labels, class_names, nulls = labels_of(nodes, columns_of_labels)
-    given: dict[str, Any] = {"nulls": nulls, "label_names": columns_of_labels if options.named_labels else None}
+    of_nodes = labels_of(nodes, columns_of_labels)
+    labels, class_names = of_nodes.values, of_nodes.class_names
+    given: dict[str, Any] = {"nulls": of_nodes.nulls, "stripped": of_nodes.stripped}
+    given["label_names"] = columns_of_labels if options.named_labels else None
     features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
     split = stored_split(nodes)
     node_time = times_of(nodes, options.node_time, "nodes", source)
@@ -138,7 +141,7 @@ def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) 
     """The ascending ids if they have gaps, and the order of the rows by id."""
     if not pa.types.is_integer(column.type) or column.null_count:
         as_one_kind({"nodes.id": column}, set())
-    ids = column.to_numpy()
+    ids = signed(column, "nodes.id").to_numpy()
     order = np.argsort(ids, kind="stable")
     return with_gaps(ids[order], options, notes), order
 
@@ -274,24 +277,23 @@ def label_columns(table: pa.Table, source: Path | str, options: ReadOptions, ste
     return wanted
 
 
-def labels_of(
-    table: pa.Table, columns: Sequence[str], stem: str = "nodes"
-) -> tuple[AnyArray, tuple[str, ...] | None, int]:
-    """Class numbers or targets [V] of one column, or [V, C] of several or of one of lists; the names of the classes if
-    they are text; and the number of NaN that stand for nulls among class numbers. Zeros if there are no columns."""
+def labels_of(table: pa.Table, columns: Sequence[str], stem: str = "nodes") -> GivenLabels:
+    """Class numbers or targets [V] of one column, or [V, C] of several or of one of lists. Zeros if there are no
+    columns."""
     if not columns:
-        return np.zeros(table.num_rows, np.int64), None, 0
+        return GivenLabels(np.zeros(table.num_rows, np.int64))
     if len(columns) > 1:
-        return np.stack([numbers_of(table[c], f"{stem}.{c}") for c in columns], axis=1), None, 0
+        return GivenLabels(np.stack([numbers_of(table[c], f"{stem}.{c}") for c in columns], axis=1))
     (key,) = columns
     column = table[key]
     if is_list(column.type):
-        return matrix_of(column, f"{stem}.{key}"), None, 0
+        return GivenLabels(matrix_of(column, f"{stem}.{key}"))
     if is_text(column.type):
-        return *numbered(column), 0
+        found = numbered(column)
+        return GivenLabels(found.labels, found.class_names, stripped=found.stripped)
     if pa.types.is_null(column.type) or (column.null_count and pa.types.is_integer(column.type)):
         column = column.cast(pa.float64(), safe=False)
-    return numbers_of(column, f"{stem}.{key}"), None, column.null_count
+    return GivenLabels(numbers_of(column, f"{stem}.{key}"), nulls=column.null_count)
 
 
 def chosen_features(

@@ -14,6 +14,7 @@ from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
 from ..cleaning.class_names import numbered
 from ..cleaning.clean import clean
+from ..cleaning.labels import GivenLabels
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, Hint, Raw
 from .typed import from_hetero, has_targets, host
@@ -157,20 +158,21 @@ def from_networkx(
     stored = {part: named == part for part in SPLITS} if any(parts) else {}
     if any(given is not None for given in (train, val, test)):
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
-    labels, class_names, nulls = _node_labels(graph, nodes, label)
+    given = _node_labels(graph, nodes, label)
     raw = Raw(
         name=name,
         src=src,
         dst=dst,
-        labels=labels,
+        labels=given.values,
         features=_node_features(graph, nodes, features),
         edge_weight=weights,
         split=stored,
         hint=Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None,
         notes=notes,
         node_names=names,
-        class_names=class_names,
-        nulls=nulls,
+        class_names=given.class_names,
+        nulls=given.nulls,
+        stripped=given.stripped,
     )
     return clean(raw, options, split, seed)
 
@@ -195,9 +197,8 @@ def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyA
     return np.array([number[n] for n in given], np.int64)
 
 
-def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None, int]:
-    """Class numbers, targets or vectors; the names of the classes if they are text; and the number of NaN for nodes
-    without the attribute."""
+def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> GivenLabels:
+    """Class numbers, targets or vectors; NaN for nodes without the attribute."""
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
@@ -214,9 +215,10 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray
             raise InputError(
                 f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all"
             )
-        return *numbered(values), 0
+        found = numbered(values)
+        return GivenLabels(found.labels, found.class_names, stripped=found.stripped)
     filled = [math.nan if v is None else v for v in values]
-    return _rectangular(filled, f"node attribute '{attribute}'"), None, len(values) - len(given)
+    return GivenLabels(_rectangular(filled, f"node attribute '{attribute}'"), nulls=len(values) - len(given))
 
 
 def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | None:

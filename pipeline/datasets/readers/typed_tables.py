@@ -17,6 +17,7 @@ from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError, nearest
 from ....storage.node_names import NodeNames
 from ....storage.typed.graph_types import RelationType
+from ..cleaning.labels import GivenLabels
 from ..cleaning.node_ids import Columns, as_one_kind, is_text, numbered_by_name, renumbered, unknown, with_gaps
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray
@@ -111,12 +112,13 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     node_times = _times("node_time", options.node_time, {t: (own.table, f"nodes-{t}") for t, own in nodes.items()})
     node_times = {t: times if (order := nodes[t].order) is None else times[order] for t, times in node_times.items()}
     features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
-    columns, labels, class_names, nulls, codes = (), None, None, 0, None
+    columns, found, labels, codes = (), GivenLabels(np.empty(0)), None, None
     if target is not None:
         own = nodes[target]
         columns = own.labels or ()
         with about(f"node type '{target}'"):
-            labels, class_names, nulls = labels_of(own.table, columns)
+            found = labels_of(own.table, columns)
+            labels = found.values
             codes = split_codes(own.table["split"]) if "split" in own.table.column_names else None
         if own.order is not None:
             labels, codes = labels[own.order], None if codes is None else codes[own.order]
@@ -131,9 +133,10 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
         {} if codes is None else {part: codes == number for number, part in enumerate(SPLITS, 1)},
         tuple(notes),
         {t: own.names for t, own in nodes.items()},
-        class_names,
+        found.class_names,
         columns if options.named_labels else None,
-        nulls,
+        found.nulls,
+        found.stripped,
         edge_times=edge_times,
         node_times=node_times,
         edge_features=edge_features,

@@ -230,6 +230,10 @@ BAD = {
         {"src": ["a", "q", "q"], "dst": ["b", "b", "r"]}, {**NODES, "id": ["a", "b", "c"]}, {},
         r"2 values of edges.src \(first: 'q'\) are not the id of any node",
     ),
+    "huge ids": (
+        {"src": pa.array([0, 1], pa.uint64()), "dst": [1, 0]}, {**NODES, "id": pa.array([0, 1, 1 << 63], pa.uint64())},
+        {}, r"nodes.id holds 9223372036854775808; expected ids below 2\*\*63",
+    ),
     "one name": ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["b", "a", "a"]}, {}, "holds 'a' more than once"),
     "ragged": (GOOD, {"label": [0, 1, 0], "features": [[1.0], [1.0, 2.0], []]}, {}, r"1 and of 2 values \(row 1\)"),
     "null list": (GOOD, {"label": [0, 1, 0], "features": [[1.0], None, None]}, {}, "nodes.features holds 2 nulls"),
