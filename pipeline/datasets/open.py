@@ -17,6 +17,7 @@ from .edge_labels import labelled_edges
 from .edges import with_labelled_edges
 from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
+from .readers.foreign.refused import check_read
 from .readers.npz import read_npz
 from .readers.public import how_to_get
 from .readers.reader import Request, path_of
@@ -171,10 +172,11 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     """Handle a source that no reader recognises: read a NumPy archive with another suffix, or raise an error."""
     path = path_of(spec)
     if path is not None and path.is_file():
+        check_read(path)
         check_no_table_options(path, request)
-        _check_format(path)
         return read_npz(path, request.name, labelled=request.options.task != "link")
     if path is not None:
+        check_read(path)
         raise InputError(
             f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {forms()}"
         )
@@ -191,22 +193,6 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     raise InputError(
         f"cannot open a {type(spec).__name__} as a dataset; expected {forms()}, a NetworkX graph or a PyG Data"
     )
-
-
-def _check_format(path: Path) -> None:
-    """Raise InputError for files of torch and NetworkX, with the way to read them."""
-    suffix = path.suffix.lower()
-    if suffix in (".pt", ".pth"):
-        raise InputError(
-            f"{path} is a file of torch.save, which may run code when it is loaded: where you trust it, use "
-            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store "
-            "of it"
-        )
-    if suffix in (".graphml", ".gml", ".gexf"):
-        raise InputError(
-            f"{path} is a file of graphs that NetworkX reads: use "
-            f"mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
-        )
 
 
 def _described(spec: str | Path | object) -> str:

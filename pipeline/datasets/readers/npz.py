@@ -20,18 +20,19 @@ meta                   optional JSON object. ``direction``: directed, undirected
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import scipy.sparse as sp
 
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
+from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
 from .npz_members import load_members
+from .python import distinct_names
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")
 TIMES = ("edge_time", "node_time")
@@ -50,20 +51,39 @@ def read_npz(path: Path, name: str | None = None, *, labelled: bool = True) -> R
     Raises:
         InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
     """
-    arrays, held = load_members(
-        path, (*KNOWN, *TIMES, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")))
-    )
+    found, held = read_arrays(path)
+    return raw_of(found, path, name or path.stem, labelled=labelled, held=held)
+
+
+def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
+    """The arrays of a file by the names in the module, whoever wrote it, and the names of all that it holds.
+
+    Raises:
+        InputError: see `read_npz`.
+    """
+    _, held = load_members(path, ())
+    layout = None if "edge_index" in held else layout_of(held)
+    if layout is not None:
+        return layout.read(load_members(path, (*layout.needs, *layout.others))[0], path), held
+    sets = (f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))
+    return OwnArrays(load_members(path, (*KNOWN, *TIMES, *sets))[0]), held
+
+
+def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Sequence[str] = ()) -> Raw:
+    """The graph of arrays that are called as in the module. `held` are the names in the file, if they are others;
+    `labelled` as in `read_npz`."""
+    arrays, held = found.arrays, held or list(found.arrays)
     edges = _required(arrays, "edge_index", path, held)
-    labels = _required(arrays, "y", path, held) if labelled or "y" in arrays else None
+    labels = _labels(arrays, path, held) if labelled or "y" in arrays else None
     if edges.ndim != 2 or edges.shape[0] != 2:
         fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
         raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
     hint, notes = _hint(arrays.get("meta"))
     features = _features(arrays, path, held)
     if labels is None:
-        labels = np.zeros(_num_nodes(edges, features, arrays.get("node_time")), np.int64)
+        labels = np.zeros(_num_nodes(edges, features, arrays), np.int64)
     return Raw(
-        name=name or path.stem,
+        name=name,
         src=edges[0],
         dst=edges[1],
         labels=labels,
@@ -73,20 +93,35 @@ def read_npz(path: Path, name: str | None = None, *, labelled: bool = True) -> R
         edge_time=arrays.get("edge_time"),
         node_time=arrays.get("node_time"),
         split=_split(arrays, path),
-        hint=hint,
-        notes=notes,
+        hint=found.hint or hint,
+        notes=(*found.notes, *notes),
+        node_names=None if found.node_names is None else distinct_names(found.node_names, len(labels)),
+        class_names=found.class_names,
     )
 
 
-def _num_nodes(edges: AnyArray, features: Any, node_time: AnyArray | None) -> int:
+def _num_nodes(edges: AnyArray, features: Any, arrays: Mapping[str, Any]) -> int:
     """V of a file without labels: the number of rows that it has for nodes, or one more than the largest id."""
-    for rows in (features, node_time):
+    if "num_nodes" in arrays and np.size(arrays["num_nodes"]) == 1:
+        return int(arrays["num_nodes"])
+    for rows in (features, arrays.get("node_time")):
         if rows is not None and rows.ndim:
             return int(rows.shape[0])
     return int(edges.max()) + 1 if edges.size and edges.dtype.kind in "iu" and edges.max() >= 0 else 0
 
 
-def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: list[str]) -> AnyArray:
+def _labels(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> AnyArray:
+    if "num_nodes" in arrays and "y" not in arrays:  # of a matrix
+        raise InputError(f"{path} has no labels of nodes; set task=link to predict links, which needs none")
+    try:
+        return _required(arrays, "y", path, held)
+    except InputError as e:
+        raise InputError(
+            f"{e}; expected labels of nodes, unless links are predicted: set task=link for these"
+        ) from None
+
+
+def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: Sequence[str]) -> AnyArray:
     if key not in arrays:
         hint = nearest(key, [name for name in held if name not in KNOWN])
         shown = ", ".join(name[:SHOWN_CHARACTERS] for name in held[:SHOWN_KEYS]) or "nothing"
@@ -95,38 +130,13 @@ def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: list[s
     return arrays[key]
 
 
-def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> Any:
+def _features(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> Any:
     if "x" in arrays:
         return arrays["x"]
     if not any(key.startswith("x_") and key in KNOWN for key in arrays):
         return None
-    indptr, indices, data, shape = (
-        _required(arrays, f"x_{part}", path, held) for part in ("indptr", "indices", "data", "shape")
-    )
-    for part, array, kinds in (
-        ("indptr", indptr, "iu"),
-        ("indices", indices, "iu"),
-        ("data", data, "biuf"),
-        ("shape", shape, "iu"),
-    ):
-        if array.dtype.kind not in kinds:
-            raise InputError(
-                f"{path}: x_{part} holds {array.dtype}; expected {'integers' if kinds == 'iu' else 'numbers'}"
-            )
-    try:
-        rows, columns = (int(n) for n in shape)
-        indices, indptr = (array.astype(np.int64) for array in (indices, indptr))
-        # SciPy's check misses unsigned numbers and a negative end, for which its compiled code takes any amount of
-        # memory.
-        if (np.diff(indptr) < 0).any():
-            raise ValueError("index pointer values must form a non-decreasing sequence")
-        x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
-        x.check_format(full_check=True)
-    except (ValueError, TypeError, OverflowError, IndexError) as e:
-        raise InputError(
-            f"{path}: x_indptr, x_indices, x_data and x_shape are not a CSR matrix ({e}); save the features again"
-        ) from e
-    return x
+    parts = {part: _required(arrays, f"x_{part}", path, held) for part in CSR}
+    return matrix_of("csr", parts, f"{path}: x_indptr, x_indices, x_data and x_shape")
 
 
 def _split(arrays: Mapping[str, AnyArray], path: Path) -> dict[str, AnyArray]:

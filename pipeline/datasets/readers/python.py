@@ -77,12 +77,13 @@ def from_scipy(
         features=features if features is None or sp.issparse(features) else host(features),
         edge_weight=None if (values == 1).all() else values,
         split={part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
-        node_names=None if node_names is None else _distinct(node_names, len(np.atleast_1d(y))),
+        node_names=None if node_names is None else distinct_names(node_names, len(np.atleast_1d(y))),
     )
     return clean(raw, options, split, seed)
 
 
-def _distinct(names: Sequence[Any], num_nodes: int) -> NodeNames:
+def distinct_names(names: Sequence[Any], num_nodes: int) -> NodeNames:
+    """Names of nodes. Raises InputError unless there is one for each, and no two are the same text."""
     texts = [str(n) for n in names]
     if len(texts) != num_nodes:
         raise InputError(f"there are {len(texts)} node names for {num_nodes} nodes; expected one for each")
@@ -140,7 +141,7 @@ def from_networkx(
     if set(nodes) == set(range(len(nodes))):
         nodes = list(range(len(nodes)))
     else:
-        notes, names = ("Nodes were numbered in their order in the graph.",), _distinct(nodes, len(nodes))
+        notes, names = ("Nodes were numbered in their order in the graph.",), distinct_names(nodes, len(nodes))
     number = {node: i for i, node in enumerate(nodes)}
     edges = list(graph.edges(data=weight))
     src = np.array([number[u] for u, _, _ in edges], np.int64)

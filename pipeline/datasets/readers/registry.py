@@ -20,7 +20,9 @@ from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
-from .npz import read_npz
+from .foreign.matrices import SAINT, read_mat, read_mtx, with_roles
+from .foreign.npz_layouts import OwnArrays
+from .npz import raw_of, read_arrays, read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
 from .triples import files_of, read_triples
@@ -55,9 +57,11 @@ def _folder(source: Any) -> str | None:
         return None
     if (path / MANIFEST).exists():
         return "store"
-    if (path / "raw").is_dir():
-        return "ogb"
+    if (path / SAINT["adj"]).exists():
+        return "graphsaint"
     files = list(path.iterdir())
+    if (path / "raw").is_dir() and not (path / "processed").is_dir():
+        return "ogb"
     if files_of(path):
         return "triples"
     if are_typed(f.name for f in files):
@@ -124,6 +128,21 @@ def _read_npz(source: Any, request: Request) -> Raw:
     return read_npz(path, request.name, labelled=request.options.task != "link")
 
 
+def _saint(folder: Path) -> OwnArrays:
+    return with_roles(folder, read_arrays(folder / SAINT["adj"])[0])
+
+
+def _of_arrays(read: Callable[[Path], OwnArrays]) -> Callable[[Any, Request], Raw]:
+    """Reader of a file or folder whose arrays are called as those of an ``.npz`` file."""
+
+    def read_raw(source: Any, request: Request) -> Raw:
+        path = expanded(source)
+        check_no_table_options(path, request)
+        return raw_of(read(path), path, request.name or path.stem, labelled=request.options.task != "link")
+
+    return read_raw
+
+
 def _read_store(source: Any, request: Request) -> Dataset:
     path = expanded(source)
     check_no_table_options(path, request)
@@ -173,6 +192,11 @@ READERS: Registry[Reader] = Registry(
         _generated("tsbm", generate_tsbm, "nodes"),
         _generated("ratings", generate_ratings, "users"),
         _generated("payments", generate_payments, "accounts"),
+        Reader("mtx", lambda source: _is_file(source, ".mtx", ".mtx.gz"), _of_arrays(read_mtx), is_clean=False),
+        Reader(
+            "mat", lambda source: _is_file(source, ".mat"), _of_arrays(read_mat), "a .mtx or .mat file", is_clean=False
+        ),
+        Reader("graphsaint", lambda source: _folder(source) == "graphsaint", _of_arrays(_saint), is_clean=False),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(
             "edge-file",
