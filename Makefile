@@ -1,8 +1,8 @@
-# make venv | demo | check | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | check | bits | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-# The branch that `make check` compares with.
+# The branch that `make check` and `make bits` compare with.
 BASE ?= main
 # What pip is held to; empty for the newest versions that pyproject.toml allows.
 LOCK ?= --constraint constraints.txt
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-v
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check test lint types tests notebooks docs newest lock
+.PHONY: venv demo check bits test lint types tests notebooks docs newest lock
 
 venv: $(STAMP)
 
@@ -41,6 +41,10 @@ test: lint
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
 	$(BIN)/pytest -m "not slow" --numprocesses=2 --dist=loadfile --durations=10 $$($(BIN)/python tests/layout.py $(BASE))
+
+# Whether any number has changed since BASE: see benchmarks/same_bits.py.
+bits: venv
+	@$(BIN)/python benchmarks/same_bits.py --base $(BASE)
 
 lint: venv
 	$(BIN)/ruff check .
