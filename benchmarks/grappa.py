@@ -46,8 +46,8 @@ import millrace as mr
 from millrace.benchmarks.graphs import Recipe, make
 from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
+from millrace.pipeline.assembly.parts import Parts
 from millrace.pipeline.planning.network import LINKS, Link
-from millrace.pipeline.setup.parts import Parts
 from millrace.stages.messages import Arrays, Phase
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import partition_dataset

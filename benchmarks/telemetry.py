@@ -36,7 +36,7 @@ from scipy.stats import t as student
 
 import millrace as mr
 from millrace.pipeline.dashboard import plugin, publisher
-from millrace.pipeline.supervision import supervisor
+from millrace.pipeline.supervision import rank_work
 from millrace.pipeline.telemetry.events import EpochDone, Note
 
 SWITCH = Path(__file__).with_name("telemetry_switch")
@@ -95,7 +95,7 @@ def switched(kind: str, browser: Browser):
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
-    shown, poll, tell = supervisor.show_run, plugin.MillracePage._poll, publisher._Publisher.tell
+    shown, poll, tell = rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.tell
     browser.on = is_on(0)
 
     @contextmanager
@@ -103,7 +103,7 @@ def switched(kind: str, browser: Browser):
         yield emit
 
     if kind == "off":
-        supervisor.show_run = hidden
+        rank_work.show_run = hidden
     plugin.MillracePage._poll = lambda self: poll(self) if browser.on else None
     publisher._Publisher.tell = lambda self, **message: (
         tell(self, **message) if browser.on or "about" in message else None
@@ -118,7 +118,7 @@ def switched(kind: str, browser: Browser):
     try:
         yield hear
     finally:
-        supervisor.show_run, plugin.MillracePage._poll, publisher._Publisher.tell = shown, poll, tell
+        rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.tell = shown, poll, tell
         del os.environ["MILLRACE_TELEMETRY"]
         if before is None:
             del os.environ["PYTHONPATH"]

@@ -14,7 +14,9 @@ from torch import Tensor
 from ..stages.comm.solo import Solo
 from ..stages.fetch.gather import GatherFetch
 from ..stages.kernels import sampling_backend
-from ..stages.messages import Phase, RankJob
+from ..stages.messages import Phase, Placement, RankJob
+from ..stages.models import MODELS
+from ..stages.models.base import reads_edges
 from ..stages.neighbourhood.base import Neighbourhood
 from ..stages.policies import Fetcher
 from ..storage.dataset import Dataset
@@ -22,12 +24,15 @@ from ..storage.errors import InputError
 from ..storage.ledger import Ledger
 from ..storage.minibatch import MiniBatch
 from .config.load import Job
+from .config.records import build, make_system
 from .config.systems import System
+from .setup.checks import check_available
 from .setup.configure import configure
-from .setup.model import TORCH_DTYPES
+from .setup.model import TORCH_DTYPES, Outline, with_edges
 from .setup.open_data import open_data, opened_from_python
 from .setup.open_queue import check_samples, is_being_written, open_samples, own_queue
-from .setup.prepare import Prepared, prepare_samples
+from .setup.prepare import placement_of
+from .setup.sampling import Sampling, sampling_of
 from .telemetry.events import Emit, silent
 
 
@@ -73,24 +78,34 @@ class _Seat(Solo):
 class Minibatches:
     """Iterable of `Batch`: this rank's minibatches of all epochs, in order. Each iteration begins anew."""
 
-    def __init__(self, prepared: Prepared, samples: str | Path | None, rank: int, ranks: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        outline: Outline,
+        placement: Placement,
+        samples: str | Path | None,
+        rank: int,
+        ranks: int,
+    ) -> None:
         """
         Args:
-            prepared: the job, for one rank.
+            sampling: the job, for one rank.
+            outline: of its data.
+            placement: of its data.
             samples: a store of sampled minibatches; None: sample here.
             rank: this rank.
             ranks: P.
         """
-        self._prepared, self._samples = prepared, samples
+        self._sampling, self._placement, self._samples = sampling, placement, samples
         self.rank, self.ranks = rank, ranks
-        job = prepared.job
-        self.dataset: Dataset = prepared.dataset
+        job = sampling.job
+        self.dataset: Dataset = sampling.dataset
         """The dataset."""
-        self.num_features: int = prepared.outline.num_features
+        self.num_features: int = outline.num_features
         """F."""
-        self.num_classes: int = prepared.outline.num_classes
+        self.num_classes: int = outline.num_classes
         """C."""
-        layers = prepared.system.sample.num_layers
+        layers = sampling.system.sample.num_layers
         assert layers is not None, "it has minibatches"
         self.num_layers: int = layers
         """L, layers that a model has."""
@@ -109,7 +124,7 @@ class Minibatches:
             minibatches_per_step=job.train.per_step(ranks),
             producer_alive=lambda: samples is None or is_being_written(samples),
         )
-        total = prepared.system.sample.num_minibatches(prepared.data, self._job)
+        total = sampling.system.sample.num_minibatches(placement, self._job)
         self._steps = self._job.steps(total)
 
     @property
@@ -136,16 +151,16 @@ class Minibatches:
         return self._between(number, number + 1)
 
     def _between(self, first: int, last: int) -> Iterator[Batch]:
-        prepared, steps = self._prepared, self._steps
+        sampling, placement, steps = self._sampling, self._placement, self._steps
         if self._samples is not None:
-            queue = open_samples(prepared, self._samples)
+            queue = open_samples(sampling, self._samples)
         else:
-            ranks_job = prepared.job.model_copy(update={"ranks": self.ranks})
-            queue = own_queue(replace(prepared, job=ranks_job), Path())
+            ranks_job = sampling.job.model_copy(update={"ranks": self.ranks})
+            queue = own_queue(replace(sampling, job=ranks_job), Path())
         job = replace(self._job, queue=queue, bulk_size=queue.bulk_size)
-        fetch: Any = prepared.system.fetch
-        fetcher: Fetcher = fetch.fetcher(prepared.placement, job)
-        feed = prepared.system.sample.feed(prepared.data, Phase(0, first, last), job, (first, 0))
+        fetch: Any = sampling.system.fetch
+        fetcher: Fetcher = fetch.fetcher(placement, job)
+        feed = sampling.system.sample.feed(placement, Phase(0, first, last), job, (first, 0))
         try:
             for epoch in range(first, last):
                 for step in range(len(steps)):
@@ -205,14 +220,20 @@ def minibatches(
         raise InputError(f"ranks is {job.ranks} in the configuration; expected the processes to say so: ranks=, rank=")
     given = opened_from_python(job, dataset, emit)
     data = given if isinstance(given, Dataset) else open_data(job, given, emit)
-    prepared = prepare_samples(job, data, system=None if isinstance(system, str) else system)
-    check_samples(prepared, samples)
-    _check(prepared)
-    return Minibatches(prepared, samples, rank, ranks)
+    check_available(job)
+    own = make_system(job) if isinstance(system, str) or system is None else system
+    edges = data.graph.types is None and reads_edges(build("model", MODELS, job.model))
+    if edges:
+        job, own, _ = with_edges(job, own, None, data)
+    sampling = sampling_of(job, data, own, stored=samples is not None)
+    check_samples(sampling, samples)
+    _check(sampling)
+    placement = placement_of(sampling.job, data, edges)
+    return Minibatches(sampling, Outline.of(data, job), placement, samples, rank, ranks)
 
 
-def _check(prepared: Prepared) -> None:
-    job, system = prepared.job, prepared.system
+def _check(sampling: Sampling) -> None:
+    job, system = sampling.job, sampling.system
     if not system.sample.uses_queue or not isinstance(system.fetch, GatherFetch):
         raise InputError(
             f"system '{system.name}' as configured has no minibatches of rows that one process can gather alone; leave "
@@ -227,7 +248,7 @@ def _check(prepared: Prepared) -> None:
         )
     if job.queue.kind != "memory":
         raise InputError(f"queue.kind is '{job.queue.kind}'; expected \"memory\": give a store of samples as samples=")
-    if not prepared.outline.splits["train"]:
+    if not sampling.num_train:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
 
 

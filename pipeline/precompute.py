@@ -2,35 +2,37 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
-from ..stages.models import RGCN
-from ..stages.partition.contiguous import Contiguous
-from ..stages.placement.row_blocks import Blocks
+from ..stages.partition.clustered import Clustered
 from ..stages.rapids import TO_SAMPLE, gpus_named
-from ..stages.sample.base import check_kernel
 from ..storage.dataset import Dataset
-from ..storage.errors import InputError, Interrupted
+from ..storage.errors import InputError, Interrupted, StoreError
+from ..storage.fingerprint import digest_record
 from ..storage.lazy_dataset import LazyDataset
 from ..storage.plural import counted
 from ..storage.queue.object_store import queue_at
 from ..storage.queue.zarr import ZarrQueue
+from ..storage.store.committed_folder import remove_tree
+from ..storage.store.manifest import MANIFEST, require_fingerprint
 from ..storage.urls import is_url
+from .assembly.data_part import graph_and_seeds
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
-from .config.records import for_task, make_system, with_links, without_partitioner
+from .config.records import make_system
 from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
-from .setup.checks import check_links, check_times, check_types
-from .setup.fingerprint import sample_fingerprint
-from .setup.open_queue import count_minibatches, seed_plan
-from .setup.prepare import Prepared, keeping_edges, prepare_samples
+from .setup.checks import check_parts
 from .setup.run_folder import locked
+from .setup.sampling import Sampling, sampling_of
+from .setup.simulated_clients import check_cut
+from .telemetry.control import Control
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
 
@@ -60,29 +62,72 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_with_cluster(job, None, emit, lazy=True)
-    check_cut(job)
-    # The minibatches do not depend on how the graph is distributed.
-    system = plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
-    job = for_task(job, dataset, system.sample.sampler)
-    check_links(job, dataset)
-    check_types(job, system, dataset.graph.types, RGCN(), dataset.of_pairs)
-    system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
-    if not isinstance(system.sample, Sampled):  # its seed plan is the store's
-        raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
-    if make_system(without_partitioner(job)).sample.record() != plain.sample.record():
+    sampling = _sampling(job, dataset)
+    if not sampling.num_train:
+        raise InputError("the train split is empty: there is nothing to sample; choose another split")
+    sample = _by_owners if sampling.draws_by_owners else _from_whole
+    edges = sample(sampling, out, emit, stop)
+    seconds = time.perf_counter() - start
+    emit(StageEnded("sample", seconds))
+    return {
+        "out": str(out),
+        "epochs": job.epochs,
+        "minibatches": job.epochs * sampling.minibatches_per_epoch,
+        "edges": edges,
+        "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
+        "seconds": seconds,
+    }
+
+
+def _sampling(job: Job, dataset: Dataset) -> Sampling:
+    """The job as far as its minibatches, which its ranks draw if they hold blocks of rows; else whoever has the whole
+    graph draws them, since they do not depend on how it is distributed."""
+    plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
+    if not isinstance(plain.sample, Sampled):  # its seed plan is the store's
+        raise InputError(f"system '{plain.name}' does not sample minibatches; there is nothing to precompute")
+    system = make_system(job)
+    if system.sample.record() != plain.sample.record():
         raise InputError(
             f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
             "draw samples for any of them"
         )
-    check_times(job, system, dataset)
-    check_kernel(system.sample.sampler, job.kernel)
-    system.sample.sampler.check(dataset.graph)
-    train = dataset.split_sizes["train"]
-    if not train:
-        raise InputError("the train split is empty: there is nothing to sample; choose another split")
+    if system.partition.partitioner is None or system.parts_before(job.ranks) == 1:
+        return sampling_of(job, dataset, plain)
+    # Owners draw by their processors: on GPUs they would draw the same bits.
+    kernel = "cpu" if job.kernel == "cuda" else job.kernel
+    drawn = job.with_defaults(device="cpu", kernel=kernel)
+    sampling = sampling_of(drawn, dataset, make_system(drawn))
+    check_parts(drawn, sampling.system, dataset.num_nodes)
+    check_cut(sampling)
+    if isinstance(cut := sampling.system.partition.partitioner, Clustered):
+        from .cluster.dask_cluster import check_gpus_of_cut
+
+        check_gpus_of_cut(job, cut)
+    return sampling
+
+
+def _store_of(sampling: Sampling) -> dict[str, Any]:
+    """Arguments of `ZarrQueue.create`."""
+    cut = sampling.system.partition.partitioner
+    made = f"{sampling.system.parts_before(sampling.job.ranks)} by {cut!r}"
+    return {
+        "fingerprint": sampling.samples_fingerprint,
+        "bulk_size": sampling.job.queue.bulk_size,
+        "max_bytes": 1 << 62,
+        "keep": "all",
+        "meta": {
+            "minibatches_per_epoch": sampling.minibatches_per_epoch,
+            "dataset": sampling.dataset.name,
+            **({"cut": made} if sampling.order else {}),
+        },
+    }
+
+
+def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> int:
+    """Sample by processes that have the whole graph each; the number of edges."""
+    job, dataset = sampling.job, sampling.dataset
     # The workers of a cluster open a store themselves.
     by_tasks = job.cluster.scheduler is not None and isinstance(dataset, LazyDataset)
-    by_owners = prepare_samples(job, dataset) if by_tasks and not is_url(out) and _holds_ranges(job) else None
     if by_tasks:
         from .cluster.dask_cluster import check_reachable
 
@@ -90,14 +135,7 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
     else:
         # Damage is told before anything is written.
         dataset.graph.check()
-    minibatches = count_minibatches(job, train)
-    store: dict[str, Any] = {
-        "fingerprint": sample_fingerprint(job, dataset, system),
-        "bulk_size": job.queue.bulk_size,
-        "max_bytes": 1 << 62,
-        "keep": "all",
-        "meta": {"minibatches_per_epoch": minibatches, "dataset": dataset.name},
-    }
+    store = _store_of(sampling)
     create = partial(queue_at(out).create, out, **store)
     # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
     create(sweep=False).close()
@@ -105,88 +143,86 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
     # sampled again.
     with nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        if by_owners is not None:
-            fill = partial(_sample_by_owners, by_owners, queue, Path(out), store, emit)
-        elif job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
-            fill = partial(_by_named_gpus, job, dataset, system.sample.sampler, queue, out, store, emit)
+        if job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
+            fill = partial(_by_named_gpus, sampling, queue, out, store, emit)
         elif by_tasks:
-            assert isinstance(dataset, LazyDataset)
-            fill = _by_tasks(job, dataset, queue, out, store, emit)
+            fill = _by_tasks(sampling, queue, out, emit)
         else:
-            fill = _producer(job, dataset, system.sample.sampler, queue, out, store)
-        edges = _fill(job, minibatches, queue, fill, emit, stop, sweep=not is_url(out))
-    seconds = time.perf_counter() - start
-    emit(StageEnded("sample", seconds))
-    return {
-        "out": str(out),
-        "epochs": job.epochs,
-        "minibatches": job.epochs * minibatches,
-        "edges": edges,
-        "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
-        "seconds": seconds,
-    }
+            fill = _producer(sampling, queue, out, store)
+        return _fill(sampling, queue, fill, emit, stop, sweep=not is_url(out))
 
 
-def check_cut(job: Job) -> None:
-    """Refuse a cut that renumbers the nodes: minibatches are drawn in the order of the dataset's ids."""
-    cut = make_system(job).partition.partitioner
-    if cut is None or isinstance(cut, Contiguous):
-        return
-    raise InputError(
-        f'bulk.topology is "partitioned" and partition.method "{cut.name}", which renumbers the nodes, but samples are '
-        "drawn under the dataset's own ids; leave both out, or cut first: millrace partition --into STORE, then sample "
-        "that store"
-    )
-
-
-def _holds_ranges(job: Job) -> bool:
-    """True if ranks would hold ranges of rows, under the ids that nodes have in the dataset."""
-    policy = make_system(job).partition
-    ranges = isinstance(policy.partitioner, Contiguous)
-    return isinstance(policy, Blocks) and ranges and job.ranks > 1 and job.device == "cpu"
-
-
-def _sample_by_owners(
-    prepared: Prepared,
-    queue: ZarrQueue,
-    out: Path,
-    store: dict[str, Any],
-    emit: Emit,
-    *,
-    stop: Callable[[], bool],
-    on_receipt: Callable[[Receipt], None],
-) -> int:
-    """Sample by ranks that hold a block of rows each, and tell how far they are; the number of edges. What they open is
-    cut into a folder beside the store."""
-    from ..storage.store.committed_folder import remove_tree
+def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> int:
+    """Cut the graph, and sample by ranks that hold a block of rows each; the number of edges. What they open lies in a
+    folder beside the store until it is complete."""
+    from .cluster.dask_cluster import check_reachable
+    from .supervision.rank_work import Filling
     from .supervision.supervisor import run_on_cluster
 
-    job, folder = prepared.job, out.resolve().parent / f".sampling-{out.resolve().name}"
-    present = {(e, n) for e in range(job.epochs) for n in queue.committed(e)}
-    bulks = -(-store["meta"]["minibatches_per_epoch"] // job.queue.bulk_size)
-    edges = 0
-    if len(present) < job.epochs * bulks:
-        folder.mkdir(exist_ok=True)
-        given = {**store, "path": str(out.resolve())}
-        reports = run_on_cluster(prepared, folder, None, None, emit, stop, fill=given)
-        edges = sum(report.sampled_edges for report in reports)
+    check_reachable(sampling.job.cluster)
+    place = str(out) if is_url(out) else str(Path(out).resolve())
+    if _is_complete(sampling, place):
+        return 0
+    name = f"{digest_record({'out': place})[:12]}" if is_url(out) else Path(place).name
+    folder = (Path.cwd() if is_url(out) else Path(place).parent) / f".sampling-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as exits:
+        exits.enter_context(locked(folder))
+        queues = list[ZarrQueue]()
+
+        def create(cut: Sampling) -> dict[str, Any]:
+            store = _store_of(cut)
+            queue_at(place).create(place, sweep=False, **store).close()
+            if not is_url(place):
+                exits.enter_context(locked(Path(place)))
+            mend = None if is_url(place) else lambda text: emit(Note(text))
+            queues.append(queue_at(place).create(place, sweep=not is_url(place), mend=mend, **store))
+            _announce(cut, emit)
+            return store
+
+        try:
+            reports = run_on_cluster(Filling(sampling, place, create), folder, Control(emit, stop))
+        except InputError:
+            remove_tree(folder)
+            raise
+        finally:
+            for queue in queues:
+                queue.close()
+        queues[0].finish(sweep=not is_url(place))
     remove_tree(folder)
-    return edges
+    return sum(report.sampled_edges for report in reports)
 
 
-def _by_tasks(
-    job: Job, dataset: LazyDataset, queue: ZarrQueue, out: str | Path, store: dict[str, Any], emit: Emit
-) -> Callable[..., None]:
+def _is_complete(sampling: Sampling, place: str) -> bool:
+    """True if a store has all bulks already, by the same cut.
+
+    Raises:
+        StoreError: it is of something else.
+    """
+    if not is_url(place) and not (Path(place) / MANIFEST).exists():
+        return False
+    try:
+        queue = queue_at(place).open(place)
+    except StoreError:
+        if is_url(place):
+            return False
+        raise
+    cut = replace(sampling, order=queue.fingerprint.get("order", ""))
+    wanted = _store_of(cut)
+    require_fingerprint(place, queue.fingerprint, wanted["fingerprint"])
+    bulks = -(-cut.minibatches_per_epoch // queue.bulk_size)
+    whole = all(len(queue.committed(epoch)) >= bulks for epoch in range(sampling.job.epochs))
+    return whole and queue.complete and queue.meta.get("cut") == wanted["meta"].get("cut")
+
+
+def _by_tasks(sampling: Sampling, queue: ZarrQueue, out: str | Path, emit: Emit) -> Callable[..., None]:
     from .cluster.sample_on_cluster import sample_on_cluster
 
-    bulks = -(-store["meta"]["minibatches_per_epoch"] // job.queue.bulk_size)
-    return partial(sample_on_cluster, job, dataset, queue, out, bulks, emit)
+    return partial(sample_on_cluster, sampling, queue, out, emit)
 
 
 def _by_named_gpus(
-    job: Job,
-    dataset: Dataset,
-    sampler: Any,
+    sampling: Sampling,
     queue: ZarrQueue,
     out: str | Path,
     store: dict[str, Any],
@@ -199,48 +235,48 @@ def _by_named_gpus(
     without GPUs: by tasks from a store, else on this machine."""
     from .cluster.dask_cluster import on_named
 
-    with on_named(job):
+    with on_named(sampling.job):
         if gpus := gpus_named(TO_SAMPLE):
-            sample_across(job, dataset, sampler, queue, out, store, gpus, stop=stop, on_receipt=on_receipt)
+            sample_across(sampling, queue, out, store, gpus, stop=stop, on_receipt=on_receipt)
             return
-    if isinstance(dataset, LazyDataset):
-        fill = _by_tasks(job, dataset, queue, out, store, emit)
+    if isinstance(sampling.dataset, LazyDataset):
+        fill = _by_tasks(sampling, queue, out, emit)
     else:
-        fill = _producer(job, dataset, sampler, queue, out, store)
+        fill = _producer(sampling, queue, out, store)
     fill(stop=stop, on_receipt=on_receipt)
 
 
-def _producer(
-    job: Job, dataset: Dataset, sampler: Any, queue: ZarrQueue, out: str | Path, store: dict[str, Any]
-) -> Callable[..., None]:
+def _producer(sampling: Sampling, queue: ZarrQueue, out: str | Path, store: dict[str, Any]) -> Callable[..., None]:
     """The function that samples missing bulks, on this machine."""
-    kernel = sampling_backend(job.kernel)
-    if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
-        return partial(sample_across, job, dataset, sampler, queue, out, store, gpus)
-    plan, epochs = seed_plan(job, dataset), {"first_epoch": 0, "last_epoch": job.epochs}
-    return partial(sample_bulks, dataset.graph, sampler, plan, kernel, queue, **epochs)
+    job, sample = sampling.job, sampling.sample
+    kernel = sampling_backend(sample.kernel)
+    if sample.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
+        return partial(sample_across, sampling, queue, out, store, gpus)
+    data = graph_and_seeds(sampling.dataset)
+    epochs = {"first_epoch": 0, "last_epoch": job.epochs}
+    return partial(sample_bulks, data.graph, sample.policy.sampler, sample.plan(data), kernel, queue, **epochs)
+
+
+def _announce(sampling: Sampling, emit: Emit) -> int:
+    """Tell what is sampled; the number of bulks."""
+    job, minibatches = sampling.job, sampling.minibatches_per_epoch
+    total = job.epochs * -(-minibatches // job.queue.bulk_size)
+    what = f"{counted(job.epochs, 'epoch')} of {counted(minibatches, 'minibatch', 'minibatches')}"
+    emit(StageStarted("sample", f"sampling {what}", total))
+    return total
 
 
 def _fill(
-    job: Job,
-    minibatches: int,
+    sampling: Sampling,
     queue: ZarrQueue,
-    fill: Callable[..., int | None],
+    fill: Callable[..., None],
     emit: Emit,
     stop: Callable[[], bool],
     sweep: bool,
 ) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
-    total = job.epochs * -(-minibatches // job.queue.bulk_size)
-    done = sum(len(queue.committed(e)) for e in range(job.epochs))
-    edges = 0
-    emit(
-        StageStarted(
-            "sample",
-            f"sampling {counted(job.epochs, 'epoch')} of {counted(minibatches, 'minibatch', 'minibatches')}",
-            total,
-        )
-    )
+    total, edges = _announce(sampling, emit), 0
+    done = sum(len(queue.committed(e)) for e in range(sampling.job.epochs))
 
     def advance(receipt: Receipt) -> None:
         nonlocal done, edges
@@ -248,8 +284,7 @@ def _fill(
         emit(StageAdvanced("sample", done, total))
 
     try:
-        of_ranks = fill(stop=stop, on_receipt=advance)
-        edges += of_ranks or 0
+        fill(stop=stop, on_receipt=advance)
         if stop():
             raise Interrupted(
                 f"interrupted with {done} of {total} bulks committed; the same command goes on from there"

@@ -23,7 +23,7 @@ from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
 from .setup.open_data import absolute_source, opened_from_python
-from .setup.open_queue import check_samples, open_samples, own_queue
+from .setup.open_queue import check_samples, cut_as, open_samples, own_queue
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import (
     check_code_given,
@@ -82,7 +82,8 @@ def ready_to_run(
     in_memory = dataset if isinstance(dataset, Dataset) else None
     job, dataset = _opened(job, dataset, folder, resume, emit)
     # A name is in the job.
-    prepared = prepare(job, dataset, system=None if isinstance(system, str) else system, model=model, code=code)
+    own = None if isinstance(system, str) else system
+    prepared = prepare(job, dataset, system=own, model=model, code=code, stored=samples is not None)
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
@@ -178,7 +179,7 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     if samples is not None:
-        return open_samples(prepared, samples, to_read=prepared.job.executor != "dask")
+        return open_samples(cut_as(prepared, samples), samples, to_read=prepared.job.executor != "dask")
     in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
     return own_queue(prepared, folder) if in_memory else None
 

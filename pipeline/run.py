@@ -39,6 +39,7 @@ from .setup.run_folder import (
 )
 from .setup.simulated_clients import client_record, with_clients
 from .telemetry.console import heard
+from .telemetry.control import Control
 from .telemetry.events import Emit, Note
 from .telemetry.heartbeat import Heartbeat
 from .telemetry.metrics_file import finite, recorded
@@ -160,9 +161,11 @@ def _run(
                 tell(Note(note))
             try:
                 if job.executor == "dask":
+                    from .supervision.rank_work import Training
                     from .supervision.supervisor import run_on_cluster
 
-                    reports = run_on_cluster(prepared, folder, samples, module, tell, stop, save)
+                    work = Training(prepared, samples, module)
+                    reports = run_on_cluster(work, folder, Control(tell, stop, save))
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:

@@ -16,6 +16,7 @@ and the sampling tasks of a cluster.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,25 @@ class Steps:
         span = self.minibatches_of(step)
         for first in range(span.start, span.stop, self.ranks):
             yield first + self.rank if first + self.rank < span.stop else None
+
+
+class Sizes(Protocol):
+    """Numbers that cut the seeds of an epoch into minibatches and bulks."""
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds of a minibatch."""
+        ...
+
+    @property
+    def bulk_size(self) -> int:
+        """k, minibatches of a bulk."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of permutations and draws."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,40 @@ class Phase:
         return self.last_epoch - self.first_epoch
 
 
+class Seeded(Protocol):
+    """Protocol of data that minibatches are drawn from: a graph and seeds."""
+
+    @property
+    def graph(self) -> Graph:
+        """See `Placement.graph`."""
+        ...
+
+    @property
+    def seeds(self) -> npt.NDArray[np.int64]:
+        """See `Placement.seeds`."""
+        ...
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """See `Placement.pairs`."""
+        ...
+
+    @property
+    def pair_time(self) -> npt.NDArray[np.number] | None:
+        """See `Placement.pair_time`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GraphAndSeeds:
+    """A `Seeded` without rows and labels."""
+
+    graph: Graph
+    seeds: npt.NDArray[np.int64]
+    pairs: Pairs | None = None
+    pair_time: npt.NDArray[np.number] | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     """One rank's view of the data during a phase."""

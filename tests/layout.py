@@ -18,6 +18,7 @@ ALWAYS = ("test_layers.py", "test_layout.py")
 
 FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline": ("whole_runs/test_run.py",),
+    "pipeline/assembly": ("pipeline/assembly/test_data_part.py", "whole_runs/test_mapped_parts.py"),
     "pipeline/cluster": (
         "whole_runs/test_cluster.py",
         "whole_runs/test_partition_task.py",

@@ -19,7 +19,7 @@ from ...storage.dataset_store import KIND as DATASET_KIND
 from ...storage.dataset_store import features_access, graph_access, open_stored
 from ...storage.errors import MillraceError, RunError, StoreError
 from ...storage.lazy_dataset import open_lazily
-from ...storage.partition.book import Book, open_book
+from ...storage.partition.book import Book, open_book, order_digest
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store.committed_folder import ASIDE, remove_tree
 from ...storage.store.store import open_store
@@ -73,6 +73,11 @@ class Cutting:
         found = dict(_done(self.watch, futures))
         return ((store, found[k]) for k, store in enumerate(stores))
 
+    def order(self) -> str:
+        """See `storage.partition.book.order_digest`, of the book that is stored."""
+        key = f"order-{uuid.uuid4().hex[:8]}"
+        return next(iter(_done(self.watch, [self.client.submit(_order, self.out, key=key)])))
+
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
         """See `parts_by`."""
         yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, self.watch)
@@ -86,7 +91,7 @@ def cutting_on_cluster(job: Job, dataset: Dataset, out: Path, parts: int, emit: 
     Raises:
         RunError: there are no workers.
     """
-    path, _ = share(job, dataset, out)
+    path = Path(share(job, dataset, out).store)
     job = job.model_copy(update={"device": "cpu"})  # nothing here is done by GPUs
     with (
         _removed(path, made=path.parent == out.resolve()),
@@ -189,6 +194,10 @@ def _assign(
         graph = graph_access(open_store(dataset, DATASET_KIND))
         data = open_lazily(dataset, features_access(dataset), graph=graph)
         assign_nodes(data, partitioner, parts, out, seed, fingerprint)
+
+
+def _order(out: Path) -> str:
+    return order_digest(open_book(out / "book"))
 
 
 def _damage(number: int, store: Path, made: dict[str, str]) -> tuple[int, str | None]:

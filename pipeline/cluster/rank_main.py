@@ -14,12 +14,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .signals import leave_signals_to_driver
+
+if TYPE_CHECKING:
+    from ..training.trainer import RankReport
+    from .sample_by_owners import Filled
+
+Tell = Callable[[dict[str, Any]], None]
 
 ORDER_S = 0.25
 """Interval at which a rank looks for orders in the driver's store."""
@@ -35,26 +41,11 @@ class RankSpec:
 
     job: dict[str, Any]
     """The resolved configuration."""
-    dataset: str
-    """Folder of the dataset's store, which every rank can read."""
-    dataset_name: str
-    features: str
-    """Place of its features."""
+    data: dict[str, str]
+    """The `DataPart`, which every rank can open."""
     parts: str | None
     """Folder of the parts, of which this rank opens its own instead of the dataset."""
-    outline: dict[str, Any]
-    """Outline of the dataset."""
-    fingerprint: dict[str, str]
-    """Fingerprint of what the driver prepared; a rank that sees something else must not train."""
-    given: str | None
-    """A model and code of the user's own, pickled by the driver, in base64."""
     out: str
-    queue: str | None
-    """A shared queue, filled by sampling tasks; None: this process samples its own share."""
-    samples: str | None
-    """A store of samples to train from."""
-    fill: dict[str, Any] | None
-    """A store of samples that the ranks fill instead of training: arguments of `ZarrQueue.create`."""
     rank: int
     size: int
     generation: int
@@ -64,6 +55,20 @@ class RankSpec:
     threads: int
     environment: dict[str, str]
     """Variables that must be set before the process starts: for the allocator, and the one GPU that the rank sees."""
+    outline: dict[str, Any] = field(default_factory=dict)
+    """Outline of the dataset."""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """Fingerprint of what the driver prepared; a rank that sees something else must not train."""
+    given: str | None = None
+    """A model and code of the user's own, pickled by the driver, in base64."""
+    queue: str | None = None
+    """A queue on disk that all ranks share; None: this process samples its own share into memory."""
+    samples: str | None = None
+    """A store of samples to train from."""
+    order: str = ""
+    """See `Sampling.order`."""
+    fill: str | None = None
+    """The `FillOrder` of ranks that fill a store of samples instead of training, pickled by the driver, in base64."""
 
 
 def main() -> NoReturn:
@@ -129,26 +134,16 @@ def _follow_orders(store: Any, generation: int, stop: threading.Event, save: thr
 
 def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     import torch
-    from torch.distributed.distributed_c10d import PrefixStore
 
-    from ...stages.comm.gloo import Gloo
-    from ...stages.comm.nccl import Nccl
-    from ...stages.comm.survivors import Survivors
     from ...stages.kernels.runtime.threads import set_num_threads
-    from ...storage.ledger import Ledger
-    from ..config.load import Job
-    from ..machine.gpus import backend, take
-    from ..setup.open_queue import ReportingQueue, minibatches_per_epoch, queue_for_rank
-    from ..telemetry.heartbeat import Heartbeat
     from ..telemetry.timers import Clock
     from ..training.dynamo import leave_compiler_out
-    from ..training.trainer import train_and_evaluate
     from .rendezvous import connect
 
     leave_compiler_out()
     # Everything loaded by now stays, so collections need not look at it.
     gc.freeze()
-    clock, stop, save, ledger = Clock(), threading.Event(), threading.Event(), Ledger()
+    clock, stop, save = Clock(), threading.Event(), threading.Event()
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
@@ -156,6 +151,58 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     threading.Thread(
         target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True
     ).start()
+    work = _train if spec.fill is None else _fill
+    return asdict(work(spec, own_host, tell, clock, stop, save))
+
+
+def _fill(
+    spec: RankSpec, own_host: str, tell: Tell, clock: Any, stop: threading.Event, save: threading.Event
+) -> "Filled":
+    """Draw this rank's share of a store of minibatches."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from ...stages.comm.gloo import Gloo
+    from ...storage.ledger import Ledger
+    from ..assembly.data_part import DataPart
+    from ..interop.user_code import unpickled
+    from ..telemetry.control import Control
+    from .rendezvous import connect
+    from .sample_by_owners import sample_by_owners
+
+    order, teller = unpickled(spec.fill), _Teller(tell, steps=False)
+    group = Gloo(
+        PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting)),
+        spec.rank,
+        spec.size,
+        Ledger(),
+        host=own_host,
+        on_wait=lambda text: tell({"event": "Note", "text": text}),
+        slow_peer_warning_s=order.slow_peer_warning_s,
+    )
+    assert spec.parts is not None
+    data, control = DataPart(**spec.data), Control(teller, stop.is_set)  # pyrefly: ignore[bad-argument-type]
+    return sample_by_owners(order, data, Path(spec.parts), group=group, control=control, clock=clock)
+
+
+def _train(
+    spec: RankSpec, own_host: str, tell: Tell, clock: Any, stop: threading.Event, save: threading.Event
+) -> "RankReport":
+    """Train this rank's share."""
+    import torch
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from ...stages.comm.gloo import Gloo
+    from ...stages.comm.nccl import Nccl
+    from ...stages.comm.survivors import Survivors
+    from ...storage.ledger import Ledger
+    from ..config.load import Job
+    from ..machine.gpus import backend, take
+    from ..setup.open_queue import ReportingQueue, queue_for_rank
+    from ..telemetry.heartbeat import Heartbeat
+    from ..training.trainer import train_and_evaluate
+    from .rendezvous import connect
+
+    ledger = Ledger()
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
@@ -176,30 +223,22 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     meeting = PrefixStore(f"{spec.generation}/gloo", store)
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
-    if spec.fill is not None:
-        from .sample_by_owners import sample_by_owners
-
-        told = _Teller(tell, steps=False)
-        common = {"group": group, "ledger": ledger, "emit": told, "stop": stop.is_set, "clock": clock}
-        return asdict(sample_by_owners(prepared, out, spec.fill, **common))
     reporting, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = queue_for_rank(prepared, spec.queue, spec.samples)
-        reporting = ReportingQueue(
-            queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared)
-        )
-    produce = spec.queue is None and spec.samples is None
+        reporting = ReportingQueue(queue, tell, prepared.minibatches_per_epoch)
+    alone = spec.queue is None and spec.samples is None
     teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
     with Heartbeat(
-        spec.rank, clock, ledger, reporting if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})
+        spec.rank, clock, ledger, reporting if alone else None, teller, lambda pulse: tell({"shown": vars(pulse)})
     ) as heart:
-        report = train_and_evaluate(
+        return train_and_evaluate(
             prepared,
             out,
             reporting,
             group=group,
             ledger=ledger,
-            produce=produce,
+            produce=alone or (spec.queue is not None and prepared.draws_by_owners),
             producer_alive=alive,
             emit=heart,
             stop=stop.is_set,
@@ -207,28 +246,35 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             clock=clock,
             generation=spec.generation,
         )
-    return asdict(report)
 
 
 def _prepared(spec: RankSpec, job: Any) -> Any:
     """The job with the data that this rank opens, which must be what the driver sees."""
     from ...storage.errors import RunError
+    from ..assembly.data_part import DataPart
     from ..interop.user_code import unpickled
     from ..setup.model import Outline
     from ..setup.prepare import prepare, prepare_part, with_data_read
-    from ..setup.shared_dataset import open_shared
 
-    def opened() -> Any:
-        return open_shared(Path(spec.dataset), spec.dataset_name, spec.features, job.graph)
-
+    # pyrefly: ignore[bad-argument-type]
+    data, stored = DataPart(**spec.data), spec.samples is not None
     module, code = unpickled(spec.given) or (None, None)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
         outline, folder = Outline(**spec.outline), Path(spec.parts)
-        pairs = opened() if outline.of_pairs else None
-        return prepare_part(job, outline, folder, spec.rank, spec.fingerprint, model=module, code=code, dataset=pairs)
-    dataset = opened()
-    prepared = prepare(job, dataset, model=module, code=code)
+        return prepare_part(
+            job,
+            outline,
+            folder,
+            spec.rank,
+            spec.fingerprint,
+            model=module,
+            code=code,
+            dataset=data.open() if outline.of_pairs else None,
+            order=spec.order,
+            stored=stored,
+        )
+    prepared = prepare(job, data.open(), model=module, code=code, stored=stored)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(

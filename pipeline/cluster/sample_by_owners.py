@@ -1,92 +1,148 @@
 """A rank's share in sampling a store of minibatches where each rank holds a block of rows: its own bulks, with the
-help of the rows' owners."""
+help of the rows' owners. It builds no model."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...stages.assignment import BulkRequest, SeedPlan
 from ...stages.comm.base import Group
-from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.placement.row_blocks import BlockRows
+from ...stages.feed.dealt_bulks import DealtBulks
+from ...stages.kernels import sampling_backend
+from ...stages.messages import Phase, RankJob
+from ...stages.partition.contiguous import Contiguous
+from ...stages.placement.row_blocks import Blocks
+from ...storage.dataset import pairs_of
 from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
-from ...storage.queue.zarr import ZarrQueue
-from ..setup.prepare import Prepared
-from ..telemetry.events import Emit, StageAdvanced
+from ...storage.queue.object_store import queue_at
+from ...storage.typed.graph_types import GraphTypes
+from ..assembly.data_part import DataPart
+from ..assembly.parts import Parts, arrays_at
+from ..assembly.sample_part import SamplePart
+from ..telemetry.control import Control
+from ..telemetry.events import Note, StageAdvanced
 from ..telemetry.timers import Clock
-from ..training.progress import Progress
-from ..training.trainer import RankReport, rank_job_of, report_of
+
+if TYPE_CHECKING:
+    from ..setup.sampling import Sampling
 
 PUT_S = 60.0
 """Longest wait of a put: the store has no bound, so only the disk can delay it."""
 
 
+@dataclass(frozen=True)
+class FillOrder:
+    """What the ranks are to draw, and from what."""
+
+    sample: SamplePart
+    blocks: Blocks
+    epochs: int
+    queue: str
+    """Folder or URL of the store."""
+    store: Mapping[str, Any]
+    """Arguments of `ZarrQueue.create`."""
+    types: Mapping[str, Any] | None
+    """Record of the graph's types; None: there is one of each."""
+    of_pairs: bool
+    """Seeds are the ends of pairs, which every rank reads."""
+    graph: str
+    """Place of the large arrays of a part: see `Job.graph`."""
+    slow_peer_warning_s: float
+    threads: int
+
+    @classmethod
+    def of(cls, sampling: "Sampling", queue: str, store: Mapping[str, Any], threads: int) -> "FillOrder":
+        """
+        Args:
+            sampling: a job whose ranks hold blocks.
+            queue: folder or URL of the store.
+            store: see above.
+            threads: of each rank.
+        """
+        job, blocks, types = sampling.job, sampling.system.partition, sampling.dataset.graph.types
+        assert isinstance(blocks, Blocks)
+        return cls(
+            sampling.sample,
+            replace(blocks, partitioner=Contiguous()),  # it has done its work, and may hold owners of all nodes
+            job.epochs,
+            queue,
+            store,
+            None if types is None else types.record(),
+            sampling.dataset.of_pairs,
+            job.graph,
+            job.cluster.slow_peer_warning_s,
+            threads,
+        )
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Report of a rank that has drawn its share. Its values are plain, since they come from another process."""
+
+    rank: int
+    minibatches: int
+    sampled_edges: int
+    seconds: dict[str, float]
+
+
 def sample_by_owners(
-    prepared: Prepared,
-    out: Path,
-    store: dict[str, Any],
-    *,
-    group: Group,
-    ledger: Ledger,
-    emit: Emit,
-    stop: Callable[[], bool],
-    clock: Clock,
-) -> RankReport:
+    order: FillOrder, data: DataPart, parts: Path, *, group: Group, control: Control, clock: Clock
+) -> Filled:
     """Sample the bulks that a store lacks, in each round one on each rank. All ranks call this at the same time.
 
     Args:
-        prepared: the job with this rank's part.
-        out: folder of the parts.
-        store: ``out``, and the arguments of `ZarrQueue.create`.
+        order: what to draw.
+        data: the dataset.
+        parts: folder of the parts.
         group: the ranks.
-        ledger: counts this rank's bytes.
-        emit: called with events.
-        stop: asked between rounds; true on any rank ends all.
+        control: called with events, and asked between rounds; a request to stop on any rank ends all.
         clock: counts this rank's seconds.
 
     Raises:
-        Interrupted: `stop` said so on some rank; bulks that are there stay.
+        Interrupted: it was asked to stop; bulks that are there stay.
     """
-    policy, queue = prepared.system.sample, ZarrQueue.create(**store, sweep=False)
-    assert isinstance(policy, SampledByOwners)
-    model = prepared.build_model()
-    job = rank_job_of(prepared, out, None, group=group, ledger=ledger, emit=emit, model=model)
-    phase = prepared.system.schedule.phases(job.epochs, model)[0]
-    placement = prepared.system.partition.place(prepared.data, phase, job)
-    assert isinstance(placement, BlockRows) and placement.column is not None
-    owners = policy.meet(placement, job, placement.column, placement.row)
-    plan = SeedPlan(placement.seeds, job.batch_size, queue.bulk_size, job.seed)
-    total, progress = job.epochs * plan.num_bulks, Progress()
-    lacking = [
-        (epoch, number)
-        for epoch in range(job.epochs)
-        for number in sorted({*range(plan.num_bulks)} - set(queue.committed(epoch)))
-    ]
-    # All ranks have looked before one of them adds to the store.
-    group.all_reduce(torch.zeros(1, dtype=torch.int64), "control")
-    for first in range(0, len(lacking), group.size):
-        batch = lacking[first : first + group.size]
-        mine = group.rank < len(batch)
+    sample = order.sample
+    queue = queue_at(order.queue).create(order.queue, **order.store, sweep=False)
+    job = RankJob(
+        seed=sample.seed,
+        batch_size=sample.batch_size,
+        bulk_size=sample.bulk_size,
+        epochs=order.epochs,
+        dtype=torch.float32,
+        kernel=sampling_backend(sample.kernel),
+        group=group,
+        ledger=Ledger(),
+        tell=lambda text: control.emit(Note(text)),
+        arrays=arrays_at(order.graph, "memory", parts),
+    )
+    types = None if order.types is None else GraphTypes.of_record(order.types)
+    opened = Parts(parts, torch.float32, False, types=types, empty=job.arrays.graph)
+    part = opened.part(group.rank // order.blocks.replication)
+    if order.of_pairs:
+        part = replace(part, pairs=pairs_of(data.open()))
+    placement = order.blocks.place(part, Phase(0, 0, order.epochs), job)
+    assert placement.column is not None
+    owners = sample.policy.meet(placement, job, placement.column, placement.row)
+    dealt = DealtBulks(sample.policy.plan_of_all(placement, sample), sample.policy.sampler, owners, group.rank)
+    rounds = dealt.rounds(queue, group, (0, 0), order.epochs)
+    total, lacking = order.epochs * dealt.plan.num_bulks, sum(map(len, rounds))
+    done, minibatches, edges = total - lacking, 0, 0
+    for round_ in rounds:
         with clock.measure("sample"):
-            epoch, number = batch[min(group.rank, len(batch) - 1)]
-            # Without a bulk of its own a rank draws for the others.
-            request = plan.request(epoch, number) if mine else BulkRequest(job.seed, epoch, number, 0, ())
-            bulk = policy.sampler.sample_by_owners(owners, request)
-        if mine:
+            bulk = dealt.draw(round_)
+        if bulk is not None:
             queue.put(bulk, PUT_S)
-            progress.minibatches += len(bulk.minibatches)
-            progress.sampled_edges += sum(m.num_edges for m in bulk.minibatches)
+            minibatches += len(bulk.minibatches)
+            edges += sum(m.num_edges for m in bulk.minibatches)
         del bulk
-        emit(StageAdvanced("sample", total - len(lacking) + first + len(batch), total))
-        asked = torch.tensor([int(stop())])
-        group.all_reduce(asked, "control")
-        if asked.item():
-            done = total - len(lacking) + first + len(batch)
+        done += len(round_)
+        control.emit(StageAdvanced("sample", done, total))
+        if group.any(control.stop()):
             raise Interrupted(
                 f"interrupted with {done} of {total} bulks committed; the same command goes on from there"
             )
     queue.close()
-    return report_of(progress, group.rank, ledger, clock, "", None)
+    return Filled(group.rank, minibatches, edges, clock.snapshot())

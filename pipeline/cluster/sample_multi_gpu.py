@@ -21,14 +21,12 @@ from ...stages.feed.queue_feed import Receipt
 from ...stages.kernels import multi_gpu_sampling
 from ...stages.rapids import gpu_cluster, is_named
 from ...stages.sample.base import Sampler
-from ...storage.dataset import Dataset
 from ...storage.dataset_store import features_access, open_dataset_store
 from ...storage.errors import InputError, RunError
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.urls import is_url
-from ..config.load import Job
-from ..setup.open_queue import seed_plan
+from ..setup.sampling import Sampling
 from ..setup.shared_dataset import share
 
 LOOK_S = 5.0
@@ -52,9 +50,7 @@ class _Order:
 
 
 def sample_across(
-    job: Job,
-    dataset: Dataset,
-    sampler: Sampler,
+    sampling: Sampling,
     queue: ZarrQueue,
     out: str | Path,
     store: Mapping[str, Any],
@@ -66,10 +62,8 @@ def sample_across(
     """Sample all bulks of the job's epochs that the queue lacks, one by each GPU in a round.
 
     Args:
-        job: what to sample.
-        dataset: V nodes. Each process reads it from a store, its own or a copy beside `out`; a graph's edges are on one
-            GPU each.
-        sampler: of `job`.
+        sampling: what to sample. Each process reads the dataset from a store, its own or a copy beside `out`; a graph's
+            edges are on one GPU each.
         queue: the driver's own end of the store.
         out: where the store is.
         store: what it was created with, for the processes.
@@ -81,11 +75,12 @@ def sample_across(
         InputError: a process of the named cluster has several threads.
         RunError: a process failed or was lost.
     """
-    plan = seed_plan(job, dataset)
+    job, dataset, sampler = sampling.job, sampling.dataset, sampling.sample.policy.sampler
+    num_bulks = -(-sampling.minibatches_per_epoch // job.queue.bulk_size)
     lacking: list[tuple[int, int] | None] = []
     for epoch in range(job.epochs):
         present = queue.committed(epoch)
-        lacking += [(epoch, number) for number in range(plan.num_bulks) if number not in present]
+        lacking += [(epoch, number) for number in range(num_bulks) if number not in present]
     if not lacking:
         return
     lacking += [None] * (-len(lacking) % gpus)
@@ -95,9 +90,9 @@ def sample_across(
         gpu_cluster(gpus) as client,
         TemporaryDirectory(prefix=".sampling-", dir=None if is_url(out) else Path(place).parent) as aside,
     ):
-        path, _ = share(job, dataset, Path(aside))
+        path = share(job, dataset, Path(aside)).store
         order = _Order(
-            str(path), sampler, job.train.batch_size, job.seed_of("minibatches"), place, {**store, "sweep": False}
+            path, sampler, job.train.batch_size, job.seed_of("minibatches"), place, {**store, "sweep": False}
         )
         found = client.scheduler_info(n_workers=-1)["workers"]
         if wide := [w for w, record in found.items() if record["nthreads"] > 1]:

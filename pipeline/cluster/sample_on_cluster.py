@@ -1,6 +1,5 @@
 """Sampling of a store of minibatches by the workers of a cluster, which open the dataset's store themselves."""
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,8 @@ from ...storage.errors import MillraceError, RunError
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.urls import is_url
-from ..config.load import Job
+from ..assembly.data_part import DataPart
+from ..setup.sampling import Sampling
 from ..telemetry.events import Emit, Note
 from .dask_cluster import opened
 from .futures import completed, result_of
@@ -22,11 +22,9 @@ BULKS_AT_ONCE = 1024
 
 
 def sample_on_cluster(
-    job: Job,
-    dataset: LazyDataset,
+    sampling: Sampling,
     queue: ZarrQueue,
     out: str | Path,
-    num_bulks: int,
     emit: Emit,
     *,
     stop: Callable[[], bool],
@@ -35,11 +33,9 @@ def sample_on_cluster(
     """Sample all bulks of the job's epochs that the queue lacks.
 
     Args:
-        job: what to sample.
-        dataset: its store is read by the workers.
+        sampling: what to sample; the dataset's store is read by the workers.
         queue: the driver's own end of the store of minibatches.
         out: where that store is.
-        num_bulks: in an epoch.
         emit: called with events.
         stop: asked between bulks; true ends the sampling.
         on_receipt: called with what has been stored.
@@ -47,16 +43,18 @@ def sample_on_cluster(
     Raises:
         RunError: a task failed, or the scheduler does not answer.
     """
-    # As they are without options of the system: the minibatches do not depend on how the graph is distributed.
-    job = job.model_copy(update={job.system: type(job.options)(), "device": "cpu"})
+    job, dataset, minibatches = sampling.job, sampling.dataset, sampling.minibatches_per_epoch
+    assert isinstance(dataset, LazyDataset)
+    job = job.model_copy(update={"device": "cpu"})  # of the cluster's workers
     order = SampleOrder(
-        json.dumps(job.model_dump(mode="json")),
-        str(dataset.path.resolve()),
-        dataset.name,
-        dataset.features_access,
+        DataPart(str(dataset.path.resolve()), dataset.name, dataset.features_access, job.graph),
+        sampling.sample,
         str(out) if is_url(out) else str(Path(out).resolve()),
+        sampling.samples_fingerprint,
+        minibatches,
         job.threads or 1,
     )
+    num_bulks = -(-minibatches // job.queue.bulk_size)
     lacking = [
         (epoch, number)
         for epoch in range(job.epochs)

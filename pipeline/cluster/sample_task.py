@@ -1,14 +1,14 @@
-"""The Dask task that samples one bulk into the run's queue. It returns a receipt, never the bulk."""
+"""The Dask task that samples one bulk into a queue on disk. It returns a receipt, never the bulk."""
 
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...storage.queue.bulk_codec import packed_bytes
+from ..assembly.data_part import DataPart
+from ..assembly.sample_part import SamplePart
 
 PUT_S = 60.0
 """Longest wait of a put: the queue has no bound here, so only the disk can delay it."""
@@ -18,12 +18,13 @@ PUT_S = 60.0
 class SampleOrder:
     """Arguments of a run's sampling tasks. Tasks with equal orders share the data that a worker has opened."""
 
-    job: str
-    """The resolved configuration, as JSON."""
-    dataset: str
-    dataset_name: str
-    features: str
+    data: DataPart
+    sample: SamplePart
     queue: str
+    """Folder or URL of the queue."""
+    fingerprint: dict[str, str]
+    """That of the queue."""
+    minibatches_per_epoch: int
     threads: int
 
 
@@ -40,11 +41,11 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     Raises:
         RunError: the queue cannot be written.
     """
-    graph, sampler, plan, kernel, queue = _opened(order)
+    graph, plan, kernel, queue = _opened.of(order)
     if getattr(_local, "order", None) != order:
         _local.order, _local.workspace = order, kernel.Workspace() if hasattr(kernel, "Workspace") else None
     start = time.perf_counter()
-    bulk = sampler.sample(graph, plan.request(epoch, number), kernel, _local.workspace)
+    bulk = order.sample.policy.sampler.sample(graph, plan.request(epoch, number), kernel, _local.workspace)
     seconds = time.perf_counter() - start
     queue.put(bulk, PUT_S)
     return {
@@ -58,35 +59,43 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     }
 
 
-# Runs usually follow each other: a second order replaces the first, and frees its memory.
-_opening = threading.Lock()
+@dataclass
+class _Opened:
+    """What the tasks of the last order have opened. Runs usually follow each other: a second order replaces the first,
+    and frees its memory."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    held: tuple[Any, ...] = ()
+
+    def of(self, order: SampleOrder) -> tuple[Any, ...]:
+        with self.lock:
+            if not self.held or self.held[0] != order:
+                self.held = ()
+                self.held = (order, *_open(order))
+            return self.held[1:]
 
 
-def _opened(order: SampleOrder) -> tuple[Any, ...]:
-    with _opening:
-        return _open(order)
+_opened = _Opened()
 
 
-@lru_cache(maxsize=1)
 def _open(order: SampleOrder) -> tuple[Any, ...]:
-    from ...stages.feed.queue_feed import Sampled
     from ...stages.kernels import sampling_backend
     from ...stages.kernels.runtime.threads import set_num_threads
-    from ..config.load import Job
-    from ..setup.open_queue import seed_plan, shared_queue
-    from ..setup.prepare import prepare_samples
-    from ..setup.shared_dataset import open_shared
-    from ..training.dynamo import leave_compiler_out
+    from ...storage.queue.object_store import queue_at
+    from ..assembly.data_part import graph_and_seeds
 
-    # Loading it also changes the environment, by which the worker's next ranks would no longer be forked.
-    leave_compiler_out()
     set_num_threads(order.threads)
-    job = Job.model_validate_json(order.job)
-    prepared = prepare_samples(job, open_shared(Path(order.dataset), order.dataset_name, order.features, job.graph))
-    assert isinstance(prepared.system.sample, Sampled)
+    data = graph_and_seeds(order.data.open())
     # The driver counts for all producers. This end keeps no record of its puts, since a bulk that was dropped may be
     # requested again.
-    queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
+    queue = queue_at(order.queue).create(
+        order.queue,
+        fingerprint=order.fingerprint,
+        bulk_size=order.sample.bulk_size,
+        max_bytes=1 << 62,
+        keep="all",
+        meta={"minibatches_per_epoch": order.minibatches_per_epoch},
+        sweep=False,
+    )
     queue.release(sys.maxsize, 0)
-    plan = seed_plan(job, prepared.dataset)
-    return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling_backend(job.kernel), queue
+    return data.graph, order.sample.plan(data), sampling_backend(order.sample.kernel), queue

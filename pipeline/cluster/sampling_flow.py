@@ -21,7 +21,47 @@ PER_PRODUCER = 2
 driver."""
 
 
-class BulkFlow:
+class Flow:
+    """The driver's end of a queue that ranks fill together: it drops the bulks that every rank has released.
+
+    Args:
+        queue: counts bytes and drops bulks.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self.bulks = 0
+        """Bulks sampled so far."""
+        self.seconds = 0.0
+        """Seconds of sampling tasks, over all workers."""
+
+    @property
+    def level(self) -> dict[str, Any]:
+        """The fields of `events.QueueLevel`."""
+        return {**self._queue.level, "sampled": self.bulks, "seconds": self.seconds}
+
+    def advance(self) -> None:
+        """Look after producers. Does not wait for sampling.
+
+        Raises:
+            RunError: a bulk could not be sampled or stored.
+        """
+
+    def adopt(self, epoch: int, number: int, last_index: int, num_bytes: int) -> None:
+        """Count a bulk that is stored now."""
+        self.bulks += 1
+        self._queue.adopt(epoch, number, last_index, num_bytes)
+
+    def release(self, rank: int, epoch: int, index: int) -> None:
+        """Note that a rank no longer needs this minibatch or any before it."""
+        self._queue.release(epoch, index, rank)
+
+    def close(self) -> None:
+        """Look after them no more."""
+        self._queue.close()
+
+
+class BulkFlow(Flow):
     """Sampling tasks of one generation of ranks.
 
     Args:
@@ -53,7 +93,8 @@ class BulkFlow:
         workers: list[str],
         minibatches_per_step: int,
     ) -> None:
-        self._client, self._order, self._queue = client, order, queue
+        super().__init__(queue)
+        self._client, self._order = client, order
         self._name, self._generation, self._workers = f"sample-{run}", generation, workers
         self._most = producers * PER_PRODUCER
         # A step may begin with the last minibatch of a bulk.
@@ -62,10 +103,6 @@ class BulkFlow:
         self._next = next(self._numbers, None)
         self._running: dict[tuple[int, int], Future] = {}
         self._mean_bytes = 0.0
-        self.bulks = 0
-        """Bulks sampled so far."""
-        self.seconds = 0.0
-        """Seconds of sampling, over all workers."""
 
     def _missing(self, first: tuple[int, int], last_epoch: int, num_bulks: int) -> Iterator[tuple[int, int]]:
         for epoch in range(first[0], last_epoch):
@@ -78,11 +115,6 @@ class BulkFlow:
     def done(self) -> bool:
         """True if every bulk is in the queue."""
         return self._next is None and not self._running
-
-    @property
-    def level(self) -> dict[str, Any]:
-        """The fields of `events.QueueLevel`."""
-        return {**self._queue.level, "sampled": self.bulks, "seconds": self.seconds}
 
     def advance(self) -> None:
         """Account for sampled bulks, and request more if there is room. Does not wait for sampling.
@@ -127,19 +159,14 @@ class BulkFlow:
             raise lost_scheduler(type(e).__name__, self._client) from e
         except Exception as e:
             raise RunError(f"sampling failed: {type(e).__name__}: {e}; fix that, then resume with --resume") from e
-        self.bulks += 1
-        self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
         self.seconds += receipt["seconds"]
-        self._queue.adopt(receipt["epoch"], receipt["number"], receipt["last_index"], receipt["num_bytes"])
+        self.adopt(*(receipt[key] for key in ("epoch", "number", "last_index", "num_bytes")))
+        self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
         return True
-
-    def release(self, rank: int, epoch: int, index: int) -> None:
-        """Note that a rank no longer needs this minibatch or any before it."""
-        self._queue.release(epoch, index, rank)
 
     def close(self) -> None:
         """Request no more bulks and cancel running tasks. A bulk that is committed all the same does no harm."""
         self._next = None
         cancel(self._client, list(self._running.values()))
         self._running.clear()
-        self._queue.close()
+        super().close()

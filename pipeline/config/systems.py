@@ -158,6 +158,13 @@ class Registered:
         """True if the system has features shared out over the ranks."""
         return False
 
+    def check_data(self, job: Job, system: System) -> None:
+        """Refuse jobs of this system whose keys on the distribution of data and samples do not go together.
+
+        Raises:
+            InputError: names the key to change.
+        """
+
     def check(self, job: Job, system: System, model: nn.Module) -> None:
         """Refuse jobs of this system whose keys do not go together.
 

@@ -25,19 +25,19 @@ from ...storage.errors import InputError, MissingExtraError
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
-from ..config.records import for_task, make_system, with_links, without_partitioner
+from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import SYSTEMS, System
 from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
-from ..setup.checks import check_edges, check_learned, check_links, check_times, check_types
+from ..setup.checks import check_edges, check_learned, check_model_of_types
 from ..setup.model import Outline, model_of, with_edges
 from ..setup.open_data import open_data
-from ..setup.prepare import keeping_edges
 from ..setup.result import read_result
 from ..setup.run_folder import METRICS
+from ..setup.sampling import sampling_of
 from ..setup.shared_dataset import share
 from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
@@ -154,19 +154,17 @@ class Trials:
     def fitted(self, job: Job) -> tuple[Job, System]:
         """The job as it reads the dataset, and its system. Raises InputError if that does not run on it."""
         data, system = self.at.dataset, make_system(without_partitioner(job) if job.ranks == 1 else job)
-        job = for_task(job, data, system.sample.sampler)
         if self._by_time and system.sample.sampler is None:
             raise InputError(
                 f"samples go by time, but system '{system.name}' passes messages over all edges, whatever their times"
             )
         job, system, _ = with_edges(job, system, None, data)
-        check_links(job, data)
         record = build("model", MODELS, job.model)
-        check_types(job, system, data.graph.types, record, data.of_pairs)
+        check_model_of_types(job, data.graph.types, record)
         if reads_edges(record):
             check_edges(job, system)
-        system = with_links(job, keeping_edges(system, data.graph.types), data)
-        check_times(job, system, data)
+        sampling = sampling_of(job, data, system)
+        job, system = sampling.job, sampling.system
         check_learned(job, system)
         if self.at.gpus and isinstance(system.partition, Blocks):
             raise InputError("plan does not predict a partitioned topology on GPUs in this version")
@@ -280,7 +278,8 @@ class Trials:
         if inline and self._spec is not None:
             changes["dataset"] = self._spec
         else:
-            path, place = self._whole()
+            data = self._whole()
+            path, place = Path(data.store), data.features
             # Ranks that map their parts have features where the job says.
             kept = job.features == "owned" or (maps and (inline or s.cut is not None))
             if seeds < len(self.at.dataset.split.train):

@@ -83,23 +83,20 @@ def check_available(job: Job) -> None:
         )
 
 
-def check_types(job: Job, system: System, types: GraphTypes | None, record: Any, of_pairs: bool) -> None:
-    """Refuse jobs on graphs with several types of nodes or edges that this version cannot run.
+def _counted_types(types: GraphTypes) -> str:
+    relations = counted(types.num_relations, "relation")
+    return f"the graph has {counted(len(types.node_types), 'node type')} and {relations}"
 
-    Args:
-        job: a resolved configuration.
-        system: the training system.
-        types: of the graph; None: it has one type of nodes and edges.
-        record: the model's record, or a user's module.
-        of_pairs: see `Dataset.of_pairs`.
+
+def check_model_of_types(job: Job, types: GraphTypes | None, record: Any) -> None:
+    """Refuse a model, a record or a user's module, that knows no relations, for a graph with several types.
 
     Raises:
-        InputError: names the key to change.
+        InputError: names the models that do.
     """
     if types is None:
         return
-    counts = f"{counted(len(types.node_types), 'node type')} and {counted(types.num_relations, 'relation')}"
-    graph = f"the graph has {counts}"
+    graph = _counted_types(types)
     if isinstance(record, PyGModel):
         raise InputError(
             f"the model is a PyGModel, whose convolutions read one list of edges, but {graph}; use HeteroPyGModel, a "
@@ -111,6 +108,19 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
             f"the model is '{record.name}', which knows no relations, but {graph}; expected one of {able}, or a module "
             "of your own over neighbourhood.relations()"
         )
+    if job.train.compile:
+        raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
+
+
+def check_types(job: Job, system: System, types: GraphTypes | None, of_pairs: bool) -> None:
+    """Refuse jobs on graphs with several types of nodes or edges that this version cannot run, whatever the model.
+
+    Raises:
+        InputError: names the key to change.
+    """
+    if types is None:
+        return
+    graph = _counted_types(types)
     if why := SYSTEMS.find(system.name).no_relations:
         able = systems_for(links=of_pairs, relations=True)
         raise InputError(f"{graph}, but system '{system.name}' {why}; use {able}")
@@ -126,8 +136,6 @@ def check_types(job: Job, system: System, types: GraphTypes | None, record: Any,
                 "use owners"
             )
     check_types_on_device(job, system, graph)
-    if job.train.compile:
-        raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
 
 
 def check_model(job: Job, system: System, model: nn.Module) -> None:

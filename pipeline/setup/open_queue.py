@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...stages.assignment import SeedPlan
-from ...stages.links.plan import LinkPlan
-from ...stages.links.train_pairs import TrainPairs
-from ...stages.sample import SAMPLERS
-from ...stages.sample.base import reads_times
-from ...storage.dataset import Dataset, pairs_of
+from ...stages.partition.contiguous import Contiguous
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.plural import counted
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
+from ...storage.queue.bulk_codec import packed_bytes
 from ...storage.queue.cycle import Cycled
 from ...storage.queue.location import KIND
 from ...storage.queue.object_store import queue_at
@@ -24,11 +21,9 @@ from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest
 from ...storage.urls import is_url
-from ..config.load import Job
-from ..config.records import build, negatives_of
 from ..config.systems import SYSTEMS
-from .prepare import Prepared
 from .run_folder import is_locked, locked
+from .sampling import Sampling
 
 FOLDER = "queue"
 
@@ -57,49 +52,31 @@ def is_being_written(samples: str | Path) -> bool:
     return not is_url(samples) and is_locked(Path(samples))
 
 
-def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
-    """The part of the fingerprint that decides the minibatches."""
-    return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
-
-
-def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
-    """Plan of the seeds of all ranks' minibatches."""
-    sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
-    if dataset.of_pairs:
-        negatives = negatives_of(job) if dataset.pairs is None else None
-        time = dataset.pair_time if reads_times(build("sampler", SAMPLERS, job.sampler)) else None
-        pairs = pairs_of(dataset)
-        assert pairs is not None
-        links = TrainPairs.of(dataset.graph, pairs, negatives, time)
-        return LinkPlan(dataset.split.train, *sizes, links=links)
-    return SeedPlan(dataset.split.train, *sizes)
-
-
-def minibatches_per_epoch(prepared: Prepared) -> int:
-    """Minibatches in an epoch, over all ranks."""
-    return count_minibatches(prepared.job, prepared.outline.splits["train"])
-
-
-def count_minibatches(job: Job, seeds: int) -> int:
-    """Minibatches in an epoch over so many train nodes."""
-    return -(-seeds // job.train.batch_size)
-
-
-def expected(prepared: Prepared) -> Expected:
+def expected(prepared: Sampling) -> Expected:
     """Seeds and number of layers that the run's minibatches must have."""
+    dataset = prepared.dataset
     # Any node may be the end of a negative.
-    is_seed = np.full(prepared.dataset.num_nodes, prepared.outline.of_pairs)
-    if not prepared.outline.of_pairs:
-        is_seed[prepared.dataset.split.train] = True
+    is_seed = np.full(dataset.num_nodes, dataset.of_pairs)
+    if not dataset.of_pairs:
+        is_seed[dataset.split.train] = True
     return Expected(is_seed, prepared.system.sample.num_layers)
 
 
-def location(prepared: Prepared, out: Path) -> str:
+def location(prepared: Sampling, out: Path) -> str:
     """Path or URL of the run's Zarr queue."""
     return prepared.job.queue.location or str(out / FOLDER)
 
 
-def open_samples(prepared: Prepared, samples: str | Path, *, to_read: bool = True) -> MinibatchQueue:
+def cut_as(prepared: Sampling, samples: str | Path) -> Sampling:
+    """The run, in the order of nodes of a store of samples if ranks will renumber them by a cut that is still to be
+    made; `Training.begin` compares the orders then."""
+    cut = prepared.system.partition.partitioner
+    if not prepared.draws_by_owners or cut is None or isinstance(cut, Contiguous):
+        return prepared
+    return replace(prepared, order=open_queue(samples).fingerprint.get("order", ""))
+
+
+def open_samples(prepared: Sampling, samples: str | Path, *, to_read: bool = True) -> MinibatchQueue:
     """The stored minibatches that a job trains from: complete, or still being written by a live process.
 
     Args:
@@ -112,11 +89,12 @@ def open_samples(prepared: Prepared, samples: str | Path, *, to_read: bool = Tru
         InputError: minibatches of some epochs are missing.
     """
     job = prepared.job
-    seeds = expected(prepared) if to_read else None
-    queue = open_queue(samples, fingerprint=samples_fingerprint(prepared), expected=seeds)
+    # Ranks with blocks of rows check minibatches themselves: the nodes may have other numbers.
+    seeds = expected(prepared) if to_read and not prepared.draws_by_owners else None
+    queue = open_queue(samples, fingerprint=prepared.samples_fingerprint, expected=seeds)
     if job.queue.reuse == "cycle":
         return Cycled(queue)
-    bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
+    bulks = -(-prepared.minibatches_per_epoch // queue.bulk_size)
     lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
     # A live producer that stops before these epochs are complete says so when it ends; the queue then refuses the
     # missing ones.
@@ -133,9 +111,9 @@ def open_samples(prepared: Prepared, samples: str | Path, *, to_read: bool = Tru
     )
 
 
-def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
+def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
     """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `repaired_queue`."""
-    q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
+    q, per_epoch, ranks = prepared.job.queue, prepared.minibatches_per_epoch, prepared.job.ranks
     if q.kind == "memory":
         # A rank samples only its own minibatches: k of them out of k P.
         return MemoryQueue(
@@ -151,7 +129,7 @@ def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None 
     )
 
 
-def repaired_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
+def repaired_queue(prepared: Sampling, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
     """The run's queue without the damaged bulks of an earlier generation, which are sampled again.
 
     Args:
@@ -170,19 +148,19 @@ def repaired_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], *
     return shared_queue(prepared, where, mend=tell, **options)
 
 
-def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
+def shared_queue(prepared: Sampling, where: str, **options: Any) -> Any:
     """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`; those who read from it give what is
     `expected`."""
-    meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
+    meta = {"minibatches_per_epoch": prepared.minibatches_per_epoch}
     options |= {
-        "fingerprint": samples_fingerprint(prepared),
+        "fingerprint": prepared.samples_fingerprint,
         "bulk_size": prepared.job.queue.bulk_size,
     }
     return queue_at(where).create(where, meta=meta, **options)
 
 
 @contextmanager
-def lock_queue_folder(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
+def lock_queue_folder(prepared: Sampling, samples: str | Path | None) -> Iterator[None]:
     """Lock the folder that the configuration sets for the run's queue against other runs. A queue on an object store
     cannot be locked.
 
@@ -206,7 +184,7 @@ def lock_queue_folder(prepared: Prepared, samples: str | Path | None) -> Iterato
         yield
 
 
-def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
+def check_samples(prepared: Sampling, samples: str | Path | None) -> None:
     """Refuse sampled minibatches for a system that trains on none."""
     if samples is not None and not prepared.has_minibatches:
         system = prepared.system
@@ -214,26 +192,29 @@ def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
 
 
 def queue_for_rank(
-    prepared: Prepared, where: str | None, samples: str | None
+    prepared: Sampling, where: str | None, samples: str | None
 ) -> tuple[MinibatchQueue, Callable[[], bool]]:
     """A rank's end of the queue at `where`, of a store of samples, or of its own queue; and a check that the producer
     lives."""
     if samples is not None:
         return open_samples(prepared, samples), lambda: is_being_written(samples)
+    if where is not None and prepared.draws_by_owners:
+        # The driver counts what ranks put, and drops what all have released.
+        return shared_queue(prepared, where, max_bytes=1 << 62, keep="all", sweep=False), lambda: True
     if where is not None:
         # The driver watches these producers, and ends the ranks if sampling fails.
-        return open_queue(where, fingerprint=samples_fingerprint(prepared), expected=expected(prepared)), lambda: True
+        return open_queue(where, fingerprint=prepared.samples_fingerprint, expected=expected(prepared)), lambda: True
     return own_queue(prepared, Path()), lambda: True
 
 
 class ReportingQueue:
-    """A queue that reports its releases, for use where they are counted in another process."""
+    """A queue that reports what is put and released, for use where that is counted in another process."""
 
-    def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None], per_epoch: int) -> None:
+    def __init__(self, queue: MinibatchQueue, tell: Callable[[dict[str, Any]], None], per_epoch: int) -> None:
         """
         Args:
             queue: a rank's end of a queue.
-            tell: called with each release, (epoch, index).
+            tell: called with messages: ``released`` (epoch, index), ``committed`` (epoch, number, last index, bytes).
             per_epoch: minibatches in an epoch.
         """
         self._queue, self._tell, self._per_epoch = queue, tell, per_epoch
@@ -253,11 +234,14 @@ class ReportingQueue:
         passed = (epoch, self._per_epoch if index + 1 == self._per_epoch else (index + 1) // self.bulk_size)
         if passed != self._said:
             self._said = passed
-            self._tell(epoch, index)
+            self._tell({"released": [epoch, index]})
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""
         self._queue.put(bulk, timeout_s)
+        if self.stored:
+            last = bulk.minibatches[-1].index
+            self._tell({"committed": [bulk.epoch, bulk.number, last, packed_bytes(bulk)]})
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
         """See `MinibatchQueue.get`."""

@@ -2,7 +2,7 @@
 fingerprint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,51 +11,42 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.feed.queue_feed import Sampled
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
-from ...stages.models import MODELS, RGCN
+from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
-from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
-from ...storage.errors import InputError, RunError
+from ...storage.errors import RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
-from ...storage.store.scratch import Arrays, InFiles, in_memory
 from ...storage.typed.graph_types import GraphTypes
+from ..assembly.parts import Parts, arrays_at
 from ..config.load import Job
-from ..config.records import build, for_task, make_system, negatives_of, with_links, without_partitioner
+from ..config.records import build, make_system, negatives_of, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
     check_available,
     check_edges,
     check_learned,
-    check_links,
-    check_losses,
     check_metrics,
     check_model,
+    check_model_of_types,
     check_own_code,
     check_parts,
-    check_times,
-    check_topology,
-    check_types,
     check_update,
 )
 from .fingerprint import fingerprint_of, sets_digest
 from .model import TORCH_DTYPES, Outline, check_outputs, loss_of, model_of, with_edges
-from .parts import Parts
+from .sampling import Sampling, from_queue, keeping_edges, sampling_of
 from .warm_start import initial_learned
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared(Sampling):
     """A job with its data, ready for any executor."""
 
-    job: Job
     outline: Outline
-    system: System
     build_model: Callable[[], nn.Module]
     """Builds the model with its initial parameters: a pure function of the seed."""
     place_data: Callable[[], Placement | Part] = field(repr=False)
@@ -63,8 +54,6 @@ class Prepared:
     fingerprint: dict[str, str]
     """Digests of everything that affects the parameters, except the number of epochs."""
     model_name: str
-    whole: Dataset | None
-    """The whole data; None if a rank has opened only its own part."""
     code: OwnCode = field(default_factory=OwnCode)
     """The user's own code."""
     loss: Loss | None = None
@@ -78,35 +67,31 @@ class Prepared:
         return self.place_data()
 
     @property
-    def dataset(self) -> Dataset:
-        """The whole dataset, if it is open."""
-        assert self.whole is not None, "this rank has its own part only"
-        return self.whole
-
-    @property
     def placement(self) -> Placement:
         """The whole data, if they are open."""
         assert isinstance(self.data, Placement), "this rank has its own part only"
         return self.data
 
     @property
-    def has_minibatches(self) -> bool:
-        """True if the system trains on sampled minibatches, which a queue holds."""
-        return self.system.sample.uses_queue
+    def samples_fingerprint(self) -> dict[str, str]:
+        """See `Sampling.samples_fingerprint`."""
+        own = {k: self.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
+        return own | self._numbering(self.outline.types)
 
     @property
-    def reads_times(self) -> bool:
-        """True if minibatches are drawn, and models evaluated, at the times of seeds."""
-        return reads_times(self.system.sample.sampler)
-
-    @property
-    def frees_steps(self) -> bool:
-        """True if each step frees memory that the next one allocates again."""
-        return self.system.sample.sampler is not None and not self.system.sample.is_isolated
+    def num_train(self) -> int:
+        """See `Sampling.num_train`."""
+        return self.outline.splits["train"]
 
 
 def prepare(
-    job: Job, dataset: Dataset, *, system: System | None = None, model: Any = None, code: OwnCode | None = None
+    job: Job,
+    dataset: Dataset,
+    *,
+    system: System | None = None,
+    model: Any = None,
+    code: OwnCode | None = None,
+    stored: bool = False,
 ) -> Prepared:
     """Check that the parts of a job fit together, and describe the run by its fingerprint.
 
@@ -116,22 +101,18 @@ def prepare(
         system: overrides the configuration's system.
         model: a model record (``GraphSAGE(...)``) or a user's module; overrides the configuration's model.
         code: the user's own code.
+        stored: minibatches come from a store.
 
     Raises:
         InputError: the parts of the job do not fit together, or this version cannot run it.
     """
     check_available(job)
-    system, code = system or make_system(job), code or OwnCode()
-    job = for_task(job, dataset, system.sample.sampler)
-    if job.features == "owned":
-        system = SYSTEMS.find(system.name).owning(system)
-    job, system, model = with_edges(job, system, model, dataset)
-    check_links(job, dataset)
+    code = code or OwnCode()
+    job, system, model = with_edges(job, system or make_system(job), model, dataset)
     record = build("model", MODELS, job.model) if model is None else model
-    check_types(job, system, dataset.graph.types, record, dataset.of_pairs)
-    system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
-    check_losses(job, system)
-    check_times(job, system, dataset)
+    check_model_of_types(job, dataset.graph.types, record)
+    sampling = sampling_of(job, dataset, system, stored=stored)
+    job, system = sampling.job, sampling.system
     check_learned(job, system)
     outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)
@@ -147,49 +128,26 @@ def prepare(
     check_metrics(job.train, outline, code)
     check_own_code(job, system, outline, built, code, loss)
     SYSTEMS.find(system.name).check(job, system, built)
-    if system.sample.sampler is not None:
-        check_kernel(system.sample.sampler, job.kernel)
-        check_topology(job)
-        system.sample.sampler.check(dataset.graph)
     check_parts(job, system, dataset.num_nodes)
     start = initial_learned(job, dataset.num_nodes)
     rows = None if start is None else start.rows
     fingerprint = fingerprint_of(job, dataset, system, description, make, edges, rows) | dict(code.digests)
     return Prepared(
-        job,
-        outline,
-        system,
-        make,
-        lambda: _placement(job, dataset, edges),
-        fingerprint,
-        name,
-        dataset,
-        code,
-        loss,
-        edges,
+        job=job,
+        system=system,
+        whole=dataset,
+        outline=outline,
+        build_model=make,
+        place_data=lambda: placement_of(job, dataset, edges),
+        fingerprint=fingerprint,
+        model_name=name,
+        code=code,
+        loss=loss,
+        reads_edges=edges,
     )
 
 
-def prepare_samples(job: Job, dataset: Dataset, *, system: System | None = None) -> Prepared:
-    """`prepare` for minibatches that any model may be trained on. A graph with types gets a model that reads them."""
-    model = None if dataset.graph.types is None else RGCN(layers=int(job.model["layers"]))
-    return prepare(job, dataset, system=system, model=model)
-
-
-def keeping_edges(system: System, types: Any) -> System:
-    """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
-    if types is None or not isinstance(system.sample, Sampled | SampledByOwners):
-        return system
-    sampler: Any = system.sample.sampler
-    if "edge_ids" not in {f.name for f in fields(sampler)}:
-        raise InputError(
-            f"the graph has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
-            "use another sampler"
-        )
-    return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
-
-
-def _placement(job: Job, dataset: Dataset, edges: bool) -> Placement:
+def placement_of(job: Job, dataset: Dataset, edges: bool) -> Placement:
     """The whole dataset, in the types of the job."""
     dtype = TORCH_DTYPES[job.dtype]
     features: FeatureStore = dataset.features
@@ -229,15 +187,7 @@ def with_data_read(prepared: Prepared) -> Prepared:
     assert isinstance(prepared.whole, LazyDataset)
     edges = prepared.reads_edges
     whole = prepared.whole.as_read(edges)
-    return replace(prepared, whole=whole, place_data=lambda: _placement(prepared.job, whole, edges))
-
-
-def arrays_of(job: Job, folder: Path) -> Arrays:
-    """Makers of the large arrays of a rank's part, in files in `folder` if the job maps them."""
-    if job.graph == "memory":
-        return Arrays()
-    in_files = InFiles(folder)
-    return Arrays(in_files, in_files if job.features == "mapped" else in_memory)
+    return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges))
 
 
 def prepare_part(
@@ -250,6 +200,8 @@ def prepare_part(
     model: Any = None,
     code: OwnCode | None = None,
     dataset: Dataset | None = None,
+    order: str = "",
+    stored: bool = False,
 ) -> Prepared:
     """`prepare` in a rank that opens only its own part of the data that the driver has cut.
 
@@ -262,12 +214,14 @@ def prepare_part(
         model: see `prepare`.
         code: see `prepare`.
         dataset: the whole dataset where pairs are labelled, of which only these are read.
+        order: see `Sampling.order`.
+        stored: minibatches come from a store.
 
     Raises:
         StoreError: the part is damaged.
         RunError: the pairs are not those that the driver sees.
     """
-    system = keeping_edges(make_system(without_partitioner(job)), outline.types)
+    system = keeping_edges(from_queue(job, make_system(without_partitioner(job)), stored), outline.types)
     pairs = None
     if outline.of_pairs:
         assert dataset is not None
@@ -289,11 +243,24 @@ def prepare_part(
         num_classes=classes,
         edges=edges,
         types=types,
-        empty=arrays_of(job, folder).graph,
+        empty=arrays_at(job.graph, job.features, folder).graph,
     )
     part = parts.part(system.parts_before(rank))
     features = with_learned_width(job, part.features, typed=types is not None)
     part = replace(part, features=features, pairs=pairs)
     code = code or OwnCode()
     loss = loss_of(job.train.loss, outline, code)
-    return Prepared(job, outline, system, make, lambda: part, fingerprint, name, None, code, loss, edges)
+    return Prepared(
+        job=job,
+        system=system,
+        whole=None,
+        order=order,
+        outline=outline,
+        build_model=make,
+        place_data=lambda: part,
+        fingerprint=fingerprint,
+        model_name=name,
+        code=code,
+        loss=loss,
+        reads_edges=edges,
+    )

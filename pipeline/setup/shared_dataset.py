@@ -15,16 +15,16 @@ from ...storage.dataset_store import (
 )
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
-from ...storage.lazy_dataset import LazyDataset, open_lazily
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.store import open_store
+from ..assembly.data_part import DataPart
 from ..config.load import Job
 
 FOLDER = "data"
 
 
-def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[Path, str]:
-    """A store of the dataset and the place of its features: the job's own store, or else a copy in the run's folder.
+def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = lambda text: None) -> DataPart:
+    """A store of the dataset that all processes can open: the job's own, or else a copy in the run's folder.
 
     The features of a copy are memory-mapped, so that processes on one machine share the pages, and so is its graph if
     the job says so. A copy from before a restart is checked once; a damaged one is written again, with a message to
@@ -39,7 +39,8 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
             pass  # a store of another kind, converted when it was opened
         else:
             if has_labels:
-                return source.resolve(), place if job.features == "owned" else job.features
+                access = place if job.features == "owned" else job.features
+                return DataPart(str(source.resolve()), dataset.name, access, job.graph)
     path = out / FOLDER
     graph: FeaturesFormat = "npy" if job.graph == "mapped" else "zarr"
     if not path.exists():
@@ -48,7 +49,7 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
         remove_tree(path)
         write_dataset(path, dataset, features_format="npy", graph_format=graph)
         tell(f"the run's copy of the data was damaged, and was written again: {why}")
-    return path.resolve(), "mapped"
+    return DataPart(str(path.resolve()), dataset.name, "mapped", job.graph)
 
 
 def _damage(path: Path, graph: GraphAccess) -> str | None:
@@ -61,9 +62,3 @@ def _damage(path: Path, graph: GraphAccess) -> str | None:
     except MillraceError as e:
         return str(e)
     return None
-
-
-def open_shared(path: Path, name: str, features: str, graph: GraphAccess) -> LazyDataset:
-    """Open the store returned by `share`, under the driver's name for the dataset. Arrays are read once used."""
-    # pyrefly: ignore[bad-argument-type]
-    return open_lazily(path, features, name=name, names=False, graph=graph)

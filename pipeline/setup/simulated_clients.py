@@ -14,6 +14,19 @@ from ...stages.placement.clients import client_traffic, packed, read_traffic, wr
 from ...stages.placement.sharded import Sharded
 from ...storage.errors import InputError
 from .prepare import Prepared
+from .sampling import Sampling
+
+
+def check_cut(sampling: Sampling) -> None:
+    """Refuse owners that do not fit the graph, before anything is written.
+
+    Raises:
+        InputError: there are other nodes, or owners that are no ranks.
+    """
+    cut, job = sampling.system.partition.partitioner, sampling.job
+    if isinstance(cut, Given):
+        parts = sampling.system.parts_before(job.ranks)
+        cut.assign(sampling.dataset.graph, parts, job.seed_of("minibatches"))
 
 
 def check_owners(prepared: Prepared) -> None:

@@ -1,26 +1,27 @@
 """The parts of a run on a cluster that all its generations share."""
 
 import queue
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from torch import nn
 
+from ...stages.partition.base import Partitioner
 from ...stages.partition.mend import remove_damaged
-from ...stages.partition.stage import partition_dataset
-from ...storage.checkpoint import CheckpointStore
+from ...stages.partition.stage import holds_parts, partition_dataset
+from ...storage.dataset import Dataset
+from ...storage.store.paths import expanded
 from ..cluster.partition_task import Cutting
 from ..cluster.rendezvous import Meeting
 from ..cluster.scheduler_watch import SchedulerWatch
 from ..cluster.unresponsive import Silence
-from ..interop.user_code import pickled
-from ..setup.prepare import Prepared
-from ..setup.run_folder import CHECKPOINTS, PARTS
+from ..setup.run_folder import PARTS
 from ..setup.shared_dataset import share
-from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.control import Control
+from ..telemetry.events import Note, StageAdvanced, StageEnded, StageStarted
+from .rank_work import RankWork
 
 
 class ClusterRun:
@@ -29,33 +30,15 @@ class ClusterRun:
     Args:
         client: of the cluster.
         name: tells this run's tasks and messages from another's.
-        prepared: the job with its data.
+        work: what the ranks do.
         out: the run's folder, which every worker sees.
-        samples: a store of samples to train from.
-        module: a model of the user's own.
-        emit: called with events.
-        stop: true once the run is to end.
-        save: true once a checkpoint is to be written.
-        fill: a store of samples that ranks fill instead of training: arguments of `ZarrQueue.create`.
+        control: called with events, and asked for requests.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        prepared: Prepared,
-        out: Path,
-        samples: str | Path | None,
-        module: nn.Module | None,
-        emit: Emit,
-        stop: Callable[[], bool],
-        save: Callable[[], bool],
-        fill: dict[str, Any] | None = None,
-    ) -> None:
-        self.fill = fill
+    def __init__(self, client: Client, name: str, work: RankWork, out: Path, control: Control) -> None:
         self.client, self.name, self.topic = client, name, topic_of(name)
-        self.prepared, self.job, self.out, self.samples = prepared, prepared.job, out.resolve(), samples
-        self.emit, self.stop, self.save = emit, stop, save
+        self.work, self.sampling, self.job, self.out = work, work.sampling, work.sampling.job, out.resolve()
+        self.emit, self.stop, self.save = control.emit, control.stop, control.save
         self.ranks = self.job.ranks
         self.sample_s = self.partition_s = 0.0
         """Seconds of sampling tasks, over all workers; of partitioning."""
@@ -65,50 +48,46 @@ class ClusterRun:
         """Workers that were given up because they had stopped answering."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         """Messages of the ranks of all generations."""
-        self.dataset, self.features = share(self.job, prepared.dataset, self.out, self.note)
-        code = prepared.code
-        self.given = None if module is None and code.is_empty else pickled((module, code))
+        self.data = share(self.job, self.sampling.dataset, self.out, self.note)
         self.parts = self._cut()
         """Folder of the parts that ranks open; None where they open the dataset."""
+        work.begin(self.sampling)
         self.meeting = Meeting(self.job.cluster)
         client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
-
-    @property
-    def uses_queue(self) -> bool:
-        """True if sampling tasks fill a queue that ranks share."""
-        return self.prepared.has_minibatches and self.samples is None and self.job.queue.kind == "zarr"
 
     def note(self, text: str) -> None:
         """Emit a note."""
         self.emit(Note(text))
 
-    def checkpoints(self) -> CheckpointStore:
-        """The run's checkpoints, to be read."""
-        return CheckpointStore(self.out / CHECKPOINTS, self.prepared.fingerprint, read_only=True)
-
     def resume_point(self) -> str:
         """Words for the place from which the run can go on."""
-        found = self.checkpoints().latest()
-        if found is None:
-            return "no checkpoint was written yet: the same command with --resume begins anew"
-        cursor = found[0]
-        where = f"phase {cursor.phase}, step {cursor.step}"
-        return f"the last checkpoint is of {where}: run the same command with --resume to go on"
+        return self.work.resume_point(self.out)
 
     def _cut(self) -> Path | None:
-        """Write the parts that are not there yet."""
-        prepared, partitioner = self.prepared, self.prepared.system.partition.partitioner
+        """Write the parts that are not there yet, and take note of the order that they give the nodes."""
+        sampling, partitioner = self.sampling, self.sampling.system.partition.partitioner
         if partitioner is None:
             return None
-        dataset, folder, parts = prepared.dataset, self.out / PARTS, prepared.system.parts_before(self.ranks)
-        cut, seed = Cutting(self.client, self.dataset, folder, self.watch, self.emit), self.job.seed_of("minibatches")
-        remove_damaged(folder, self.note, cut.damage)
+        dataset, parts = sampling.dataset, sampling.system.parts_before(self.ranks)
+        given = expanded(self.job.partition.owners) if self.job.partition.owners is not None else self.out / PARTS
+        # A folder of parts that are those of this run is only read.
+        folder = given if given.is_dir() and holds_parts(given, dataset, parts) else self.out / PARTS
+        cut = Cutting(self.client, Path(self.data.store), folder, self.watch, self.emit)
+        if folder == self.out / PARTS:
+            self._write_parts(cut, dataset, partitioner, parts)
+        if sampling.draws_by_owners:
+            self.sampling = replace(sampling, order=cut.order())
+        return folder
+
+    def _write_parts(self, cut: Cutting, dataset: Dataset, partitioner: Partitioner, parts: int) -> None:
+        seed = self.job.seed_of("minibatches")
+        remove_damaged(cut.out, self.note, cut.damage)
         self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
         report = partition_dataset(
             dataset,
             partitioner,
             parts,
-            folder,
+            cut.out,
             seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
             assign=partial(cut.assign, partitioner, parts, seed),
@@ -117,7 +96,6 @@ class ClusterRun:
         )
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds
-        return folder
 
     def close(self) -> None:
         """Stop listening, and remove the store."""

@@ -20,13 +20,12 @@ from torch.distributed.distributed_c10d import Store
 from ...stages.comm.survivors import here
 from ...storage.errors import Interrupted, RunError
 from ..cluster.dask_cluster import wait_for_worker
-from ..cluster.sampling_flow import BulkFlow
+from ..cluster.sampling_flow import Flow
 from ..cluster.scheduler_watch import ASK_S, cancel
 from ..cluster.unresponsive import Silence, beats
 from ..machine.time_limit import in_time
 from ..telemetry.events import QueueLevel
 from ..telemetry.heartbeat import METRIC
-from ..training.trainer import RankReport
 from .cluster_run import ClusterRun
 from .open_flow import open_flow
 from .rank_events import RankEvents
@@ -68,7 +67,7 @@ class Generation:
         """The worker that holds each rank."""
         self.futures: dict[int, Future] = {}
         """The task of each rank."""
-        self.reports: dict[int, RankReport] = {}
+        self.reports: dict[int, Any] = {}
         self.failures: list[Failure] = []
         """Reasons to end the generation."""
         self.lost: dict[int, Failure] = {}
@@ -81,7 +80,7 @@ class Generation:
         """Time of the request to stop."""
         self._saves = 0
 
-    def run(self) -> list[RankReport] | Failure:
+    def run(self) -> list[Any] | Failure:
         """Start the ranks and watch them.
 
         Returns:
@@ -113,7 +112,7 @@ class Generation:
                 flow.close()
                 run.sample_s += flow.seconds
 
-    def _emit_level(self, flow: BulkFlow) -> None:
+    def _emit_level(self, flow: Flow) -> None:
         if time.monotonic() - self._level_at >= LEVEL_S:
             self._level_at = time.monotonic()
             self._run.emit(QueueLevel(**flow.level))
@@ -167,11 +166,11 @@ class Generation:
         """
         for rank in self._running():
             if self.futures[rank].done():
-                outcome = outcome_of(self.futures[rank], rank, self.events.process(rank))
-                if isinstance(outcome, RankReport):
-                    self.reports[rank] = outcome
-                else:
+                outcome = outcome_of(self.futures[rank], rank, self.events.process(rank), self._run.work.report)
+                if isinstance(outcome, Failure):
                     self._lose(rank, outcome)
+                else:
+                    self.reports[rank] = outcome
         records = self._run.watch.poll(every_s)
         if records is None:
             return

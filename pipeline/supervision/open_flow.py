@@ -1,28 +1,27 @@
-"""The sampling tasks of a generation, from where training goes on."""
-
-import json
+"""The minibatches of a generation that come through a queue on disk, from where training goes on."""
 
 from ...stages.assignment import Steps
 from ..cluster.sample_task import SampleOrder
-from ..cluster.sampling_flow import BulkFlow
-from ..setup.open_queue import location, minibatches_per_epoch, repaired_queue
+from ..cluster.sampling_flow import BulkFlow, Flow
+from ..setup.open_queue import location, repaired_queue
 from ..setup.resume import Pace
 from .cluster_run import ClusterRun
+from .rank_work import Training
 
 
-def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> BulkFlow | None:
-    """The flow of bulks that a generation trains on; None where no sampling tasks are needed.
+def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> Flow | None:
+    """The flow of bulks that a generation trains on; None where there is no such queue.
 
     Args:
         run: what the generations share.
         generation: number of this one.
         workers: addresses to sample on.
     """
-    if not run.uses_queue:
+    work, sampling, job = run.work, run.sampling, run.job
+    if not isinstance(work, Training) or not work.uses_queue:
         return None
-    prepared, job = run.prepared, run.job
     queue = repaired_queue(
-        prepared,
+        sampling,
         run.out,
         run.note,
         max_bytes=job.queue.max_bytes,
@@ -31,17 +30,19 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> BulkFlow 
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
         sweep=generation == 0,
     )
-    minibatches = minibatches_per_epoch(prepared)
+    if sampling.draws_by_owners:
+        return Flow(queue)
+    minibatches = sampling.minibatches_per_epoch
     steps = Steps(minibatches, job.train.per_step(run.ranks))
-    pace, found = Pace.of(steps), run.checkpoints().latest()
+    pace, found = Pace.of(steps), work.checkpoints(run.out).latest()
     taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
     epoch, step = divmod(taken, pace.steps_per_epoch)
     order = SampleOrder(
-        json.dumps(job.model_dump(mode="json")),
-        str(run.dataset),
-        prepared.dataset.name,
-        run.features,
-        location(prepared, run.out),
+        run.data,
+        sampling.sample,
+        location(sampling, run.out),
+        sampling.samples_fingerprint,
+        minibatches,
         job.threads or 1,
     )
     return BulkFlow(

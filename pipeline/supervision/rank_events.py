@@ -3,7 +3,7 @@
 import queue
 from typing import Any
 
-from ..cluster.sampling_flow import BulkFlow
+from ..cluster.sampling_flow import Flow
 from ..telemetry import events
 from ..telemetry.events import Emit
 
@@ -34,7 +34,7 @@ class RankEvents:
         """Words for a rank's process that follow its number in a message."""
         return f" (process {self.pids[rank]})" if rank in self.pids else ""
 
-    def hear(self, first: int, flow: BulkFlow | None) -> None:
+    def hear(self, first: int, flow: Flow | None) -> None:
         """Take in what has come.
 
         Args:
@@ -49,12 +49,15 @@ class RankEvents:
             if message["generation"] == self._generation:
                 self._take_in(message["rank"], message["said"], first, flow)
 
-    def _take_in(self, rank: int, said: dict[str, Any], first: int, flow: BulkFlow | None) -> None:
+    def _take_in(self, rank: int, said: dict[str, Any], first: int, flow: Flow | None) -> None:
         if "pid" in said:
             self.pids[rank] = said["pid"]
         elif "released" in said:
             if flow is not None:
                 flow.release(rank, *said["released"])
+        elif "committed" in said:
+            if flow is not None:
+                flow.adopt(*said["committed"])
         elif said["event"] == "EpochDone":
             self.stepping = True
             self._waiting.setdefault(rank, []).append(said)

@@ -1,6 +1,6 @@
 """Ends of ranks: what the task of a rank returns, as a report or as the reason for which a generation ends early."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +43,17 @@ def lost_rank(text: str) -> Failure:
     return Failure(text, final=False, is_death=True)
 
 
-def outcome_of(task: Future, rank: int, process: str) -> RankReport | Failure:
+def outcome_of(task: Future, rank: int, process: str, report: Callable[..., Any] = RankReport) -> Any:
     """The end of a rank, read from its task, which is done.
 
     Args:
         task: of `rank_host.hold_rank`.
         rank: its number.
         process: words for its process that follow the number in a message.
+        report: the kind of report that it makes if nothing fails.
+
+    Returns:
+        Its report, or a `Failure`.
     """
     try:
         # A result that is lost with its worker would never come.
@@ -61,7 +65,7 @@ def outcome_of(task: Future, rank: int, process: str) -> RankReport | Failure:
     except Exception as e:
         return lost_rank(f"the task of rank {rank}{process} was lost ({type(e).__name__}: {e})")
     if "report" in outcome:
-        return RankReport(**outcome["report"])
+        return report(**outcome["report"])
     if "failed" in outcome:
         return _failure(rank, outcome["failed"])
     tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""

@@ -1,6 +1,5 @@
 """Dask tasks that hold the ranks of a generation: on which workers they run, and with what they start."""
 
-import os
 from dataclasses import asdict, dataclass
 
 from distributed import Future
@@ -10,9 +9,9 @@ from ..cluster.rank_host import hold_rank
 from ..cluster.rank_main import RankSpec
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
-from ..setup.open_queue import location
-from ..setup.prepare import Prepared
+from ..setup.sampling import Sampling
 from .cluster_run import ClusterRun
+from .rank_work import threads_of_ranks
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def assign_ranks(run: ClusterRun, generation: int) -> RankWorkers:
     return RankWorkers([address for address, _ in placed], [{VISIBLE: gpu} for _, gpu in placed], sampling)
 
 
-def rank_variables(prepared: Prepared) -> dict[str, str]:
+def rank_variables(prepared: Sampling) -> dict[str, str]:
     """Environment variables of all ranks, for the allocator.
 
     Steps over minibatches free memory and take it again; full batches keep theirs, and would only hold more.
@@ -60,23 +59,16 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: RankWorkers,
     job = run.job
     spec = RankSpec(
         job=job.model_dump(mode="json"),
-        dataset=str(run.dataset),
-        dataset_name=run.prepared.dataset.name,
-        features=run.features,
+        data=asdict(run.data),
         parts=None if run.parts is None else str(run.parts),
-        outline=asdict(run.prepared.outline),
-        fingerprint=run.prepared.fingerprint,
-        given=run.given,
         out=str(run.out),
-        queue=location(run.prepared, run.out) if run.uses_queue else None,
-        samples=str(run.samples) if run.samples is not None else None,
-        fill=run.fill,
         rank=rank,
         size=run.ranks,
         generation=generation,
         meeting=run.meeting.address(generation),
-        threads=job.threads or max(1, (os.cpu_count() or 1) // run.ranks),
-        environment={**rank_variables(run.prepared), **placed.variables[rank]},
+        threads=threads_of_ranks(run.sampling),
+        environment={**rank_variables(run.sampling), **placed.variables[rank]},
+        **run.work.of_rank(run.sampling, run.out),
     )
     # Pinned and never tried again by Dask: ranks start together or not at all.
     return run.client.submit(

@@ -5,26 +5,25 @@ would fail again. When a rank or its worker dies, the next generation goes on fr
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from torch import nn
 
 from ...storage.errors import Interrupted, RunError
 from ..cluster.dask_cluster import check_reachable, opened
 from ..cluster.rank_server import serving
 from ..config.load import Job
-from ..dashboard.publisher import show_run
-from ..setup.prepare import Prepared
-from ..telemetry.events import Emit, silent
-from ..training.trainer import RankReport
+from ..telemetry.control import Control
+from ..telemetry.events import silent
 from .cluster_run import ClusterRun, topic_of
 from .generation import Generation
 from .rank_failures import Failure
 from .rank_tasks import rank_variables
+from .rank_work import RankWork
 
 _shared: list[Client] = []
 """Client of the cluster that runs of this process share: see `sharing_cluster`."""
@@ -48,47 +47,32 @@ def sharing_cluster(job: Job, workers: int, *variables: Mapping[str, str]) -> It
             _shared.remove(client)
 
 
-def run_on_cluster(
-    prepared: Prepared,
-    out: Path,
-    samples: str | Path | None,
-    module: nn.Module | None,
-    emit: Emit,
-    stop: Callable[[], bool],
-    save: Callable[[], bool] = lambda: False,
-    fill: dict[str, Any] | None = None,
-) -> list[RankReport]:
-    """Train on a Dask cluster, or with `fill` sample there.
+def run_on_cluster(work: RankWork, out: Path, control: Control) -> list[Any]:
+    """Train on a Dask cluster, or sample there.
 
     Args:
-        prepared: the job with its data.
+        work: what the ranks do.
         out: the run's folder, which every worker sees.
-        samples: a store of samples to train from.
-        module: a model of the user's own.
-        emit: called with the events of the first rank and the notes of all.
-        stop: asked several times a second; true ends the run with a checkpoint.
-        save: asked as often; true writes a checkpoint.
-        fill: a store of samples that ranks fill instead of training: arguments of `ZarrQueue.create`.
+        control: called with the events of the first rank and the notes of all; asked several times a second.
 
     Returns:
-        A report for each rank.
+        A report for each rank, of the kind `work.report`.
 
     Raises:
-        Interrupted: `stop` said so; the checkpoint is written.
+        Interrupted: it was asked to stop; the checkpoint is written.
         RunError: a rank raised, sampling failed, the scheduler was lost, or more ranks were lost than the configuration
             allows.
     """
-    job = prepared.job
-    sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
+    sampling, job, emit = work.sampling, work.sampling.job, control.emit
     name = uuid.uuid4().hex[:8]
     shared = _shared[-1:] if job.cluster.scheduler is None else []
     starts_here = job.cluster.scheduler is None and job.device == "cpu" and not shared
     with (
-        serving(rank_variables(prepared)) if starts_here else nullcontext(),
-        nullcontext(shared[0]) if shared else opened(job, emit, job.ranks + sampling) as client,
-        show_run(client, prepared, out, topic_of(name), emit) as announced,
+        serving(rank_variables(sampling)) if starts_here else nullcontext(),
+        nullcontext(shared[0]) if shared else opened(job, emit, job.ranks + work.sampling_workers) as client,
+        work.shown(client, out, topic_of(name), emit) as announced,
     ):
-        run = ClusterRun(client, name, prepared, out, samples, module, announced, stop, save, fill)
+        run = ClusterRun(client, name, work, out, replace(control, emit=announced))
         try:
             reports = _supervise(run)
         finally:
@@ -100,7 +84,7 @@ def run_on_cluster(
     return reports
 
 
-def _supervise(run: ClusterRun) -> list[RankReport]:
+def _supervise(run: ClusterRun) -> list[Any]:
     """Start generations until one finishes, or no other may begin."""
     cluster, lost = run.job.cluster, 0
     while True:
@@ -113,6 +97,6 @@ def _supervise(run: ClusterRun) -> list[RankReport]:
             raise Interrupted(f"interrupted, but {outcome.text}; {run.resume_point()}")
         lost += 1
         if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
-            raise RunError(f"{outcome.text}; resume from the last checkpoint with --resume")
-        again = f"all ranks start again from the last checkpoint (restart {lost} of {cluster.restarts})"
+            raise RunError(f"{outcome.text}; {run.work.remedy}")
+        again = f"all ranks {run.work.again} (restart {lost} of {cluster.restarts})"
         run.note(f"{outcome.text}; {again}")

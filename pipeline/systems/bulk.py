@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from pydantic import Field
-from torch import nn
 
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
 from ...stages.feed.link_feed import LinksByOwners, SampledLinks
@@ -84,6 +83,7 @@ def bulk(
         return System(
             "bulk",
             blocks,
+            # pyrefly: ignore[bad-argument-type]
             SampledByOwners(drawn, local_seeds=local_seeds, algorithm=algorithm),
             exchanged,
             SeedWeightedMean(),
@@ -143,6 +143,20 @@ def _check_draws_on_device(job: Job, sample: SampledByOwners) -> None:
             name for name, kind in SAMPLERS.available().items() if getattr(kind, "draws_by_owners_on_device", False)
         )
         raise InputError(f"{where} for {able} only, but the sampler is {sampler.name}; leave kernel out")
+
+
+def _check_queue(job: Job, sample: SampledByOwners) -> None:
+    """Refuse what owners of rows do not draw into a queue on disk."""
+    if sample.local_seeds:
+        raise InputError(
+            "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a store "
+            "(queue.kind, --samples); leave one of them out"
+        )
+    if job.kernel == "cuda" and job.queue.kind == "zarr":
+        raise InputError(
+            'kernel is "cuda" and queue.kind is "zarr", but bulk.topology is "partitioned", where owners of rows draw '
+            "into a queue on disk by their processors; leave kernel out"
+        )
 
 
 class _Bulk(Registered):
@@ -219,18 +233,15 @@ class _Bulk(Registered):
         else:
             assert isinstance(sample, SampledLinks)
             fetch = LinkFetch(sample)
+        # pyrefly: ignore[bad-argument-type]
         return replace(system, sample=sample, fetch=fetch)
 
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. A partitioned topology owns them anyway."""
         return isinstance(system.fetch, ExchangeFetch) and system.sample.uses_queue
 
-    def no_samples(self, system: System) -> str:
-        """See `Registered.no_samples`."""
-        return 'but bulk.topology is "partitioned", which is for ranks that sample; use features = "owned" in its place'
-
-    def check(self, job: Job, system: System, model: nn.Module) -> None:
-        """See `Registered.check`. Refuses options that do not go with the distribution."""
+    def check_data(self, job: Job, system: System) -> None:
+        """See `Registered.check_data`. Refuses options that do not go with the distribution."""
         partitioned = 'bulk.topology is "partitioned"'
         if isinstance(system.fetch, ExchangeFetch):
             _ = Grid(job.ranks, system.options.get("replication", 1))
@@ -258,10 +269,8 @@ class _Bulk(Registered):
             )
         if job.kernel == "cuda":
             _check_draws_on_device(job, system.sample)
-        if job.queue.kind == "zarr":
-            raise InputError(
-                f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out'
-            )
+        if system.sample.uses_queue:
+            _check_queue(job, system.sample)
 
 
 SYSTEM = _Bulk()

@@ -31,13 +31,14 @@ from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
 from ...storage.store.full_disk import whole_file
 from ...storage.store.scratch import Arrays
+from ..assembly.parts import arrays_at
 from ..config.systems import System
 from ..custom.callback import Callbacks, RunView
 from ..machine.compilers import check_compiler
 from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
 from ..setup.model import TORCH_DTYPES
-from ..setup.prepare import Prepared, arrays_of
+from ..setup.prepare import Prepared
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -248,7 +249,7 @@ def rank_job_of(
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         device=device,
         measures=measures_of(prepared),
-        arrays=arrays_of(job, out) if isinstance(prepared.data, Part) else Arrays(),
+        arrays=arrays_at(job.graph, job.features, out) if isinstance(prepared.data, Part) else Arrays(),
     )
 
 

@@ -65,6 +65,11 @@ class Lockstep(Generic[T]):
             raise RunError(f"{self._thread.name} failed: {type(e).__name__}: {e}") from e
 
     @property
+    def is_closing(self) -> bool:
+        """True once it is to do no more pieces."""
+        return self._closing
+
+    @property
     def is_over(self) -> bool:
         """True if the thread has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()

@@ -1,5 +1,5 @@
 """Sampling without the whole topology on any rank: a thread of each rank samples bulk after bulk together with the
-others."""
+others, into its own memory, or into a queue on disk that all ranks share."""
 
 import time
 from collections.abc import Iterator
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ...storage.minibatch import MiniBatch
+from ...storage.minibatch import Expected, MiniBatch
 from ...storage.queue.base import MemoryQueue
-from ..assignment import SeedPlan
+from ..assignment import SeedPlan, Sizes, Steps
 from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
@@ -21,7 +22,9 @@ from ..placement.row_blocks import BlockRows
 from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
-from .queue_feed import QueueFeed, bulks_of, own_queue
+from .dealt_bulks import DealtBulks
+from .queue_feed import CheckedFeed, QueueFeed, bulks_of, own_queue
+from .shared_feed import SharedOwnersFeed
 
 Algorithm = Literal["owners", "1.5d", "auto"]
 
@@ -38,8 +41,9 @@ class SampledByOwners:
     algorithm: Algorithm = "owners"
     """Messages of a draw: ids to the rows' owners and drawn edges back, or the rows (`staged_rows`); ``auto``: whatever
     `grid_costs` expects to take less time."""
+    uses_queue: bool = False
+    """Minibatches come from a queue on disk (`RankJob.queue`), which these ranks fill unless it was filled before."""
 
-    uses_queue: ClassVar[bool] = False
     is_isolated: ClassVar[bool] = False
 
     @property
@@ -51,11 +55,21 @@ class SampledByOwners:
         """See `SamplePolicy.record`: unless seeds are local, the same minibatches as from the whole topology."""
         return self.sampler.record() | ({"local_seeds": True} if self.local_seeds else {})
 
+    def plan_of_all(self, placement: BlockRows, sizes: Sizes) -> SeedPlan:
+        """Seeds of all ranks' minibatches: see `Sampled.plan`."""
+        return SeedPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed)
+
     def plan(self, placement: BlockRows, job: RankJob) -> SeedPlan:
         """Seeds of this rank's minibatches. A bulk holds those among k P consecutive ones."""
-        ranks = job.group.size
-        plan = SeedPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, local=self.local_seeds)
-        return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)
+        plan, ranks = self.plan_of_all(placement, job), job.group.size
+        steps = Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank)
+        return replace(plan, bulk_size=plan.bulk_size * ranks, local=self.local_seeds, steps=steps)
+
+    def is_seed(self, placement: BlockRows) -> npt.NDArray[np.bool_]:
+        """[V], the nodes that may be seeds of minibatches."""
+        found = np.zeros(placement.num_nodes, np.bool_)
+        found[placement.seeds] = True
+        return found
 
     def num_minibatches(self, placement: BlockRows, job: RankJob) -> int:
         """See `SamplePolicy.num_minibatches`."""
@@ -83,6 +97,17 @@ class SampledByOwners:
             return Owners(placement, column)
         return StagedRows(placement, column, row)
 
+    def meet_aside(self, placement: BlockRows, job: RankJob) -> Owners:
+        """`meet`, for a thread of its own."""
+        assert placement.column is not None
+        group, row = placement.column.sub("sample", range(placement.column.size)), placement.row
+        return self.meet(placement, job, group, None if row is None else row.sub("sample", range(row.size)))
+
+    def dealt(self, placement: BlockRows, job: RankJob) -> DealtBulks:
+        """Bulks of all ranks' minibatches, of which this rank draws its share in a thread of its own."""
+        owners = self.meet_aside(placement, job)
+        return DealtBulks(self.plan_of_all(placement, job), self.sampler, owners, job.group.rank)
+
     def chosen(self, placement: BlockRows, job: RankJob, column: Group, replication: int) -> str:
         """The algorithm; with ``auto``, by the cost of a bulk. The same on all ranks."""
         if self.algorithm != "auto":
@@ -109,6 +134,11 @@ class SampledByOwners:
 
     def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> QueueFeed:
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
+        if self.uses_queue:
+            expected = Expected(self.is_seed(placement), self.num_layers)
+            if not job.produce:
+                return CheckedFeed(expected, job.queue, None, job.ledger, job.producer_alive)
+            return SharedOwnersFeed(expected, self.dealt(placement, job), self.max_bytes, phase, job, first)
         if job.resident:
             from .collective_feed_cuda import OwnersFeedOnDevice
 
@@ -127,13 +157,10 @@ class OwnersFeed(QueueFeed):
         self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
         self._sample_s = 0.0
         self._expected = (-1, -1)
-        assert placement.column is not None
-        group, row = placement.column.sub("sample", range(placement.column.size)), placement.row
-        across = None if row is None else row.sub("sample", range(row.size))
-        self._owners = policy.meet(placement, job, group, across)
+        self._owners = policy.meet_aside(placement, job)
         super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
         bulks = bulks_of(self._plan, phase, first)
-        self._thread = Lockstep("sampling", group, bulks, self._has_room, self._sample, self._wake)
+        self._thread = Lockstep("sampling", self._owners.group, bulks, self._has_room, self._sample, self._wake)
         self._thread.start()
 
     def _has_room(self, bulk: tuple[int, int]) -> bool:

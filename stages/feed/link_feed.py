@@ -1,17 +1,19 @@
 """Minibatches of pairs: positive ones with their negatives, or labelled edges."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...storage.errors import InputError
 from ...storage.plural import counted
-from ..assignment import Steps
+from ..assignment import Sizes
 from ..links.exclude import WithoutOwnEdges
 from ..links.plan import LinkPlan
 from ..links.train_pairs import Negatives, TrainPairs
-from ..messages import Placement, RankJob
+from ..messages import RankJob, Seeded
 from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler, reads_times
 from .collective_feed import SampledByOwners
@@ -43,12 +45,12 @@ class SampledLinks(Sampled):
         """See `SamplePolicy.record`."""
         return {**self.sampler.record(), **_record(self.negatives)}
 
-    def plan(self, placement: Placement, job: RankJob) -> LinkPlan:
+    def plan(self, placement: Seeded, sizes: Sizes) -> LinkPlan:
         """See `Sampled.plan`."""
         assert placement.pairs is not None
         time = placement.pair_time if reads_times(self.sampler) else None
         links = TrainPairs.of(placement.graph, placement.pairs, self.negatives, time)
-        return LinkPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed, links=links)
+        return LinkPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed, links=links)
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ class LinksByOwners(SampledByOwners):
         """See `SamplePolicy.record`."""
         return {**super().record(), **_record(self.negatives)}
 
-    def plan(self, placement: BlockRows, job: RankJob) -> LinkPlan:
-        """See `SampledByOwners.plan`."""
+    def plan_of_all(self, placement: BlockRows, sizes: Sizes) -> LinkPlan:
+        """See `SampledByOwners.plan_of_all`."""
         assert placement.pairs is not None
-        ranks = job.group.size
         links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs, self.negatives)
-        plan = LinkPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed, links=links)
-        return replace(plan, steps=Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank))
+        return LinkPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed, links=links)
+
+    def is_seed(self, placement: BlockRows) -> npt.NDArray[np.bool_]:
+        """See `SampledByOwners.is_seed`: any node may be the end of a negative."""
+        return np.ones(placement.num_nodes, np.bool_)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
 from ...storage.ledger import Ledger
-from ...storage.minibatch import MiniBatch
+from ...storage.minibatch import Expected, MiniBatch
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
-from ..assignment import SeedPlan
+from ..assignment import SeedPlan, Sizes
 from ..kernels.runtime.threads import stand_back
-from ..messages import Phase, Placement, RankJob
+from ..messages import Phase, Placement, RankJob, Seeded
 from ..sample.base import Sampler
 
 WAIT_S = 1.0
@@ -138,9 +138,9 @@ class Sampled:
         """See `SamplePolicy.record`."""
         return self.sampler.record()
 
-    def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
+    def plan(self, placement: Seeded, sizes: Sizes) -> SeedPlan:
         """Seeds of all ranks' minibatches."""
-        return SeedPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed)
+        return SeedPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed)
 
     def _own_plan(self, placement: Placement, job: RankJob) -> SeedPlan:
         """Seeds of this rank's minibatches."""
@@ -268,3 +268,16 @@ class QueueFeed:
         """See `Feed.close`."""
         if self._producer is not None:
             self._producer.close()
+
+
+class CheckedFeed(QueueFeed):
+    """Minibatches of a queue on disk, which may hold anything: each is checked when it is read."""
+
+    def __init__(self, expected: Expected, *queue: Any) -> None:
+        """`queue`: see `QueueFeed`."""
+        super().__init__(*queue)
+        self._expected = expected
+
+    def _counted(self, minibatch: MiniBatch) -> MiniBatch:
+        self._expected.refuse(minibatch, f"minibatch {minibatch.index} of epoch {minibatch.epoch}")
+        return super()._counted(minibatch)

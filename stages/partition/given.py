@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError, first_line
+from ...storage.errors import InputError, StoreError, first_line
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
-from ...storage.partition.book import TableBook
+from ...storage.partition.book import TableBook, open_book
 from .base import check_parts
 
 
@@ -36,11 +36,13 @@ class Given:
 
     @classmethod
     def read(cls, path: Path) -> "Given":
-        """Read the owners from a file that ``numpy.save`` wrote.
+        """Read the owners from a file that ``numpy.save`` wrote, or from a folder of parts.
 
         Raises:
             InputError: it cannot be read, or does not hold integers.
         """
+        if path.is_dir():
+            return cls._of_parts(path)
         try:
             with path.open("rb") as file:
                 owners = np.lib.format.read_array(file, allow_pickle=False)
@@ -53,6 +55,17 @@ class Given:
             return cls(owners)
         except InputError as e:
             raise InputError(f"partition.owners: {path}: {e}") from None
+
+    @classmethod
+    def _of_parts(cls, folder: Path) -> "Given":
+        try:
+            book = open_book(folder / "book")
+        except StoreError as e:
+            raise InputError(
+                f"partition.owners: {folder} holds no parts ({first_line(e)}); expected a folder that `millrace "
+                "partition --out` wrote, or a file by numpy.save"
+            ) from None
+        return cls(book.part(np.arange(book.num_nodes)))
 
     def assign(self, graph: Graph, parts: int, seed: int) -> TableBook:
         """See `Partitioner.assign`.

@@ -169,6 +169,15 @@ def partition_dataset(
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
+def holds_parts(folder: Path, dataset: Dataset, parts: int) -> bool:
+    """True if a folder holds a dataset in so many parts, complete and in this layout."""
+    if not (folder / MANIFEST).exists():
+        return False
+    whole, made = open_store(folder, KIND), dataset_fingerprint(dataset)
+    same = all(whole.fingerprint.get(key) == value for key, value in made.items())
+    return same and _layout(whole) >= LAYOUT and whole.value("num_parts", int) == parts
+
+
 def check_folder(out: Path) -> None:
     """Raise StoreError if `out` holds something else than parts."""
     if (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..array_checks import proving, require, require_vector
 from ..errors import InputError, StoreError
-from ..fingerprint import digest_arrays
+from ..fingerprint import ArrayDigest, digest_arrays
 from ..splitmix import node_words
 from ..store.store import Store, open_store, write_store
 
@@ -321,6 +321,18 @@ class HashBook:
 
 Book = RangeBook | TableBook | HashBook
 """Books that can be stored."""
+
+
+def order_digest(book: PartitionBook) -> str:
+    """Digest of the order of nodes that goes through the parts one after the other, 64 hex digits; empty for ranges,
+    which keep the order of ids."""
+    digest, keeps, first = ArrayDigest(np.int64, (book.num_nodes,)), True, 0
+    for part in range(book.num_parts):
+        ids = book.owned(part)
+        keeps = keeps and bool((ids == np.arange(first, first + len(ids))).all())
+        first += len(ids)
+        digest.update(ids)
+    return "" if keeps else digest.hexdigest()
 
 
 def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:

@@ -18,9 +18,21 @@ JOB = {
 }
 
 
-@pytest.mark.parametrize("method", ["metis", "leiden", "hash"])
-def test_a_cut_that_renumbers_nodes_is_refused(method: str, tmp_path: Path) -> None:
-    job = resolve({**JOB, "partition": {"method": method}})
-    with pytest.raises(InputError, match=f'partition.method "{method}"'):
+REFUSED = {
+    "GPUs that are not there": ({"partition": {"method": "leiden"}}, "GPU"),
+    "a cut into more parts than nodes": ({"ranks": 61}, "61 parts"),
+    "owners of nobody": ({"partition": {"owners": "nowhere.npy"}}, "nowhere.npy"),
+    "a folder without parts": ({"partition": {"owners": "."}}, "holds no parts"),
+    "seeds of ranks": ({"bulk": {"topology": "partitioned", "local_seeds": True}}, "bulk.local_seeds is true"),
+    "full batches": ({"system": "sar", "sampler": {}}, "does not sample minibatches"),
+    "own parts": ({"system": "grappa"}, "does not sample minibatches"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_drawn_is_refused_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+    more, phrase = REFUSED[case]
+    job = resolve({**JOB, **more, "model": {"layers": 2}})
+    with pytest.raises(InputError, match=phrase):
         precompute(job, tmp_path / "samples", emit=silent, stop=lambda: False)
-    assert not (tmp_path / "samples").exists()
+    assert not list(tmp_path.iterdir())

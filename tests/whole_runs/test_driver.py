@@ -21,6 +21,8 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.ready import ready_to_run
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.pipeline.supervision.cluster_run import ClusterRun
+from millrace.pipeline.supervision.rank_work import Training
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import silent
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part
@@ -103,12 +105,11 @@ def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed)
     seen = []
     with opened(job, silent, 2) as client:
         for _ in range(2):
-            run = ClusterRun(
-                client, uuid.uuid4().hex[:8], ready.prepared, tmp_path / "run", None, None, seen.append, bool, bool
-            )
+            work = Training(ready.prepared)
+            run = ClusterRun(client, uuid.uuid4().hex[:8], work, tmp_path / "run", Control(seen.append))
             run.close()
     assert (run.parts is not None) == (name != "bulk")
-    assert run.dataset == store
+    assert run.data.store == str(store)
     assert ready.prepared.outline.splits["train"] == 180
 
 
@@ -130,9 +131,8 @@ def test_a_damaged_part_is_found_by_tasks_and_made_again(store, scheduler, tmp_p
             if damage:
                 chunk = tmp_path / "run" / "parts" / "part-0001" / "rows" / "arrays" / "labels" / "c" / "0"
                 chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
-            run = ClusterRun(
-                client, uuid.uuid4().hex[:8], ready.prepared, tmp_path / "run", None, None, notes.append, bool, bool
-            )
+            work = Training(ready.prepared)
+            run = ClusterRun(client, uuid.uuid4().hex[:8], work, tmp_path / "run", Control(notes.append))
             run.close()
     told = [note.text for note in notes if "damaged part" in getattr(note, "text", "")]
     assert len(told) == 1 and "part-0001" in told[0]

@@ -11,7 +11,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.open_queue import seed_plan
+from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.link_metrics import known_of, link_metrics
 from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model

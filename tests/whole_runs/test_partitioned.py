@@ -592,13 +592,13 @@ REFUSED = {
         'kernel is "cuda" and bulk.topology is "partitioned", where the owners of rows draw on their GPUs, but device '
         'is "cpu"; set device = "cuda" or leave kernel out',
     ),
-    "a stored queue": (
-        ["--ranks", 2, CUT, "--set", "queue.kind=zarr"],
-        'queue.kind is "zarr", but bulk.topology is "partitioned"',
+    "seeds of ranks in a stored queue": (
+        ["--ranks", 2, CUT, "--set", "queue.kind=zarr", "--set", "bulk.local_seeds=true"],
+        "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a store",
     ),
-    "samples": (
-        ["--ranks", 2, CUT, "--samples", "SAMPLES"],
-        'bulk.topology is "partitioned", which is for ranks that sample',
+    "seeds of ranks in samples": (
+        ["--ranks", 2, CUT, "--samples", "SAMPLES", "--set", "bulk.local_seeds=true"],
+        "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a store",
     ),
     "a topology": (["--set", "bulk.topology=partitoned"], "'replicated' or 'partitioned'"),
     "a share": (["--set", "bulk.cache_fraction=1.1"], "'bulk.cache_fraction' is 1.1"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.setup.open_queue import seed_plan
+from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.links import KnownPairs
 from millrace.stages.evaluate.temporal import NEGATIVES, _with_negatives
 from millrace.stages.models.base import as_model

@@ -1,23 +1,32 @@
-"""The sampling task: what it must not do to its worker, which starts ranks too."""
+"""The sampling task: what it loads into its worker, which starts ranks too."""
 
-import pytest
+import json
+from pathlib import Path
 
+from millrace.storage.dataset_store import write_dataset
+from millrace.tests.contracts.fresh_python import run_python
+from millrace.tests.fuzz.targets import dataset
+
+TASK = """
+import json, sys
+from millrace.pipeline.assembly.data_part import DataPart
+from millrace.pipeline.assembly.sample_part import SamplePart
 from millrace.pipeline.cluster.sample_task import SampleOrder, sample_bulk
-from millrace.pipeline.config.load import resolve
-from millrace.pipeline.setup import prepare, shared_dataset
-from millrace.pipeline.training import dynamo
+from millrace.stages.feed.queue_feed import Sampled
+from millrace.stages.sample.neighbor import NeighborSampler
+
+data = DataPart(sys.argv[1], "data", "mapped", "memory")
+sample = SamplePart(Sampled(NeighborSampler((2, 2))), 4, 2, 0, "cpu")
+receipt = sample_bulk(SampleOrder(data, sample, sys.argv[2], {}, 2, 1), 0, 0)
+print(json.dumps([receipt["edges"], sorted(sys.modules)]))
+"""
 
 
-def test_the_compiler_is_left_out_before_a_job_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preparing makes an optimiser, the first of which would load it, and that sets a variable of the environment: the
-    worker's ranks would no longer be forked."""
-    done: list[str] = []
-    monkeypatch.setattr(dynamo, "leave_compiler_out", lambda: done.append("left out"))
-    monkeypatch.setattr(shared_dataset, "open_shared", lambda *of: done.append("opened"))
-
-    def prepared(*of: object) -> None:
-        raise InterruptedError(done)
-
-    monkeypatch.setattr(prepare, "prepare_samples", prepared)
-    with pytest.raises(InterruptedError, match=r"\['left out', 'opened'\]"):
-        sample_bulk(SampleOrder(resolve({}).model_dump_json(), "data", "data", "npy", "queue", 1), 0, 0)
+def test_a_task_loads_no_models_losses_or_own_code(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", dataset(), features_format="npy")
+    code, out, err = run_python("-c", TASK, tmp_path / "data", tmp_path / "queue")
+    assert code == 0, err
+    edges, loaded = json.loads(out)
+    assert edges > 0
+    wrong = [m for m in loaded if m.startswith(("millrace.stages.models", "millrace.pipeline.custom"))]
+    assert not wrong and "millrace.stages.losses" not in loaded

@@ -1,10 +1,12 @@
 """The run's copy of its data: made once, kept where it is sound, made again where it is not."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.setup.shared_dataset import open_shared, share
+from millrace.pipeline.setup.shared_dataset import share
 from millrace.storage.store.npy import is_map
 from millrace.tests.fuzz.targets import dataset
 
@@ -19,14 +21,15 @@ def flip(file):
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_damaged_copy_is_made_again(tmp_path, name, gone):
     data, told = dataset(), []
-    path, place = share(resolve({}), data, tmp_path, told.append)
+    part = share(resolve({}), data, tmp_path, told.append)
+    path = Path(part.store)
     inode = (path / "manifest.json").stat().st_ino
-    assert share(resolve({}), data, tmp_path, told.append) == (path, place)
+    assert share(resolve({}), data, tmp_path, told.append) == part
     assert not told and (path / "manifest.json").stat().st_ino == inode, "a sound one stays"
     (path / name).unlink() if gone else flip(path / name)
-    assert share(resolve({}), data, tmp_path, told.append) == (path, place)
+    assert share(resolve({}), data, tmp_path, told.append) == part
     assert len(told) == 1 and "was damaged, and was written again" in told[0]
-    again = open_shared(path, "x", place, "memory")
+    again = part.open()
     assert np.array_equal(again.graph.indices, data.graph.indices)
     assert np.array_equal(again.features.gather(np.arange(30)), data.features.gather(np.arange(30)))
 
@@ -35,9 +38,9 @@ def test_a_copy_is_made_so_that_its_graph_can_be_mapped(tmp_path):
     data, told = dataset(), []
     share(resolve({}), data, tmp_path, told.append)
     job = resolve({"graph": "mapped"})
-    path, place = share(job, data, tmp_path, told.append)
+    part = share(job, data, tmp_path, told.append)
     assert len(told) == 1 and "graph_format='zarr'" in told[0], "a copy from before that cannot be mapped"
-    again = open_shared(path, "x", place, job.graph)
+    again = part.open()
     assert is_map(again.graph.indices) and is_map(again.features.rows.view(np.ndarray))
     assert np.array_equal(again.graph.indices, data.graph.indices)
     (tmp_path / "data" / "indices.npy").write_bytes(b"")

@@ -21,6 +21,7 @@ from millrace.pipeline.supervision import generation
 from millrace.pipeline.supervision.generation import Generation
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.heartbeat import METRIC
+from millrace.pipeline.training.trainer import RankReport
 from millrace.stages.comm.survivors import here
 from millrace.storage.errors import Interrupted, PeerLostError, RunError, ShortHandedError
 
@@ -54,6 +55,7 @@ class Driver:
             frozen=set(),
             stop=lambda: self.stop,
             save=lambda: False,
+            work=SimpleNamespace(report=RankReport),
             resume_point=lambda: "from there it goes on",
         )
         self.owner = owner

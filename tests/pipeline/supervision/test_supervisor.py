@@ -8,6 +8,7 @@ import pytest
 from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.supervision import supervisor
 from millrace.pipeline.supervision.rank_failures import Failure, lost_rank
+from millrace.pipeline.supervision.rank_work import Training
 from millrace.storage.errors import Interrupted, RunError
 
 REPORTS: Any = ["a report"]
@@ -28,6 +29,7 @@ class Bench:
         monkeypatch.setattr(supervisor, "Generation", generation)
         self.run: Any = SimpleNamespace(
             job=SimpleNamespace(cluster=ClusterOptions(**settings)),
+            work=Training,
             meeting=SimpleNamespace(store=lambda number: f"store {number}"),
             stop=lambda: stop,
             note=self.notes.append,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.pipeline.setup.parts import Parts
+from millrace.pipeline.assembly.parts import Parts
 from millrace.stages.comm.solo import Solo
 from millrace.stages.messages import Part, Phase, Placement, RankJob
 from millrace.stages.partition.base import Partitioner

@@ -11,8 +11,17 @@ from ...stages.messages import Part
 from ...stages.partition.stage import open_neighbours, open_shards
 from ...storage.array_checks import proving, require, require_within
 from ...storage.features import ConvertedFeatures, FeatureStore
-from ...storage.store.scratch import Empty, in_memory
+from ...storage.store.scratch import Arrays, Empty, InFiles, in_memory
 from ...storage.typed.graph_types import GraphTypes
+
+
+def arrays_at(graph: str, features: str, folder: Path) -> Arrays:
+    """Makers of the large arrays of a rank's part, in files in `folder` where they are mapped: see `Job.graph`,
+    `Job.features`."""
+    if graph == "memory":
+        return Arrays()
+    in_files = InFiles(folder)
+    return Arrays(in_files, in_files if features == "mapped" else in_memory)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""Assembly of a job as far as its minibatches: its data, and how they are drawn, before there is a model."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...stages.assignment import SeedPlan
+from ...stages.feed.collective_feed import SampledByOwners
+from ...stages.feed.queue_feed import Sampled
+from ...stages.sample.base import check_kernel, reads_times
+from ...storage.dataset import Dataset
+from ...storage.errors import InputError
+from ..assembly.data_part import graph_and_seeds
+from ..assembly.sample_part import SamplePart
+from ..config.load import Job
+from ..config.records import for_task, make_system, with_links
+from ..config.systems import SYSTEMS, System
+from .checks import check_links, check_losses, check_times, check_topology, check_types
+from .fingerprint import sample_fingerprint
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sampling:
+    """A job with its data, as far as minibatches need them."""
+
+    job: Job
+    system: System
+    whole: Dataset | None
+    """The whole data; None if a rank has opened only its own part."""
+    order: str = ""
+    """Digest of the nodes' order, if a cut has renumbered them: see `storage.partition.book.order_digest`."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """The whole dataset, if it is open."""
+        assert self.whole is not None, "this rank has its own part only"
+        return self.whole
+
+    @property
+    def sample(self) -> SamplePart:
+        """How minibatches are drawn."""
+        return sample_part(self.job, self.system)
+
+    @property
+    def samples_fingerprint(self) -> dict[str, str]:
+        """Digests of everything that decides the minibatches."""
+        return sample_fingerprint(self.job, self.dataset, self.system) | self._numbering(self.dataset.graph.types)
+
+    def _numbering(self, types: object) -> dict[str, str]:
+        """Entries of the fingerprint for nodes and edges that are numbered otherwise than in the dataset."""
+        order = {"order": self.order} if self.order else {}
+        # Ranks with blocks of rows name the relation of an edge with its position: see `sample.remote_nodewise`.
+        blocks = types is not None and isinstance(self.system.sample, SampledByOwners)
+        return order | ({"edges": "with relations"} if blocks else {})
+
+    @property
+    def num_train(self) -> int:
+        """Nodes, or pairs, to train on."""
+        return self.dataset.split_sizes["train"]
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Minibatches in an epoch, over all ranks."""
+        return -(-self.num_train // self.job.train.batch_size)
+
+    @property
+    def has_minibatches(self) -> bool:
+        """True if the system trains on sampled minibatches, which a queue holds."""
+        return self.system.sample.uses_queue
+
+    @property
+    def draws_by_owners(self) -> bool:
+        """True if ranks hold blocks of rows, and draw together."""
+        return isinstance(self.system.sample, SampledByOwners)
+
+    @property
+    def reads_times(self) -> bool:
+        """True if minibatches are drawn, and models evaluated, at the times of seeds."""
+        return reads_times(self.system.sample.sampler)
+
+    @property
+    def frees_steps(self) -> bool:
+        """True if each step frees memory that the next one allocates again."""
+        return self.system.sample.sampler is not None and not self.system.sample.is_isolated
+
+
+def sample_part(job: Job, system: System) -> SamplePart:
+    """The part of a job that draws minibatches."""
+    sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
+    return SamplePart(system.sample, *sizes, job.kernel)
+
+
+def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
+    """Plan of the seeds of all ranks' minibatches."""
+    return sample_part(job, with_links(job, make_system(job), dataset)).plan(graph_and_seeds(dataset))
+
+
+def from_queue(job: Job, system: System, stored: bool) -> System:
+    """The system, whose ranks with blocks of rows take minibatches from a queue on disk, if there is one: the job's, or
+    a store (`stored`)."""
+    if not isinstance(system.sample, SampledByOwners):
+        return system
+    return replace(system, sample=replace(system.sample, uses_queue=stored or job.queue.kind == "zarr"))
+
+
+def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = False) -> Sampling:
+    """A job as far as its minibatches; its system has the policies for the data.
+
+    Args:
+        job: a resolved configuration.
+        dataset: the data.
+        system: as the configuration describes it.
+        stored: minibatches come from a store.
+
+    Raises:
+        InputError: the data, the system and the sampler do not go together.
+    """
+    types, of_pairs, system = dataset.graph.types, dataset.of_pairs, from_queue(job, system, stored)
+    job = for_task(job, dataset, system.sample.sampler)
+    if job.features == "owned":
+        system = SYSTEMS.find(system.name).owning(system)
+    check_links(job, dataset)
+    check_types(job, system, types, of_pairs)
+    system = with_links(job, keeping_edges(system, types), dataset)
+    check_losses(job, system)
+    check_times(job, system, dataset)
+    SYSTEMS.find(system.name).check_data(job, system)
+    if system.sample.sampler is not None:
+        check_kernel(system.sample.sampler, job.kernel)
+        check_topology(job)
+        system.sample.sampler.check(dataset.graph)
+    return Sampling(job=job, system=system, whole=dataset)
+
+
+def keeping_edges(system: System, types: Any) -> System:
+    """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
+    if types is None or not isinstance(system.sample, Sampled | SampledByOwners):
+        return system
+    sampler: Any = system.sample.sampler
+    if "edge_ids" not in {f.name for f in fields(sampler)}:
+        raise InputError(
+            f"the graph has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
+            "use another sampler"
+        )
+    return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
