@@ -17,7 +17,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
 
     Args:
         nodes: None or ``"all"``, one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a
-            dataset, a split's name, or names of nodes.
+            dataset, a split's name, or names of nodes. Where names are integers, integers are names.
         num_nodes: V.
         dataset: has the splits and the names.
         first: number of node 0 among those of the dataset.
@@ -34,12 +34,12 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
             )
         return getattr(dataset.split, nodes)
     found = _array(nodes)
-    if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:
+    names = None
+    if found.dtype.kind in "Uiu" and found.ndim < 2 and dataset is not None and dataset.node_names is not None:
+        names = NodeNames.of(dataset.node_names).between(range(first, first + num_nodes))
+    if dataset is not None and names is not None and found.dtype.kind == "U":
         # Nodes of other types may have the same names.
-        names, wanted = (
-            NodeNames.of(dataset.node_names).between(range(first, first + num_nodes)),
-            found.reshape(-1).tolist(),
-        )
+        wanted = found.reshape(-1).tolist()
         if dataset.graph.types is not None and (name := names.repeated(wanted)) is not None:
             raise InputError(
                 f"nodes of several types are called '{name}'; give the name of a node type, or in Python ids"
@@ -57,6 +57,8 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
         return np.flatnonzero(found)
     if found.dtype.kind not in "iu" or found.ndim > 1:
         raise InputError(f"nodes are {found.dtype}{list(found.shape)}; {WANTED}")
+    if names is not None:
+        found = names.meant(found.reshape(-1))
     if found.size and (found.min() < 0 or found.max() >= num_nodes):
         raise InputError(f"nodes lie in [{found.min()}, {found.max()}]; expected [0, {num_nodes})")
     return found.reshape(-1).astype(np.int64)

@@ -25,7 +25,7 @@ from .fingerprint import (
     typed_fingerprint,
 )
 from .graph import Graph, degree_summary
-from .node_names import NodeNames, open_names
+from .node_names import INTEGER_NAMES, NodeNames, open_names
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
@@ -160,8 +160,8 @@ def write_dataset(
     }
     arrays: dict[str, Rows] = {**of_graph, "labels": dataset.labels, **{name: getattr(split, name) for name in SPLITS}}
     arrays |= {name: array for name in OF_SOME_GRAPHS if (array := getattr(graph, name)) is not None}
-    if dataset.node_names is not None:
-        names = NodeNames.of(dataset.node_names)
+    names = None if dataset.node_names is None else NodeNames.of(dataset.node_names)
+    if names is not None:
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
     arrays |= {name: array for name in PAIR_ARRAYS if (array := getattr(dataset, name)) is not None}
     of_edges = None if graph.edge_features is None else _DigestedRows(graph.edge_features, None)
@@ -182,6 +182,7 @@ def write_dataset(
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
         **({"hides_pairs": True} if dataset.hides_pairs else {}),
+        **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
         **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }

@@ -1,7 +1,9 @@
 """Names of nodes in the input, as one array of UTF-8. Everything else refers to nodes by number."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
 from typing import Any, overload
 
 import numpy as np
@@ -13,6 +15,15 @@ from .graph import edges_of_rows
 from .plural import are, counted
 from .store.store import Store
 
+INTEGER_NAMES = "integer_names"
+"""Key of a manifest that says if names are integers; absent: see `NodeNames.are_integers`."""
+
+
+def noted_kind(kinds: Iterable[bool | None]) -> bool | None:
+    """`NodeNames.integers` of the names of several node types."""
+    (first, *others) = {*kinds} or {None}
+    return None if others else first
+
 
 @dataclass(frozen=True, eq=False)
 class NodeNames(Sequence[str]):
@@ -23,16 +34,20 @@ class NodeNames(Sequence[str]):
     """uint8 [N], all names end to end, in UTF-8."""
     starts: npt.NDArray[np.int64]
     """int64 [V+1]; name v is ``text[starts[v]:starts[v + 1]]``."""
+    integers: bool | None = None
+    """True if the names are whole numbers in the input, False if they are text there; None: see `are_integers`."""
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> "NodeNames":
-        """Build from strings, one for each node."""
+    def of(cls, names: Iterable[Any]) -> "NodeNames":
+        """Build from strings, or whole numbers, one for each node."""
         if isinstance(names, NodeNames):
             return names
+        names = list(names)
+        integers = bool(names) and all(isinstance(name, Integral) and not isinstance(name, bool) for name in names)
         encoded = [str(name).encode("utf-8", "replace") for name in names]
         starts = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(name) for name in encoded], out=starts[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), starts, integers)
 
     @classmethod
     def of_numbers(cls, count: int) -> "NodeNames":
@@ -44,7 +59,7 @@ class NodeNames(Sequence[str]):
         """Numbers as names, one for each node."""
         import pyarrow as pa
 
-        return cls.of_arrow(pa.array(numbers).cast(pa.large_string()))
+        return replace(cls.of_arrow(pa.array(numbers).cast(pa.large_string())), integers=True)
 
     def check(self) -> "NodeNames":
         """Check that the names lie within the text. Raises InputError otherwise."""
@@ -89,18 +104,73 @@ class NodeNames(Sequence[str]):
     def between(self, nodes: range) -> "NodeNames":
         """Names of consecutive nodes."""
         starts = self.starts[nodes.start : nodes.stop + 1]
-        return NodeNames(self.text[starts[0] : starts[-1]], starts - starts[0])
+        return NodeNames(self.text[starts[0] : starts[-1]], starts - starts[0], self.integers)
 
     def kept(self, keep: npt.NDArray[np.bool_]) -> "NodeNames":
         """Names of the nodes in the mask `keep`."""
         lengths = np.diff(self.starts)
         starts = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
-        return NodeNames(self.text[np.repeat(keep, lengths)], starts)
+        return NodeNames(self.text[np.repeat(keep, lengths)], starts, self.integers)
 
     def reordered(self, order: npt.NDArray[np.integer]) -> "NodeNames":
         """Names of the nodes `order`, each of which may be there once, never, or many times."""
         starts, letters = edges_of_rows(self.starts[order], np.diff(self.starts)[order])
-        return NodeNames(self.text[letters], starts)
+        return NodeNames(self.text[letters], starts, self.integers)
+
+    @cached_property
+    def are_integers(self) -> bool:
+        """True if integers mean names. Stores written by versions that did not note it: if all names are written as
+        whole numbers are."""
+        if self.integers is not None:
+            return self.integers
+        import pyarrow as pa
+        import pyarrow.compute
+
+        # pyarrow generates these functions when it is imported: type checkers cannot see them.
+        compute: Any = pyarrow.compute
+        try:
+            as_numbers = self.as_arrow().cast(pa.int64())
+        except pa.ArrowInvalid:
+            return False
+        return bool(len(self)) and bool(compute.all(compute.equal(as_numbers.cast(pa.large_string()), self.as_arrow())))
+
+    def called(self, nodes: npt.NDArray[np.integer], offsets: Sequence[int] = ()) -> list[str] | npt.NDArray[np.int64]:
+        """Names of `nodes` as the input has them: text, or int64 where names are integers.
+
+        Args:
+            nodes: [n].
+            offsets: first nodes of the node types, and V: types of these nodes may have integers, and others text.
+        """
+        import pyarrow as pa
+
+        whole = self.are_integers
+        if not whole and offsets:
+            kinds = np.unique(np.searchsorted(offsets, nodes, "right")).tolist()
+            whole = all(self.between(range(offsets[k - 1], offsets[k])).are_integers for k in kinds)
+        if not whole:
+            return self.take(nodes)
+        return self.as_arrow().take(pa.array(nodes)).cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+    def meant(self, given: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Nodes that a caller names, int64 [n]: by names, or by integers, which are names where names are integers, and
+        else numbers of nodes, in which case nothing says that there are such nodes.
+
+        Raises:
+            InputError: no node has a name, or an integer is the number of a node and the name of another one.
+        """
+        if given.dtype.kind not in "iu" or self.are_integers:
+            return self.find(given.tolist() if given.dtype.kind not in "iu" else NodeNames.of_integers(given))
+        import pyarrow as pa
+        import pyarrow.compute
+
+        compute: Any = pyarrow.compute
+        own, texts = self.as_arrow(), pa.array(given).cast(pa.large_string())
+        at = np.flatnonzero(compute.is_in(own, value_set=texts).to_numpy(zero_copy_only=False))
+        if other := next(((int(v), name) for v, name in zip(at, self.take(at)) if int(name) != v), None):
+            raise InputError(
+                f"{other[1]} is the number of a node, and node {other[0]} is called '{other[1]}'; give names as text"
+            )
+        return given.astype(np.int64)
 
     def find(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
         """Nodes with these names, int64, in the order of `names`.
@@ -111,8 +181,7 @@ class NodeNames(Sequence[str]):
         import pyarrow as pa
         import pyarrow.compute
 
-        wanted = pa.array([str(name) for name in names], pa.large_string())
-        # pyarrow generates these functions when it is imported: type checkers cannot see them.
+        wanted = names.as_arrow() if isinstance(names, NodeNames) else pa.array(map(str, names), pa.large_string())
         compute: Any = pyarrow.compute
         found = compute.index_in(wanted, value_set=self.as_arrow())
         if found.null_count:
@@ -154,14 +223,15 @@ class NodeNames(Sequence[str]):
             return cls.of([])
         offsets = np.frombuffer(starts, np.int64)[whole.offset : whole.offset + len(whole) + 1]
         letters = np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8)
-        return cls(letters[offsets[0] : offsets[-1]], offsets - offsets[0])
+        return cls(letters[offsets[0] : offsets[-1]], offsets - offsets[0], False)
 
 
 def open_names(store: Store) -> NodeNames | None:
     """Names of the nodes of a dataset store. Raises StoreError if they are damaged."""
     if "node_name_text" not in store:
         return None
-    names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"))
+    noted = store.value(INTEGER_NAMES, bool) if INTEGER_NAMES in store.meta else None
+    names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"), noted)
     try:
         return names.check()
     except InputError as e:

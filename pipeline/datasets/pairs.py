@@ -217,9 +217,9 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
-    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names. With types,
-    each column is of the ids, or names, within the type of that end, whose nodes are `ends`: by default those of the
-    dataset's pairs.
+    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names; where these
+    are integers, integers are names. With types, each column is of the ids, or names, within the type of that end,
+    whose nodes are `ends`: by default those of the dataset's pairs.
 
     Raises:
         InputError: another shape, or an end that is no node.
@@ -231,15 +231,15 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) 
         fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
         raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
     ends = ends or node_ranges(dataset.graph.types, dataset.num_nodes)
-    if rows.dtype.kind in "UO" and dataset.node_names is not None:
+    if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         try:
             if dataset.graph.types is None:
-                return names.find(rows.reshape(-1).tolist()).reshape(-1, 2)
-            found = [names.between(e).find(column.tolist()) + e.start for column, e in zip(rows.T, ends)]
+                rows = names.meant(rows.reshape(-1)).reshape(-1, 2)
+            else:
+                rows = np.stack([names.between(e).meant(column) for column, e in zip(rows.T, ends)], axis=1)
         except InputError as e:
             raise InputError(f"{what}: {e}") from None
-        return np.stack(found, axis=1)
     if rows.dtype.kind in "UO":
         try:
             rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)

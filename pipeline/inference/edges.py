@@ -21,7 +21,7 @@ from ..datasets.pairs import as_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
-from .links import ends_at, names_of
+from .links import ends_at, ends_called
 from .opened import opened
 from .predictions import EdgePredictions
 from .relations_of_run import types_of_pairs
@@ -107,7 +107,7 @@ def predict_edges(
     emit(StageEnded("predict", time.perf_counter() - start))
     first = np.array([n.start for n in nodes], np.int64)
     return EdgePredictions(
-        wanted - first, outputs.cpu().numpy(), result.task, names_of(wanted, data), result.class_names
+        wanted - first, outputs.cpu().numpy(), result.task, ends_called(wanted, data), result.class_names
     )
 
 

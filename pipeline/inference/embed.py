@@ -15,10 +15,9 @@ from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, IdArray
 from ...storage.errors import InputError
-from ...storage.node_names import NodeNames
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
-from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
+from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun
 from .opened import opened
 
@@ -44,7 +43,7 @@ class Embeddings:
             InputError: another suffix, or it cannot be written.
         """
         kind = check_suffix(Path(path), (".parquet", ".npy", ".zarr"))
-        named = self.nodes if self.node_names is None else np.asarray(list(self.node_names), "U")
+        named = self.nodes if self.node_names is None else as_column(self.node_names)
         if kind == ".npy":
             write_npy(path, self.rows)
         elif kind == ".zarr":
@@ -138,5 +137,5 @@ def embed(
     emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
     rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)
     emit(StageEnded("predict", time.perf_counter() - start))
-    names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
+    names = names_of(ids, data)
     return Embeddings(ids - first, rows.cpu().numpy(), applied, names)

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ...storage.store.full_disk import is_full, new_npy
 from ...storage.store.paths import expanded
@@ -16,6 +19,21 @@ from ...storage.store.paths import expanded
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
 SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
+
+
+def names_of(nodes: npt.NDArray[np.integer], data: Dataset) -> list[str] | npt.NDArray[np.int64] | None:
+    """Names of nodes as the input had them, text or integers; None where nodes have no names."""
+    if data.node_names is None:
+        return None
+    types = data.graph.types
+    return NodeNames.of(data.node_names).called(nodes, () if types is None else types.offsets)
+
+
+def as_column(values: list[str] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Names as an array of text, or of integers where all objects are integers."""
+    if isinstance(values, list):
+        return np.asarray(values, np.str_)
+    return np.asarray(values.tolist()) if values.dtype == object and len(values) else values
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> str:

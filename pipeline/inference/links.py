@@ -17,13 +17,12 @@ from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
-from ...storage.node_names import NodeNames
 from ...storage.times.moments import as_moments
 from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
-from .files import PIECE_ROWS, check_suffix, write_npy, write_zarr, written
+from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
 from .opened import Opened, opened
 from .relations_of_run import asked_of_each, types_of_pairs
@@ -55,7 +54,12 @@ class LinkScores:
         kind = check_suffix(Path(path))
         ends = self.pairs if self.node_names is None else self.node_names
         related = {} if self.relations is None else {"relation": self.relations}
-        columns: dict[str, Any] = {"src": ends[:, 0], "dst": ends[:, 1], **related, "score": self.scores}
+        columns: dict[str, Any] = {
+            "src": as_column(ends[:, 0]),
+            "dst": as_column(ends[:, 1]),
+            **related,
+            "score": self.scores,
+        }
         if kind == ".npy":
             write_npy(path, self.scores)
         elif kind == ".zarr":
@@ -143,7 +147,7 @@ def predict_links(
     emit(StageEnded("predict", time.perf_counter() - start))
     several = types is not None and types.predicts_several
     relations = names.astype(np.str_) if several else None
-    return LinkScores(wanted - first, scores.cpu().numpy(), relations, names_of(wanted, data))
+    return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 
 
 def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: TrainedRun) -> Ends:
@@ -164,11 +168,15 @@ def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: Tr
     return Ends.of(wanted, like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph), graph.num_nodes)
 
 
-def names_of(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
-    """[n, 2], names of the nodes of pairs, where their dataset has names."""
-    if data.node_names is None:
+def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
+    """[n, 2], names of the nodes of pairs, where their dataset has names: int64 where they are integers, else text; or
+    objects, if those of one end are integers and those of the other one text."""
+    columns = [names_of(end, data) for end in wanted.T]
+    if any(column is None for column in columns):
         return None
-    return np.asarray(NodeNames.of(data.node_names).take(wanted.reshape(-1)), dtype=str).reshape(-1, 2)
+    arrays = [np.asarray(column) for column in columns]
+    mixed = len({a.dtype.kind for a in arrays}) > 1
+    return np.stack([a.astype(object) if mixed else a for a in arrays], axis=1)
 
 
 def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | None) -> dict[str, Any]:

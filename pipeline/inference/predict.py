@@ -11,10 +11,10 @@ from torch import nn
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
-from ...storage.node_names import NodeNames
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .embed import embed
+from .files import names_of
 from .finished_run import TrainedRun
 from .opened import opened
 from .predictions import Predictions
@@ -39,7 +39,8 @@ def predict(
         dataset: anything that `open_dataset` takes; by default the run's own. Another graph needs features of the same
             width; its labels and classes do not matter.
         nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
-            default all nodes.
+            default all nodes. Where the ids of the input are integers with gaps, or nodes were renumbered, integers are
+            these ids.
         model: for a run of your own module: see `load`.
         workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
             this process does the work, with all threads.
@@ -71,7 +72,7 @@ def predict(
     # A user's module may have another number of outputs.
     width = 2 if found.task == "binary" else logits.shape[1]
     classes = classes if classes is not None and len(classes) == width else None
-    names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
+    names = names_of(ids, data)
     return Predictions(ids, logits.cpu().numpy(), found.task, names, classes)
 
 
@@ -129,7 +130,7 @@ def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
         return nodes
     rows = csv.reader(nodes.splitlines() or [""], skipinitialspace=True)
     parts = [part.strip() for row in rows for part in row or [""]]
-    # Where nodes have names, `7` is a name and not an id: files of predictions contain names.
+    # Where nodes have names, `7` is a name, and no number of a row.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
         return [int(part) for part in parts]
     return parts

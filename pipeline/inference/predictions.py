@@ -12,7 +12,7 @@ import torch
 
 from ...storage.dataset import IdArray, Task
 from ...storage.errors import InputError
-from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_tables, write_zarr
+from .files import PIECE_ROWS, as_column, check_suffix, write_npy_pieces, write_tables, write_zarr
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
@@ -30,8 +30,8 @@ class Predictions:
     task: Task = "multiclass"
     """``multiclass``: one class for each node; ``multilabel``: any number of them; ``binary``: one of two, by one
     output; ``regression``: values in place of classes."""
-    node_names: Sequence[str] | None = None
-    """Names of these nodes, where their dataset has names."""
+    node_names: Sequence[str] | IdArray | None = None
+    """Names of these nodes, where their dataset has names; int64 [n] where these are integers."""
     class_names: Sequence[str] | None = None
     """Names of the C classes or targets, where the training dataset has names."""
 
@@ -112,7 +112,7 @@ class Predictions:
         ``probability`` [n, C], or ``value`` [n, C]; its attribute ``class_names`` has the names, if there are any."""
 
         def arrays(p: "Predictions") -> dict[str, Any]:
-            named = {key: np.asarray(of, "U") if isinstance(of, list) else of for key, of in p._called().items()}
+            named = p._called()
             if p.task == "regression":
                 return {**named, "value": p.values}
             return {**named, "class": p.classes, "probability": p.probabilities}
@@ -143,7 +143,10 @@ class Predictions:
 
     def _called(self) -> dict[str, Any]:
         """Columns that say what a row is of: ids, or lists of names."""
-        return {"node": self.nodes if self.node_names is None else list(self.node_names)}
+        names = self.node_names
+        return {
+            "node": self.nodes if names is None else as_column(names if isinstance(names, np.ndarray) else [*names])
+        }
 
     def _tables(self, all_probabilities: bool, joined: bool) -> Iterator[Any]:
         """The table piece by piece."""
@@ -205,7 +208,7 @@ class EdgePredictions(Predictions):
 
     def _called(self) -> dict[str, Any]:
         ends = self.nodes if self.node_names is None else self.node_names
-        return {key: of if self.node_names is None else of.tolist() for key, of in zip(("src", "dst"), ends.T)}
+        return {key: as_column(of) for key, of in zip(("src", "dst"), ends.T)}
 
     def __repr__(self) -> str:
         return super().__repr__().replace("nodes", "edges").replace("Predictions", "EdgePredictions", 1)

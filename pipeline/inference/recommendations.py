@@ -32,19 +32,21 @@ class Recommendations:
     """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
 
     @property
-    def source_names(self) -> npt.NDArray[np.str_] | None:
-        """Names of `sources`, [n]; None if nodes have none."""
-        return None if self.node_names is None else np.asarray(self.node_names[0].take(self.sources), np.str_)
+    def source_names(self) -> npt.NDArray[Any] | None:
+        """Names of `sources`, [n], text or integers; None if nodes have none."""
+        return None if self.node_names is None else np.asarray(self.node_names[0].called(self.sources))
 
     @property
-    def destination_names(self) -> npt.NDArray[np.str_] | None:
-        """Names of `destinations`, [n, k], empty where there are none; None if nodes have none."""
+    def destination_names(self) -> npt.NDArray[Any] | None:
+        """Names of `destinations`, [n, k], text or integers, empty or -1 where there are none; None if nodes have
+        none."""
         if self.node_names is None:
             return None
         there = self.destinations >= 0
-        found = np.full(there.shape, "", object)
-        found[there] = self.node_names[1].take(self.destinations[there])
-        return found.astype(np.str_)
+        names = np.asarray(self.node_names[1].called(self.destinations[there]))
+        found = np.full(there.shape, -1 if names.dtype.kind == "i" else "", object)
+        found[there] = names
+        return found.astype(names.dtype if len(names) else np.str_)
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` or ``.csv`` with a row for each pair and the columns ``src``, ``dst`` (ids or
@@ -66,7 +68,8 @@ class Recommendations:
         rows, places = np.nonzero(self.destinations >= 0)
         ends = self.sources[rows], self.destinations[rows, places]
         if self.node_names is not None:
-            named = [pa.array(names.take(nodes), pa.string()) for names, nodes in zip(self.node_names, ends)]
+            called = [names.called(nodes) for names, nodes in zip(self.node_names, ends)]
+            named = [pa.array(names, pa.string() if isinstance(names, list) else pa.int64()) for names in called]
             return pa.table(dict(zip(("src", "dst"), named)) | self._columns(rows, places))
         return pa.table({"src": ends[0], "dst": ends[1]} | self._columns(rows, places))
 

@@ -14,7 +14,6 @@ from ...storage.node_names import NodeNames
 from ...storage.store.full_disk import new_npy
 from ..datasets.cleaning.node_ids import repeated
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import numbers_as_names
 from .scan import file_of, integers
 
 Kind = Literal["rows", "dense", "gaps", "text"]
@@ -177,7 +176,7 @@ def name_ids(nodes: NodeMap, number: int, first: int, stop: int) -> dict[str, An
     """Write the names of some nodes that are called by integers: ids with gaps, or their own numbers."""
     gaps = nodes.kind == "gaps"
     ids = np.array(_mapped(nodes.folder / "ids.npy")[first:stop]) if gaps else np.arange(first, stop)
-    names = numbers_as_names(ids)
+    names = NodeNames.of_integers(ids)
     names.text.tofile(nodes.folder / f"names-{number:06d}.text")
     names.starts[1:].tofile(nodes.folder / f"names-{number:06d}.starts")
     return {"rows": stop - first, "bytes": len(names.text)}

@@ -22,6 +22,7 @@ from ...storage.fingerprint import (
     typed_fingerprint,
 )
 from ...storage.graph import check_edge_rows, degree_summary, index_dtype
+from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow import FeatureDtype
 from ...storage.stored.edge_features import OF_EDGES
@@ -89,6 +90,7 @@ class Ingest:
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.notes = list(source.notes)
         self.outputs: list[Output] = []
+        self.integer_names: bool | None = None
 
     def run(self) -> None:
         """Make the store, with its manifest.
@@ -223,6 +225,7 @@ class Ingest:
             before += sum(piece.rows for piece in text)
         self.outputs.append(Output("node_name_text", "uint8", tuple(texts)))
         self.outputs.append(Output("node_name_starts", "int64", tuple(starts)))
+        self.integer_names = noted_kind(own.map.kind != "text" for own in tables)
 
     def _settle_labels(self, nodes: NodeTable, others: int = 0) -> None:
         """Labels and split of the nodes; so many others behind them have none."""
@@ -392,6 +395,7 @@ class Ingest:
             "in_degree": self.in_degree,
             "digests": {**digests, "feature_sample": feature_sample_digest(total, sample_of(features))},
             **({} if names is None else {"class_names": list(names)}),
+            **({} if self.integer_names is None else {INTEGER_NAMES: self.integer_names}),
         }
         if self.labels["task"] == "multilabel":
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]

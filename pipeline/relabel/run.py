@@ -17,6 +17,7 @@ from ...storage.errors import InputError
 from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
 from ...storage.graph import degree_summary
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.node_names import INTEGER_NAMES
 from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
@@ -32,7 +33,7 @@ from . import tasks
 
 LAYOUT = 2
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
-PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names")
+PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names", INTEGER_NAMES)
 """Entries of a manifest that some datasets have, and that stay as they are."""
 SEAMS_PER_TASK = 16
 NAME_ROWS = 1 << 20
@@ -264,6 +265,7 @@ class _Relabelling:
             "in_degree": degrees or degree_summary(*np.unique(self.data.graph.in_degree, return_counts=True)),
             "digests": {**digests, "feature_sample": matrix.sample_digest()},
             "features_bytes": (self.store / FEATURES_FILE).stat().st_size,
+            **({} if "node_name_text" in source else {INTEGER_NAMES: True}),
             **{key: source.meta[key] for key in PERHAPS if key in source.meta},
         }
         write_manifest(self.store, KIND, fingerprint, meta, entries)

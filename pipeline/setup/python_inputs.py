@@ -26,7 +26,7 @@ from ...storage.dataset_store import (
 from ...storage.errors import InputError, StoreError
 from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
-from ...storage.node_names import NodeNames
+from ...storage.node_names import INTEGER_NAMES, NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
 from ...storage.store.store import Store, open_store
@@ -256,6 +256,8 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     if dataset.node_names is not None:
         names = NodeNames.of(dataset.node_names)
         kept = (("node_name_text", names.text), ("node_name_starts", names.starts))
+        if store.meta.get(INTEGER_NAMES) != names.integers:
+            return False
         if not all(np.array_equal(store.read(name), array) for name, array in kept):
             return False
     known = (store.fingerprint.get("features", ""), store.fingerprint.get(OF_EDGES, ""))

@@ -82,7 +82,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
                 "(components=largest)."
             )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
-            names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
+            names = NodeNames.of_integers(np.flatnonzero(keep)) if names is None else names.kept(keep)
     of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
     parts = make_split(y, stored, split, seed, options, of_split, graph.node_time, time_unit=unit)
     return Dataset(
@@ -113,9 +113,9 @@ def with_node_times(graph: Graph, given: AnyArray | None, notes: list[str]) -> G
 
 def _by_name(part: str, ids: AnyArray, names: NodeNames) -> AnyArray:
     """A stored set, whose nodes may be given by name, as ids or a mask."""
-    if ids.dtype.kind not in "UO":
+    if ids.dtype.kind not in "UOiu" or ids.ndim != 1:
         return ids
     try:
-        return names.find(ids.tolist())
+        return names.meant(ids)
     except InputError as e:
         raise InputError(f"the {part} split: {e}") from e

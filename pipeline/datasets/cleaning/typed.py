@@ -12,7 +12,7 @@ from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError, nearest, whole_number
 from ....storage.features import ArrayFeatures
 from ....storage.graph import ALWAYS, Graph, edge_rows
-from ....storage.node_names import NodeNames
+from ....storage.node_names import NodeNames, noted_kind
 from ....storage.plural import counted
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
@@ -200,7 +200,8 @@ def _names(counts: Mapping[str, int], given: Mapping[str, NodeNames | None]) -> 
     starts = [np.zeros(1, np.int64)]
     for own in names:
         starts.append(own.starts[1:] + starts[-1][-1])
-    return NodeNames(np.concatenate([own.text for own in names]), np.concatenate(starts))
+    kind = noted_kind(own.integers for own in names)
+    return NodeNames(np.concatenate([own.text for own in names]), np.concatenate(starts), kind)
 
 
 def _counts(raw: TypedRaw) -> dict[str, int]:

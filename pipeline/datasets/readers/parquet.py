@@ -96,7 +96,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         if ordered is not None:
             none = np.empty(0, np.int64)
             found = Raw(name, none, none, labels, features, split=split, ordered=ordered, node_time=node_time, **given)
-            return _finished(found, order, None if ids is None else numbers_as_names(ids), class_names, notes)
+            return _finished(found, order, None if ids is None else NodeNames.of_integers(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges", options), [n for n in notes if "were renumbered" not in n]
     of_edges = feature_rows(edges, edge_columns(edges, source, options, notes), "edges")
@@ -116,7 +116,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         if ids is not None:
             sorted_ids, order = _by_number(ids, options, notes)
             if sorted_ids is not None:
-                names, ends = numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
+                names, ends = NodeNames.of_integers(sorted_ids), renumbered(sorted_ids, ends)
     weight = numbers_of(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
     given |= {"edge_time": times_of(edges, options.edge_time, "edges", source), "node_time": node_time, "split": split}
     raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, of_edges, **given)
@@ -144,11 +144,6 @@ def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) 
     ids = signed(column, "nodes.id").to_numpy()
     order = np.argsort(ids, kind="stable")
     return with_gaps(ids[order], options, notes), order
-
-
-def numbers_as_names(ids: AnyArray) -> NodeNames:
-    """Names of nodes that are called by numbers."""
-    return NodeNames.of_arrow(pa.array(ids).cast(pa.large_string()))
 
 
 def _finished(

@@ -93,7 +93,7 @@ def distinct_names(names: Sequence[Any], num_nodes: int) -> NodeNames:
             f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one "
             "of them"
         )
-    return NodeNames.of(texts)
+    return NodeNames.of(names)
 
 
 def from_networkx(
@@ -159,6 +159,8 @@ def from_networkx(
     stored = {part: named == part for part in SPLITS} if any(parts) else {}
     if any(given is not None for given in (train, val, test)):
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
+        if names is not None:
+            stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
     given = _node_labels(graph, nodes, label)
     raw = Raw(
         name=name,

@@ -30,7 +30,6 @@ from .parquet import (
     feature_rows,
     label_columns,
     labels_of,
-    numbers_as_names,
     numbers_of,
     split_codes,
     text_without_ids,
@@ -302,7 +301,7 @@ def _numbered(
             gaps = with_gaps(numbers[own.order], options, of_type)
             notes += noted(node_type, of_type)
         if gaps is not None:
-            own.names, ends = numbers_as_names(gaps), renumbered(gaps, ends)
+            own.names, ends = NodeNames.of_integers(gaps), renumbered(gaps, ends)
         for text, found in ends.items():
             if (outside := (found < 0) | (found >= count)).any():
                 raise unknown(int(outside.sum()), text, str(found[outside][0]))
