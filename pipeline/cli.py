@@ -15,6 +15,7 @@ import typer
 from ..storage.errors import MillraceError
 from ..storage.urls import without_secrets
 from .cluster.signals import ended_by_signals, was_interrupted
+from .commands.check import check
 from .commands.convert import convert
 from .commands.doctor import doctor
 from .commands.evaluate import evaluate
@@ -60,6 +61,7 @@ for command in (
     predict,
     export,
     inspect,
+    check,
     report,
     doctor,
     warm,

@@ -14,6 +14,7 @@ from ..storage.errors import Interrupted
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
+from ..storage.store.digested_file import file_sha256
 from ..storage.store.full_disk import needing_space
 from .config.load import Job
 from .config.named_code import allowing
@@ -29,6 +30,7 @@ from .setup.python_inputs import (
 from .setup.result import SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.run_folder import (
     JOB,
+    LEARNED,
     METRICS,
     MODEL,
     RESULT,
@@ -276,5 +278,6 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         num_edge_features=prepared.outline.edge_width if prepared.reads_edges else 0,
         labels_of="edges" if prepared.outline.row_width else "nodes",
         num_pair_features=prepared.outline.pair_width,
+        files_sha256={name: file_sha256(out / name) for name in (MODEL, LEARNED) if (out / name).is_file()},
         versions=versions(),
     )

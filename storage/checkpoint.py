@@ -1,6 +1,5 @@
 """Checkpoints: committed folders of one training state each, for resuming a run."""
 
-import hashlib
 import os
 import re
 import warnings
@@ -16,6 +15,7 @@ import torch
 from .errors import InputError, RunError, StoreError, first_line
 from .plural import counted
 from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
+from .store.digested_file import file_sha256
 from .store.full_disk import system_error
 from .store.manifest import MANIFEST, manifest_text, read_manifest, require_fingerprint, write_manifest
 
@@ -51,11 +51,6 @@ def _check_plain(value: Any, where: str) -> None:
             "and lists, tuples "
             "and dicts of them"
         )
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -120,7 +115,7 @@ class CheckpointStore:
             with committed_folder(folder, overwrite=True) as aside:
                 with open(aside / STATE_FILE, "wb") as file:
                     torch.save(state, file)
-                meta = {"phase": cursor.phase, "step": cursor.step, "sha256": _sha256(aside / STATE_FILE)}
+                meta = {"phase": cursor.phase, "step": cursor.step, "sha256": file_sha256(aside / STATE_FILE)}
                 write_manifest(aside, KIND, self.fingerprint, meta, {})
         # torch may report a failed write as a RuntimeError.
         except (OSError, RuntimeError, InputError) as e:
@@ -189,7 +184,7 @@ class CheckpointStore:
                 continue
             require_fingerprint(folder, body["fingerprint"], self.fingerprint)
             file = folder / STATE_FILE
-            if not file.is_file() or _sha256(file) != body["meta"].get("sha256"):
+            if not file.is_file() or file_sha256(file) != body["meta"].get("sha256"):
                 damage.append(f"{file} is missing or does not match its checksum")
                 warnings.warn(f"skipped a checkpoint: {damage[-1]}", stacklevel=2)
                 continue

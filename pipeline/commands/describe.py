@@ -1,6 +1,5 @@
 """Description of a folder, a file or a dataset, as `millrace inspect` prints it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
 from ...storage.dataset_store import features_access, graph_access, open_features, open_types
-from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line
+from ...storage.errors import InputError
 from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
 from ...storage.node_names import first_names
 from ...storage.plural import counted
-from ...storage.store.manifest import MANIFEST
+from ...storage.store.manifest import kind_in
 from ...storage.store.npy import npy_bytes
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
@@ -53,7 +52,7 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         RunError: the object store does not answer.
     """
     folder = expanded(path)
-    format_ = "samples" if is_url(path) else _format(folder)
+    format_ = "samples" if is_url(path) else kind_in(folder)
     if job is not None and ((folder / JOB).is_file() or format_ not in (None, "dataset")):
         raise InputError(f"--set changes how a dataset is read, but {path} is not a dataset; leave it out")
     if is_url(path):
@@ -76,18 +75,6 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
     if format_ == PARTITIONING:
         return {**_partitions(store), **made}
     return {"holds": f"a store of kind {format_}", **store.meta, **made}
-
-
-def _format(folder: Path) -> str | None:
-    try:
-        body = json.loads((folder / MANIFEST).read_bytes())
-        return str(body["format"]).removeprefix("millrace-")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except PermissionError:
-        raise StoreError(f"{folder / MANIFEST}: {NOT_READABLE}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({first_line(e)}); make the store again") from None
 
 
 def _run(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 from ...storage.errors import InputError, Interrupted
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
+from ...storage.store.regular import file_text
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .shared.flags import (
@@ -186,8 +187,8 @@ def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:
     from ...stages.kernels.runtime import precompile
 
     table: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        table = tomllib.loads(job.read_text()) if job is not None else {}
+    with suppress(OSError, ValueError, RecursionError):
+        table = tomllib.loads(file_text(job)) if job is not None else {}
     table |= {key: value for key, value in flags.items() if value is not None}
     return precompile.start() if precompile.is_of_use(table) else None
 

@@ -14,7 +14,8 @@ from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.registry import PARTITIONERS
 from ...stages.sample import SAMPLERS
-from ...storage.errors import InputError, closest
+from ...storage.errors import InputError, StoreError, closest
+from ...storage.store.regular import file_text
 from ...storage.urls import has_secrets
 from .aliases import NUMBERED, REMOVED, RENAMED, advice, expanded
 from .job import Job
@@ -132,9 +133,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         InputError: the file does not exist, is not a file, or is not TOML.
     """
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(file_text(path))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; expected a TOML job file") from None
+    except StoreError:
+        raise
     except OSError as e:
         raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
     except ValueError as e:  # InputError is one

@@ -13,6 +13,7 @@ from ...storage.dataset import TASKS, Dataset, counted_outputs
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
+from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
@@ -96,6 +97,7 @@ class TrainedRun:
         if not (self.folder / LEARNED).is_file():
             again = f"write it again by `millrace run --resume --out {self.folder}`"
             raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; {again}")
+        check_file(self.folder / LEARNED, self.result.files_sha256.get(LEARNED))
         rows = learned_rows(self.folder, self.config.learned.width)
         if rows.num_rows != data.num_nodes:
             raise InputError(
@@ -275,11 +277,7 @@ def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> 
 
 
 def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) -> nn.Module:
-    try:
-        found = torch.load(path, weights_only=True)
-    except Exception:
-        # torch's own words advise to unpickle the file.
-        raise StoreError(f"{path} is damaged, or no file of parameters; copy it again, or train again") from None
+    found = saved_parameters(path, result.files_sha256.get(MODEL))
     try:
         model.load_state_dict(found)
     except Exception as e:

@@ -11,6 +11,7 @@ from ...stages.partition.quality import PartitionQuality
 from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
+from ...storage.store.regular import opened_file
 from ...storage.store.store import open_store
 from ..config.load import Job, read_any_run_table, resolve
 from ..config.named_code import check_code
@@ -216,7 +217,7 @@ def read_events(path: Path) -> EventHistory:
     history = EventHistory()
     open_spans: dict[str, tuple[str, float]] = {}
     try:
-        f = path.open("rb")
+        f = opened_file(path)
     except FileNotFoundError:
         return history
     with f:

@@ -29,6 +29,7 @@ from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import INTEGER_NAMES, NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
+from ...storage.store.regular import file_text
 from ...storage.store.store import Store, open_store
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.features import TypedFeatures
@@ -197,7 +198,7 @@ def read_given(folder: Path) -> dict[str, Any]:
     """
     path = folder / GIVEN
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(file_text(path))
         texts = (record.get("module", ""), record.get("class", ""), *record.get("dataset", {}).values())
         texts += (*record.get("code", {}), *record.get("code", {}).values())
         if ("module" in record) != ("class" in record) or not all(

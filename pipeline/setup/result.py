@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from ...storage.dataset import Task
 from ...storage.errors import NOT_READABLE, StoreError, first_line
 from ...storage.plural import counted
+from ...storage.store.regular import file_bytes
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
 from .run_folder import RESULT, write_atomically
@@ -101,7 +102,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
     """
     path = run / RESULT
     try:
-        result = json.loads(path.read_bytes())
+        result = json.loads(file_bytes(path))
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -120,6 +121,12 @@ def read_result(run: Path) -> dict[str, Any] | None:
         message = f"{path} holds {key} = {quoted(result[key])}, which no run writes"
         raise StoreError(f"{message}; write it again by `millrace run --resume --out {run}`")
     return result
+
+
+def known_digests(run: Path) -> dict[str, str]:
+    """`Result.files_sha256` of a run's folder; none of a run that has not finished, or an earlier version's. Raises
+    StoreError like `read_result`."""
+    return (read_result(run) or {}).get("files_sha256", {})
 
 
 class Lost(TypedDict):
@@ -263,6 +270,9 @@ class Result:
     """Things that labels, splits and metrics are of: ``nodes``, or ``edges``."""
     num_pair_features: int = 0
     """K, features of labelled edges that their outputs are made of; 0 if there are none."""
+    files_sha256: dict[str, str] = field(default_factory=dict)
+    """SHA-256 digests of the files ``model.pt`` and, with learnt features, ``learned.npy``. Whoever loads the run
+    compares them."""
     versions: dict[str, str] = field(default_factory=versions)
     """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION

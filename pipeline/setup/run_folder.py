@@ -15,6 +15,7 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
+from ...storage.store.regular import opened_file
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing, sampler_named
 from ..config.systems import SYSTEMS
@@ -120,11 +121,11 @@ def check_run_folder(out: Path, resume: bool) -> None:
 def is_locked(folder: Path) -> bool:
     """True if a live process has locked the folder."""
     try:
-        with (folder / LOCK).open() as lock:
+        with opened_file(folder / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, StoreError):
         pass  # no lock, or a file system without locks
     return False
 

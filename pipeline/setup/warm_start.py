@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.plural import counted
+from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_any_run_table, resolve
 from ..config.named_code import without_code
-from .result import read_result
+from .result import known_digests, read_result
 from .run_folder import JOB, LEARNED, MODEL, learned_rows
 
 DECODER = "decoder."
@@ -76,9 +76,9 @@ def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | N
     folder = Path(job.start_from)
     path, own = folder / MODEL, model.state_dict()
     try:
-        given = torch.load(path, weights_only=True)
-    except Exception as e:
-        reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
+        given = saved_parameters(path, known_digests(folder).get(MODEL))
+    except (OSError, StoreError) as e:
+        reason = "there is no such file" if isinstance(e, FileNotFoundError) else str(e)
         raise InputError(
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
@@ -197,6 +197,7 @@ def initial_learned(job: Job, num_nodes: int) -> MappedFeatures | None:
     path = Path(job.start_from) / LEARNED
     if not path.is_file():
         raise InputError(f"start_from: there is no {path}; expected the folder of a finished run with learnt features")
+    check_file(path, known_digests(path.parent).get(LEARNED))
     rows = learned_rows(path.parent, job.learned.width)
     if rows.num_rows != num_nodes:
         raise InputError(

@@ -14,9 +14,10 @@ from torch import nn
 from ...stages.partition.given import Given
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
-from ...storage.errors import InputError, whole_number
+from ...storage.errors import InputError, StoreError, first_line, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.paths import expanded
+from ...storage.store.regular import file_bytes
 from ..config.load import Job
 from ..config.records import is_record, make_system, table_of
 from ..config.systems import SYSTEMS, System
@@ -176,11 +177,13 @@ def _record(planned: Sequence[Point]) -> dict[str, Any]:
 def _begin(out: Path, planned: Sequence[Point]) -> None:
     """Write what is to be run, or check that the folder's sweep is the same."""
     record, path = _record(planned), out / RECORD
-    if path.is_file():
+    if os.path.lexists(path):
         try:
-            before = json.loads(path.read_text())["jobs"]
-        except (ValueError, KeyError, TypeError, OSError):
-            before = None
+            before = str(json.loads(file_bytes(path))["jobs"])
+        except (ValueError, KeyError, TypeError, OSError, RecursionError) as e:
+            raise StoreError(
+                f"{path} is damaged ({type(e).__name__}: {first_line(e)}); copy it again, or choose another --out"
+            ) from None
         if before == record["jobs"]:
             return
         samples = out / SAMPLES

@@ -15,6 +15,7 @@ from zarr.storage import StorePath
 
 from ..errors import StoreError, first_line
 from .npy import make_npy, put_npy, row_pieces
+from .regular import opened_file
 
 CHUNK_BYTES = 4 << 20
 """Zarr chunks hold about this many bytes before compression."""
@@ -112,6 +113,8 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
             f"{path} has no array '{name}', but {', '.join(sorted(entries)) or 'no others'}; make the store again"
         )
     try:
+        if isinstance(at, str):
+            opened_file(Path(at, "zarr.json")).close()
         z = zarr.open_array(at, mode="r", zarr_format=3)
         # Chunks are counted last: only then is the number expected known to match the manifest.
         there = _num_chunks(z.shape, z.shards or z.chunks)
@@ -134,12 +137,12 @@ def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
     if not isinstance(at, str):
         return z.nchunks_initialized * expected // max(1, z.nchunks)
     grid, root = [-(-n // c) for n, c in zip(z.shape, z.shards or z.chunks)], os.path.join(at, "c")
-    found = 0
-    for folder, _, names in os.walk(root):
-        above = os.path.relpath(folder, root).split(os.sep) if folder != root else []
-        for name in names:
-            key = [*above, name]
-            found += len(key) == len(grid) and all(
-                k.isdecimal() and int(k) < n and k == str(int(k)) for k, n in zip(key, grid)
-            )
-    return found
+
+    def count(folder: str, sizes: list[int]) -> int:
+        with os.scandir(folder) as names:
+            keys = [e for e in names if e.name.isdecimal() and int(e.name) < sizes[0] and e.name == str(int(e.name))]
+        if len(sizes) == 1:
+            return sum(e.is_file() for e in keys)
+        return sum(count(e.path, sizes[1:]) for e in keys if e.is_dir())
+
+    return count(root, grid) if os.path.isdir(root) else 0

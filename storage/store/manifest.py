@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import NOT_READABLE, StoreError, first_line
+from .regular import file_bytes
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -42,6 +43,23 @@ def write_manifest(
     (folder / MANIFEST).write_text(manifest_text(kind, fingerprint, meta, arrays))
 
 
+def kind_in(folder: Path) -> str | None:
+    """Kind of the store in a folder, by its manifest, which is not verified; None: there is none.
+
+    Raises:
+        StoreError: the manifest cannot be read.
+    """
+    try:
+        body = json.loads(file_bytes(folder / MANIFEST))
+        return str(body["format"]).removeprefix("millrace-")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise StoreError(f"{folder / MANIFEST}: {NOT_READABLE}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        raise StoreError(f"{folder / MANIFEST} is damaged ({first_line(e)}); make the store again") from None
+
+
 def no_manifest(path: Path | str) -> StoreError:
     """Error for a folder that should be a store but has no manifest."""
     return StoreError(
@@ -56,7 +74,7 @@ def read_manifest(path: Path, kind: str, version: int = SCHEMA_VERSION) -> dict[
         StoreError: absent, damaged, of another kind, or of another schema version.
     """
     try:
-        text = (path / MANIFEST).read_bytes()
+        text = file_bytes(path / MANIFEST)
     except FileNotFoundError:
         raise no_manifest(path) from None
     except NotADirectoryError:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreError
+from .regular import opened_file
 
 HEADER_BYTES = 4096
 PIECE_BYTES = 16 << 20
@@ -102,7 +103,7 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> npt.NDArray
     file, shape, dtype = folder / f"{name}.npy", tuple(entry["shape"]), np.dtype(entry["dtype"])
     try:
         seen = file.stat().st_size
-        with open(file, "rb") as opened:
+        with opened_file(file) as opened:
             form = _form(opened)
             first = opened.tell()
     except OSError as e:

@@ -15,6 +15,7 @@ from ..features import ArrayFeatures
 from ..fingerprint import GRAPH_DIGESTS, describe_features, digest_record, flat_digest, flat_graph_digest
 from ..graph import Graph
 from ..store.manifest import MANIFEST, read_manifest
+from ..store.regular import file_bytes, opened_file
 from ..store.store import Store
 
 VERSION = 1
@@ -38,7 +39,7 @@ def store_of_version_1(path: Path, kind: str) -> Store | None:
 def _version_in(path: Path) -> Any:
     """The schema version that a manifest names, whatever else is in it."""
     with suppress(OSError, ValueError, RecursionError):
-        body = json.loads((path / MANIFEST).read_bytes())
+        body = json.loads(file_bytes(path / MANIFEST))
         return body.get("schema_version") if isinstance(body, dict) else None
     return None
 
@@ -76,6 +77,7 @@ def read_version_1(store: Store) -> Dataset:
 def _features_in(file: Path) -> npt.NDArray[Any]:
     """[V, F], the matrix in a ``.npy`` file. Raises StoreError if there is none."""
     try:
+        opened_file(file).close()
         x = np.load(file, allow_pickle=False)
         if x.ndim == 2 and x.dtype.kind == "f":
             return x

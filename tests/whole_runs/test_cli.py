@@ -343,7 +343,10 @@ BAD = {
     "evaluate: nothing there": ("evaluate W/none", "holds no run"),
     "evaluate: a store": ("evaluate W/store", "holds no run"),
     "evaluate: unfinished": ("evaluate W/unfinished", "has not finished"),
-    "evaluate: model damaged": ("evaluate W/spoilt-model", "model.pt is damaged, or no file of parameters"),
+    "evaluate: model damaged": (
+        "evaluate W/spoilt-model",
+        "model.pt does not match its digest in result.json: it is damaged",
+    ),
     "evaluate: data that does not fit": ("evaluate W/run --dataset W/good.npz", "good has 2 features, but sage of"),
     "evaluate: other classes": (
         "evaluate W/run --dataset sbm:nodes=60,classes=3,features=3",

@@ -17,6 +17,7 @@ THEMES: dict[str, dict[str, str]] = {
         "partition": "millrace partition graph --parts 4 --out parts",
         "sample": "millrace sample job.toml --out samples",
         "inspect": "millrace inspect graph",
+        "check": "millrace check runs/a",
     },
     "After training": {
         "predict": "millrace predict runs/a --out predictions.parquet",

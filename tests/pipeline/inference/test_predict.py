@@ -261,7 +261,10 @@ BAD = {
     "no run": ("NONE --out P", "holds no run"),
     "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
     "another version": ("OLD --out P", "result.json is of another version"),
-    "damaged": ("DAMAGED --out P", "model.pt is damaged, or no file of parameters; copy it again, or train again"),
+    "damaged": (
+        "DAMAGED --out P",
+        "model.pt does not match its digest in result.json: it is damaged; copy it again, or write it again by",
+    ),
     "there already": ("RUN --out THERE", "already exists; choose another --out"),
     "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet, .csv, .npy or .zarr"),
     "embeddings as text": ("RUN --out P --embeddings", "expected a file that ends in .parquet, .npy or .zarr"),
