@@ -127,7 +127,7 @@ def _file(file: Path, known: Mapping[str, str]) -> list[str] | None:
 
 
 def _store(folder: Path, tell: Callable[[int], None]) -> list[str]:
-    kind = kind_in(folder)
+    kind = kind_in(folder) or ""
     if kind == CHECKPOINT:
         _checkpoint(folder)
         return []

@@ -1,17 +1,17 @@
 """Opening of files in folders that may come from anyone: pipes and devices, on which a read never ends, are refused."""
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import StoreError
 
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def opened_file(path: Path) -> BinaryIO:
+def opened_file(path: Path) -> io.BufferedReader:
     """Open a file to read.
 
     Raises:
