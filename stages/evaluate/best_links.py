@@ -89,10 +89,13 @@ def best_destinations(
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
                 found = best_of(decoder, rows.of(chunk), candidates, chunk, k, known, width)
+            kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
-                array[first - begin : first - begin + size] = of_chunk[: end - first][:size]
+                array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]
 
-        for span in range(begin, end, size * together):
+        # A source stands at the same place of a product whatever `step` is: on some processors a row's last bits
+        # depend on it.
+        for span in range(begin - begin % size, end, size * together):
             stop = min(span + size * together, end)
             if on_host:
                 side_by_side(find, [(first,) for first in range(span, stop, size)])
