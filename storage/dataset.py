@@ -94,6 +94,8 @@ class Dataset:
     hides_pairs: bool = False
     """True if a pair of `pairs` is predicted without its own edge: those of val and test are left out of the graph, and
     those of a minibatch out of its samples."""
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """Options that the input was read with, by name, other than the defaults; tomorrow's input is read likewise."""
 
     @property
     def num_nodes(self) -> int:

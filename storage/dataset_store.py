@@ -184,6 +184,7 @@ def write_dataset(
         **({"hides_pairs": True} if dataset.hides_pairs else {}),
         **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
         **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
+        **({"read_as": dict(dataset.read_as)} if dataset.read_as else {}),
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -228,6 +229,11 @@ def _check_formats(features_format: str, graph_format: str, feature_dtype: str |
 def features_file(suffix: str = "") -> str:
     """Name of a file of features; those of node type t of a graph with several have the suffix ``_t``."""
     return FEATURES_FILE.replace(".", f"{suffix}.")
+
+
+def reading_of(store: Store) -> dict[str, Any]:
+    """`Dataset.read_as` of a store; empty in stores of earlier versions. Raises StoreError if it is damaged."""
+    return store.value("read_as", dict) if "read_as" in store.meta else {}
 
 
 def open_types(store: Store) -> GraphTypes | None:
@@ -442,6 +448,7 @@ def open_dataset_store(
             tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
             **{name: store.read(name) for name in PAIR_ARRAYS if name in store},
             hides_pairs=bool(store.meta.get("hides_pairs", False)),
+            read_as=reading_of(store),
         )
     check_loaded(store, dataset, graph)
     with proving(store.path):

@@ -28,6 +28,7 @@ from .dataset_store import (
     graph_array,
     open_features,
     open_types,
+    reading_of,
 )
 from .errors import StoreError
 from .features import FeatureStore
@@ -226,6 +227,7 @@ class LazyDataset(Dataset):
                 notes=tuple(map(str, store.value("notes", list))),
                 class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
                 hides_pairs=bool(store.meta.get("hides_pairs", False)),
+                read_as=reading_of(store),
                 _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
                 _width=features_shape(store)[1],
             )
@@ -369,6 +371,7 @@ class LazyDataset(Dataset):
             self.pairs,
             self.pair_features,
             self.hides_pairs,
+            self.read_as,
         )
 
 

@@ -16,7 +16,7 @@ from .shared.flags import (
     SchedulerFlag,
     WorkersFlag,
 )
-from .shared.job_table import check_workers_device, cluster_settings
+from .shared.job_table import check_workers_device, settings_of_run
 from .shared.output import show
 
 
@@ -41,12 +41,13 @@ def evaluate(
     from ..telemetry.console import Terminal
 
     check_workers_device(device, workers, scheduler)
-    settings = cluster_settings(cluster)
+    settings, options = settings_of_run(cluster)
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
         report = evaluate_run(
             expanded(run_folder),
             dataset,
+            options=options,
             model=own,
             device=device,
             workers=workers,

@@ -17,7 +17,7 @@ from .shared.flags import (
     SchedulerFlag,
     WorkersFlag,
 )
-from .shared.job_table import check_workers_device, cluster_settings
+from .shared.job_table import check_workers_device, settings_of_run
 from .shared.output import show
 
 
@@ -71,13 +71,13 @@ def predict(
     from ..inference.finished_run import of_edges
     from ..inference.links import predict_links_to_file
     from ..inference.predict import predict_to_file
-    from ..inference.recommend import recommend_to_file
+    from ..inference.recommend import Wanted, recommend_to_file
     from ..inference.to_file import FileRequest
     from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
     check_workers_device(device, workers, scheduler)
-    settings, run, out = cluster_settings(cluster), expanded(run_folder), expanded(out)
+    (settings, options), run, out = settings_of_run(cluster), expanded(run_folder), expanded(out)
     own = None if model is None else module_named(model)
     if top is None and (include_known or at_time is not None):
         raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
@@ -88,9 +88,9 @@ def predict(
         raise InputError(f"--top and {other} are given; expected one of them")
     when = None if at_time is None else _moment(at_time)
     with Terminal() as terminal:
-        request = FileRequest(run, out, dataset, own, terminal, workers, scheduler, settings, device)
+        request = FileRequest(run, out, dataset, options, own, terminal, workers, scheduler, settings, device)
         if top is not None:
-            report = recommend_to_file(request, top, nodes, relation, not include_known, when)
+            report = recommend_to_file(request, Wanted(top, nodes, relation, not include_known, when))
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"
         elif not embeddings and nodes is None and of_edges(run):
             if relation is not None:

@@ -86,7 +86,7 @@ def open_dataset(
         if options.pairs is not None:  # the sets are those of the pairs
             plain = replace(plain, overlapping_splits="error")
         plain = _opened(spec, Request(name, plain, None, seed, features, graph))
-        return link_dataset(
+        found = link_dataset(
             plain,
             pairs=options.pairs,
             split=split,
@@ -94,6 +94,7 @@ def open_dataset(
             relation=options.relation,
             overlapping_splits=options.overlapping_splits,
         )
+        return replace(found, read_as={**plain.read_as, **options.given})
     for key in ("pairs", "relation"):
         if (given := getattr(options, key)) is not None:
             raise InputError(f"{key} is '{given}', but the task is not link; set task=link, or leave {key} out")
@@ -113,7 +114,8 @@ def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
         return _finished(plain, replace(request, options=replace(DEFAULT_OPTIONS, task=options.task)))
     plain = with_pair_relation(plain, options.relation)
     found = labelled_edges(spec, options, plain)
-    return with_labelled_edges(plain, found, request.split, request.seed, options)
+    labelled = with_labelled_edges(plain, found, request.split, request.seed, options)
+    return replace(labelled, read_as={**plain.read_as, **options.given})
 
 
 def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -> Dataset:

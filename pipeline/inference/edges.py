@@ -16,13 +16,14 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.store.paths import expanded
+from ..datasets import ReadOptions
 from ..datasets.edge_labels import all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
 from .links import ends_at, ends_called
-from .opened import opened
+from .opened import Call, opened
 from .predictions import EdgePredictions
 from .relations_of_run import types_of_pairs
 from .to_file import FileRequest
@@ -37,6 +38,7 @@ def predict_edges(
     *,
     features: Any = None,
     times: Any = None,
+    options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -58,6 +60,7 @@ def predict_edges(
         features: [n, K], of `pairs` that are given as an array, if the run's labelled edges have features.
         times: [n] numbers or dates, of `pairs`, for a run by the sampler temporal. By default the column time of the
             file, or after all edges.
+        options: see `predict`.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -74,7 +77,8 @@ def predict_edges(
         use = "predict_links" if result.task == "link" else "predict"
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
     of_split = isinstance(pairs, str) and pairs in SPLITS
-    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_edges", labelled=of_split)
+    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    found = opened(trained, call, "predict_edges", labelled=of_split)
     data = found.data
     types = types_of_pairs(result, data)
     if types is not None:
@@ -84,7 +88,7 @@ def predict_edges(
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if data.pairs is None and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = all_edges(dataset, trained.config.read, data, nodes)
+            read = all_edges(dataset, trained.reading(options), data, nodes)
             wanted, own, told = read.pairs, read.features, read.time
         else:
             wanted, own, told = _of_dataset(data, pairs)
@@ -92,7 +96,7 @@ def predict_edges(
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = edges_of_file(expanded(pairs), trained.config.read, data, nodes)
+        read = edges_of_file(expanded(pairs), trained.reading(options), data, nodes)
         wanted, own, told = read.pairs, read.features, read.time
     else:
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
@@ -159,7 +163,7 @@ def predict_edges_to_file(request: FileRequest, pairs: str | None, all_probabili
 
     def write(trained: TrainedRun) -> dict[str, Any]:
         request.check_probabilities(trained, all_probabilities)
-        found = predict_edges(trained, pairs, request.dataset, **request.arguments)
+        found = predict_edges(trained, pairs, **request.arguments)
         found.write(request.out, all_probabilities=all_probabilities)
         return {"edges": len(found)}
 

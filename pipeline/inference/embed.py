@@ -15,11 +15,12 @@ from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, IdArray
 from ...storage.errors import InputError
+from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun
-from .opened import opened
+from .opened import Call, opened
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,6 +92,7 @@ def embed(
     nodes: Any = None,
     *,
     layer: int | None = None,
+    options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -106,6 +108,7 @@ def embed(
             are then those within it; other ids count through all types in order.
         layer: layers to apply, from 1 to L; by default L - 1, the rows that the last layer reads, and L where pairs are
             predicted.
+        options: see `predict`.
         model: as in `predict`.
         workers: as in `predict`.
         scheduler: as in `predict`.
@@ -117,7 +120,8 @@ def embed(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in SPLITS
-    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "embed", labelled=of_split)
+    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    found = opened(run, call, "embed", model, labelled=of_split)
     num_layers = int(layered(found.model).num_layers)
     if layer is None and found.of_pairs:
         layer = num_layers

@@ -14,17 +14,19 @@ from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored, tempor
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
 from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
+from ..datasets import ReadOptions
 from ..setup.model import Outline, loss_of
 from ..telemetry.events import Emit, StageEnded, StageStarted
 from ..telemetry.metrics_file import finite
 from .finished_run import TrainedRun, load
-from .opened import opened
+from .opened import Call, opened
 
 
 def evaluate_run(
     run: Path,
     dataset: str | None,
     *,
+    options: ReadOptions | None = None,
     model: nn.Module | None = None,
     device: str | None = None,
     workers: int = 1,
@@ -38,6 +40,7 @@ def evaluate_run(
     Args:
         run: folder of a finished run.
         dataset: another dataset with the same features and classes; by default the run's own.
+        options: see `predict`.
         model: see `load`.
         device: see `load`.
         workers: see `predict`.
@@ -50,7 +53,7 @@ def evaluate_run(
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model, device=device, emit=emit)
-    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "evaluate")
+    found = opened(trained, Call.of(dataset, options, workers, scheduler, cluster, emit), "evaluate")
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels

@@ -1,6 +1,7 @@
 """Finished runs: their models with the best parameters, and their data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...storage.dataset import TASKS, Dataset, counted_outputs
-from ...storage.dataset_store import KIND, features_access, graph_access
+from ...storage.dataset_store import KIND, features_access, graph_access, reading_of
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.digested_file import check_file, saved_parameters
@@ -28,7 +29,7 @@ from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
-from ..setup.python_inputs import check_module_importable, check_same_data, with_kept_dataset
+from ..setup.python_inputs import check_module_importable, check_same_data, read_given, with_kept_dataset
 from ..setup.result import Result, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
 from ..telemetry.events import Emit, Note, silent
@@ -49,7 +50,13 @@ class TrainedRun:
     """The contents of ``result.json``."""
 
     def open_dataset(
-        self, source: Any = None, *, emit: Emit = silent, lazy: bool = False, labelled: bool = True
+        self,
+        source: Any = None,
+        *,
+        emit: Emit = silent,
+        lazy: bool = False,
+        labelled: bool = True,
+        options: ReadOptions | None = None,
     ) -> Dataset:
         """Open the dataset that the run was trained on, or another one, as the run's configuration says.
 
@@ -58,10 +65,14 @@ class TrainedRun:
             emit: called with every event.
             lazy: leave the arrays of a store on disk until they are used.
             labelled: false: labels of another dataset are not wanted, and need not be there.
+            options: how `source` is read, where that is not as the run's own data were: see `reading`.
 
         Raises:
             InputError: it cannot be opened, or its features have another width than the model's.
         """
+        if options is not None and (source is None or isinstance(source, Dataset)):
+            what = "the run's own data are read as they were" if source is None else f"{source.name} has been read"
+            raise InputError(f"options (read.*) are given, but {what}; leave them out, or give another source")
         learned = self.config.learned
         lazy = lazy and not learned.width
         data = (
@@ -69,7 +80,7 @@ class TrainedRun:
             if isinstance(source, Dataset)
             else self._own(emit, lazy)
             if source is None
-            else _other(self.config, self.result, source, emit, lazy, labelled)
+            else self._other(source, emit, lazy, labelled, options)
         )
         if learned.width and self._has_learned(data):
             return data
@@ -84,6 +95,24 @@ class TrainedRun:
             message = f"{seen}, but {self.result.model} of {self.folder} reads {width}"
             raise InputError(f"{message}; give a dataset with as many")
         return self._with_learned(data) if learned.width else data
+
+    def reading(self, options: ReadOptions | None = None) -> ReadOptions:
+        """How another dataset is read: by `options` where they are not the defaults, else as the run's own was."""
+        path, read = expanded(self.config.dataset), self.config.read
+        given = read_given(self.folder).get("read_as", {})
+        if (path / MANIFEST).is_file():
+            given = {**given, **reading_of(open_store(path, KIND))}
+        with self._proving():
+            own = read.over(given)
+        return own if options is None else options.over(own.given)
+
+    @contextmanager
+    def _proving(self) -> Iterator[None]:
+        """Turn options that this version does not know into an error that names the run."""
+        try:
+            yield
+        except (TypeError, InputError) as e:
+            raise StoreError(f"{self.folder} does not say how its data were read ({e}); give options") from None
 
     def _has_learned(self, data: Dataset) -> bool:
         """True if this run's learnt features are already among those of a dataset, as `open_dataset` returns it."""
@@ -121,6 +150,34 @@ class TrainedRun:
             what = " and ".join(changed)
             emit(Note(f"{what} of {data.name} are not those that {self.folder} was trained on: the data have changed"))
         return data
+
+    def _other(self, source: Any, emit: Emit, lazy: bool, labelled: bool, options: ReadOptions | None) -> Dataset:
+        """Open another dataset as the run's own was read, and as what the run predicts.
+
+        Stores and generated graphs are clean and take no options; other sources are read into memory. Of several types
+        the run says which nodes are predicted.
+        """
+        job, result, reader = self.config, self.result, reader_of(source)
+        is_clean = reader is not None and reader.is_clean
+        read = replace(options or ReadOptions(), task=job.read.task) if is_clean else self.reading(options)
+        kind: dict[str, Any] = {}
+        if not is_clean and (result.labels_of == "edges" or result.task == "link"):
+            kind = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
+            if result.types is not None:
+                groups = groups_of(result.types["pair_relations"])
+                kind["relation"] = tuple(",".join(result.types["relations"][group[0]]) for group in groups)
+        elif not is_clean and result.types is not None:
+            kind["target"] = result.types["node_types"][0]
+        update: dict[str, Any] = {"read": replace(read, **kind)}
+        if not labelled and not is_clean:
+            return open_data(job.model_copy(update=update), source, emit, labelled=False)
+        path = expanded(source) if isinstance(source, str | Path) else None
+        store = path if path is not None and (path / MANIFEST).is_file() else None
+        if job.features != "memory":
+            update["features"] = "memory" if store is None else features_access(store)
+        if job.graph != "memory":
+            update["graph"] = "memory" if store is None else graph_access(open_store(store, KIND))
+        return open_data(job.model_copy(update=update), source, emit, lazy=lazy)
 
     def __repr__(self) -> str:
         result = self.result
@@ -288,30 +345,3 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
             "expected the parameters and the job.toml of one run: copy both again"
         ) from None
     return model
-
-
-def _other(job: Job, result: Result, source: Any, emit: Emit, lazy: bool, labelled: bool) -> Dataset:
-    """Open another dataset with the job's options for reading, and as what the run predicts.
-
-    Stores and generated graphs are clean and take no options; other sources are read into memory. Of several types the
-    labels say which nodes are predicted.
-    """
-    update: dict[str, Any] = {}
-    path = expanded(source) if isinstance(source, str | Path) else None
-    store = path if path is not None and (path / MANIFEST).is_file() else None
-    if (reader := reader_of(source)) is not None and reader.is_clean:
-        update["read"] = ReadOptions(task=job.read.task)
-    elif result.labels_of == "edges" or result.task == "link":  # a run on data that were clean does not say so
-        kind: dict[str, Any] = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
-        if result.types is not None:
-            groups = groups_of(result.types["pair_relations"])
-            kind["relation"] = tuple(",".join(result.types["relations"][group[0]]) for group in groups)
-        update["read"] = replace(job.read, **kind)
-    of_graph = not labelled and not (reader is not None and reader.is_clean)
-    if of_graph and result.task != "link" and (result.types is None or result.labels_of == "edges"):
-        return open_data(job.model_copy(update=update), source, emit, labelled=False)
-    if job.features != "memory":
-        update["features"] = "memory" if store is None else features_access(store)
-    if job.graph != "memory":
-        update["graph"] = "memory" if store is None else graph_access(open_store(store, KIND))
-    return open_data(job.model_copy(update=update), source, emit, lazy=lazy)

@@ -18,13 +18,14 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.times.moments import as_moments
+from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
-from .opened import Opened, opened
+from .opened import Call, Opened, opened
 from .relations_of_run import asked_of_each, types_of_pairs
 from .to_file import FileRequest
 
@@ -88,6 +89,7 @@ def predict_links(
     *,
     relation: Any = None,
     times: Any = None,
+    options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -102,11 +104,12 @@ def predict_links(
         pairs: [n, 2] ids or names of nodes, or a file: a table with the columns src and dst, or ``.npy``. Where a graph
             has several types, each column is of ids or names within the type of that end of the pair's relation.
         dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own, whose
-            graph lacks the held-out pairs.
+            graph lacks the held-out pairs. Of another one all edges count, and labels or pairs need not be there.
         relation: of a run that predicts several: the relation of all pairs, its name or (source type, name, destination
             type), or a sequence with that of each. By default the column relation of the file.
         times: [n] numbers or dates, of the pairs, for a run by the sampler temporal: each is scored from what lies
             before. By default the column time of the file, or after all edges.
+        options: see `predict`.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -125,7 +128,8 @@ def predict_links(
             f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "
             'with task = "link"'
         )
-    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "predict_links")
+    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.of(pairs, data)
     related = given.relations if relation is None and types is not None and types.predicts_several else relation
@@ -195,7 +199,7 @@ def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | Non
     """
 
     def write(trained: TrainedRun) -> dict[str, Any]:
-        found = predict_links(trained, pairs, request.dataset, relation=relation, **request.arguments)
+        found = predict_links(trained, pairs, relation=relation, **request.arguments)
         found.write(request.out)
         return {"pairs": len(found)}
 

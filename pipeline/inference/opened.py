@@ -1,6 +1,5 @@
 """A model with the data that it is to be applied to, whichever way a caller names them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
-from ..datasets import open_dataset
+from ..datasets import ReadOptions, open_dataset
+from ..datasets.cleaning.options import DEFAULT_OPTIONS, require_options
 from ..setup.result import Result
 from ..telemetry.events import Emit, Note, StageAdvanced
 from .by_tasks import Workers, outputs_by_tasks
@@ -121,28 +121,46 @@ class Opened:
         return rows
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a caller wants a model applied to, and who computes it."""
+
+    dataset: Any
+    """Anything that `open_dataset` takes; None: the run's own."""
+    options: ReadOptions | None
+    """How `dataset` is read, where that is not as the run's own was."""
+    workers: Workers | None
+    """Who computes outputs; None: this process."""
+    emit: Emit
+    """Called with every event."""
+
+    @classmethod
+    def of(
+        cls, dataset: Any, options: ReadOptions | None, workers: int, scheduler: Any, cluster: Any, emit: Emit
+    ) -> "Call":
+        """From the arguments of `predict` and its like.
+
+        Raises:
+            InputError: options are none; see also `Workers.of`.
+        """
+        require_options(options)
+        return cls(dataset, options, Workers.of(workers, scheduler, cluster), emit)
+
+
 def opened(
     run: TrainedRun | Result | str | Path | nn.Module,
-    dataset: Any,
-    model: Any,
-    workers: int,
-    scheduler: str | None,
-    cluster: Mapping[str, Any] | None,
-    emit: Emit,
+    call: Call,
     function: str,
+    model: Any = None,
     labelled: bool = True,
 ) -> Opened:
     """Open what the arguments of `predict` and `embed` name.
 
     Args:
         run: a finished run, or a model.
-        dataset: anything that `open_dataset` takes; None: the run's own.
-        model: see `load`.
-        workers: processes that share the work.
-        scheduler: of a Dask cluster whose workers share it.
-        cluster: keys of the section ``cluster``, in place of the run's.
-        emit: called with every event.
+        call: the data, and who computes.
         function: name of the caller, for messages.
+        model: see `load`.
         labelled: see `TrainedRun.open_dataset`.
 
     Raises:
@@ -153,18 +171,20 @@ def opened(
         raise InputError(
             f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
         )
-    by = Workers.of(workers, scheduler, cluster)
+    dataset, by, emit = call.dataset, call.workers, call.emit
     if isinstance(run, nn.Module):
         if dataset is None:
             raise InputError(
                 f"dataset is missing; expected {function}(model, dataset), or the folder of a run, which has its own"
             )
-        data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        own = isinstance(dataset, Dataset) and call.options is None
+        data = dataset if own else open_dataset(dataset, options=call.options or DEFAULT_OPTIONS)
         _tell_device(run, by, emit)
         return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     _tell_device(trained.model, by, emit)
-    result, data = trained.result, trained.open_dataset(dataset, emit=emit, lazy=by is not None, labelled=labelled)
+    how: dict[str, Any] = {"lazy": by is not None, "labelled": labelled, "options": call.options}
+    result, data = trained.result, trained.open_dataset(dataset, emit=emit, **how)
     names, of_edges = result.class_names, result.labels_of == "edges"
     return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)
 

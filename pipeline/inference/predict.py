@@ -11,12 +11,13 @@ from torch import nn
 from ...stages.nodes import node_ids
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
+from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .embed import embed
 from .files import names_of
 from .finished_run import TrainedRun
-from .opened import opened
+from .opened import Call, opened
 from .predictions import Predictions
 from .to_file import FileRequest
 
@@ -26,6 +27,7 @@ def predict(
     dataset: Any = None,
     nodes: Any = None,
     *,
+    options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -41,6 +43,7 @@ def predict(
         nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
             default all nodes. Where the ids of the input are integers with gaps, or nodes were renumbered, integers are
             these ids.
+        options: how `dataset` is read, where that is not as the run's own was: values that are not the defaults.
         model: for a run of your own module: see `load`.
         workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
             this process does the work, with all threads.
@@ -53,7 +56,8 @@ def predict(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in SPLITS
-    found = opened(run, dataset, model, workers, scheduler, cluster, emit, "predict", labelled=of_split)
+    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    found = opened(run, call, "predict", model, labelled=of_split)
     data, classes = found.data, found.class_names
     if found.task == "link":
         raise InputError(
@@ -106,13 +110,13 @@ def predict_to_file(
         if of_edges and not embeddings:
             raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
         request.check_probabilities(trained, all_probabilities)
-        data = trained.open_dataset(request.dataset, emit=request.emit, labelled=nodes in SPLITS)
+        data = request.open_dataset(trained, labelled=nodes in SPLITS)
         wanted = nodes_of_text(nodes, data, of_edges or result.task == "link")
         if embeddings:
-            found = embed(trained, data, wanted, **request.arguments)
+            found = embed(trained, data, wanted, **request.computing)
             found.write(request.out)
         else:
-            found = predict(trained, data, wanted, **request.arguments)
+            found = predict(trained, data, wanted, **request.computing)
             found.write(request.out, all_probabilities=all_probabilities)
         return {"dataset": data.name, "nodes": len(found)}
 

@@ -24,11 +24,12 @@ from ...storage.links.pairs import node_ranges
 from ...storage.node_names import NodeNames
 from ...storage.plural import counted
 from ...storage.times.moments import as_moments
+from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
 from .finished_run import TrainedRun, load
-from .opened import opened
+from .opened import Call, opened
 from .predict import nodes_of_text
 from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
 from .relations_of_run import Asked, Relation, asked, types_of_pairs
@@ -47,6 +48,7 @@ def recommend(
     relation: Relation | None = None,
     exclude_known: bool = True,
     time: Any = None,
+    options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -69,6 +71,7 @@ def recommend(
             symmetric graph, an edge or a pair in either direction.
         time: a number or a date, for a run by the sampler temporal: recommend from what lies before, and leave out
             links that are known then. By default after all edges.
+        options: see `predict`.
         model: for a run of your own module: see `load`.
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
@@ -81,7 +84,8 @@ def recommend(
         StoreError: something in the run's folder is damaged.
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
-    found = _open(trained, k, nodes, dataset, relation, exclude_known, time, workers, scheduler, cluster, emit)
+    wanted = Wanted(k, nodes, relation, exclude_known, time)
+    found = _open(trained, wanted, Call.of(dataset, options, workers, scheduler, cluster, emit))
     pieces = list(found.pieces(len(found.sources), emit))
     return pieces[0]
 
@@ -128,43 +132,42 @@ class Recommender:
         return Recommendations(sources - of_sources, own, scores, self.node_names)
 
 
-def _open(
-    trained: TrainedRun,
-    k: int,
-    nodes: Any,
-    dataset: Any,
-    relation: Relation | None,
-    exclude_known: bool,
-    moment: Any,
-    workers: int,
-    scheduler: str | None,
-    cluster: Mapping[str, Any] | None,
-    emit: Emit,
-    of_text: bool = False,
-) -> Recommender:
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Which destinations of which nodes a caller asks for: see the arguments of `recommend`."""
+
+    k: int
+    nodes: Any
+    relation: Relation | None
+    exclude_known: bool
+    moment: Any
+    """Its `time`."""
+
+
+def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False) -> Recommender:
     """Check the arguments of `recommend` and compute the rows of nodes. With `of_text` nodes are those of the command
     line."""
+    nodes, moment, emit = wanted.nodes, wanted.moment, call.emit
     if trained.result.task != "link":
         raise InputError(
             f"the task of {trained.folder} is {trained.result.task}, and only links have destinations; expected a run "
             'with task = "link"'
         )
-    k = whole_number("k (--top)", k, 1)
-    found = opened(trained, dataset, None, workers, scheduler, cluster, emit, "recommend")
+    k = whole_number("k (--top)", wanted.k, 1)
+    found = opened(trained, call, "recommend", labelled=isinstance(nodes, str) and nodes in SPLITS)
     data, temporal = found.data, found.temporal is not None
     if moment is not None and not temporal:
         raise InputError(f"time is given, but {trained.folder} was trained without times; leave it out")
     when = None if moment is None else like_edges(as_moments([moment], "time", 1, data.graph.time_unit), data.graph)
-    of = asked(types_of_pairs(trained.result, data), relation, trained.folder)
-    known = _known(data, of, when, exclude_known)
+    of = asked(types_of_pairs(trained.result, data), wanted.relation, trained.folder)
+    known = _known(data, of, when, wanted.exclude_known)
     of_sources, among = known.ends or (known.candidates, known.candidates)
     if k > len(among):
         raise InputError(
             f"k (--top) is {k:,}, but {data.name} has {counted(len(among), 'node')} that can be destinations; give as "
             "many at most"
         )
-    wanted = nodes_of_text(nodes, data, False) if of_text else nodes
-    sources = _sources(wanted, data, of_sources, of)
+    sources = _sources(nodes_of_text(nodes, data, False) if of_text else nodes, data, of_sources, of)
     ids = np.arange(among.start, among.stop)
     ids = (
         ids if sources.size and among.start <= sources.min() <= sources.max() < among.stop else np.union1d(ids, sources)
@@ -231,23 +234,12 @@ def _check_finite(rows: Tensor, ids: IdArray, trained: TrainedRun) -> None:
             )
 
 
-def recommend_to_file(
-    request: FileRequest,
-    k: int,
-    nodes: str | None,
-    relation: str | None,
-    exclude_known: bool,
-    moment: Any,
-) -> dict[str, Any]:
+def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
     """Write the best destinations by a finished run into a file, piece by piece.
 
     Args:
         request: run, file, dataset.
-        k: see `recommend`.
-        nodes: ids or names separated by commas, or a set of pairs; None: all.
-        relation: see `recommend`.
-        exclude_known: see `recommend`.
-        moment: see `recommend`: its `time`.
+        wanted: as in `recommend`, with nodes as ids or names separated by commas, or a set of pairs; None: all.
 
     Returns:
         The record of `FileRequest.write`, with k and the numbers of sources and pairs.
@@ -257,8 +249,7 @@ def recommend_to_file(
     """
 
     def write(trained: TrainedRun) -> dict[str, Any]:
-        wanted = (k, nodes, request.dataset, relation, exclude_known, moment)
-        found = _open(trained, *wanted, **request.arguments, of_text=True)
+        found = _open(trained, wanted, Call.of(**request.arguments), of_text=True)
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
         write_pieces(request.out, len(found.sources), counted_in(pieces, counts))

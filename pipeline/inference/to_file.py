@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ..datasets import ReadOptions
 from ..telemetry.events import Emit, silent
 from .files import SUFFIXES, check_suffix
 from .finished_run import TrainedRun, load
@@ -25,6 +27,8 @@ class FileRequest:
     """The file: .parquet, .csv (no embeddings), .npy or .zarr; it does not exist."""
     dataset: str | None = None
     """Dataset to predict; None: the run's own."""
+    options: ReadOptions | None = None
+    """How it is read: see `predict`."""
     model: nn.Module | None = None
     """See `load`."""
     emit: Emit = silent
@@ -37,9 +41,18 @@ class FileRequest:
     """See `load`."""
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def computing(self) -> dict[str, Any]:
         """Keyword arguments of `predict` and its like that say who computes, and who is told."""
         return {"workers": self.workers, "scheduler": self.scheduler, "cluster": self.cluster, "emit": self.emit}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`computing`, with the dataset and how it is read."""
+        return {"dataset": self.dataset, "options": self.options, **self.computing}
+
+    def open_dataset(self, trained: TrainedRun, labelled: bool) -> Dataset:
+        """The request's dataset: see `TrainedRun.open_dataset`."""
+        return trained.open_dataset(self.dataset, emit=self.emit, labelled=labelled, options=self.options)
 
     def write(self, predict: Callable[[TrainedRun], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
         """Load the run, write the file by `predict`, and record it.

@@ -396,6 +396,7 @@ class Ingest:
             "digests": {**digests, "feature_sample": feature_sample_digest(total, sample_of(features))},
             **({} if names is None else {"class_names": list(names)}),
             **({} if self.integer_names is None else {INTEGER_NAMES: self.integer_names}),
+            **({"read_as": given} if (given := self.settings.options.given) else {}),
         }
         if self.labels["task"] == "multilabel":
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]

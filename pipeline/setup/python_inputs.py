@@ -95,7 +95,7 @@ def keep_inputs(
     """
     # A resumed run that read its folder's dataset has proved that it is the same.
     before = read_given(folder) if dataset is None else {}
-    record: dict[str, Any] = {"dataset": before["dataset"]} if "dataset" in before else {}
+    record: dict[str, Any] = {key: before[key] for key in ("dataset", "read_as") if key in before}
     if module is not None:
         record["module"], record["class"] = type(module).__module__, type(module).__qualname__
     if code is not None and not code.is_empty:
@@ -104,6 +104,7 @@ def keep_inputs(
         _write(folder / KEPT, dataset, job.graph)
     elif dataset is not None and job.dataset == dataset.name:
         record["dataset"] = {name: fingerprint[name] for name in DIGESTS}
+        record |= {"read_as": dict(dataset.read_as)} if dataset.read_as else {}
     if record:
         write_json(folder / GIVEN, record)
     else:

@@ -52,7 +52,11 @@ SchedulerFlag = Annotated[
 ]
 ClusterFlag = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="cluster.KEY=VALUE", help="Set a key of the cluster, such as cluster.insecure=true."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the cluster, such as cluster.insecure=true, or of how --dataset is read: read.KEY=VALUE.",
+    ),
 ]
 HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
 LayersFlag = Annotated[

@@ -1,10 +1,13 @@
 """The configuration table of a command, merged from its job file, its flags and its `--set` options."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
 from .paths import expanded
+
+if TYPE_CHECKING:
+    from ...datasets import ReadOptions
 
 
 def job_table(
@@ -45,16 +48,23 @@ def job_table(
     return table
 
 
-def cluster_settings(overrides: list[str] | None) -> dict[str, Any]:
-    """Keys of the section ``cluster`` from `--set` options.
+def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadOptions | None"]:
+    """Keys of the sections ``cluster`` and ``read`` from `--set` options of a command on a finished run; None: none of
+    ``read``.
 
     Raises:
-        InputError: a key of another section, or an override is malformed.
+        InputError: a key of another section, an unknown one, or an override is malformed.
     """
+    from ...config.load import resolve
+
     table = job_table(None, {}, overrides)
-    if others := sorted(table.keys() - {"cluster"}):
-        raise InputError(f"--set {others[0]} is a key of the run, which has been trained; expected cluster.KEY=VALUE")
-    return table.get("cluster", {})
+    if others := sorted(table.keys() - {"cluster", "read"}):
+        raise InputError(
+            f"--set {others[0]} is a key of the run, which has been trained; expected cluster.KEY=VALUE, or "
+            "read.KEY=VALUE for how another dataset is read"
+        )
+    resolved = resolve(table)  # names keys that are unknown, and values
+    return table.get("cluster", {}), resolved.read if "read" in table else None
 
 
 def check_workers_device(device: str | None, workers: int, scheduler: str | None) -> None:

@@ -33,7 +33,7 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
         InputError: starts with the name of the input, and names the defect and what to change.
     """
     try:
-        return _clean(raw, options, split, seed)
+        return replace(_clean(raw, options, split, seed), read_as=options.given)
     except InputError as e:
         raise InputError(f"{raw.name}: {e}") from e
 

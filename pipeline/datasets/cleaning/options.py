@@ -1,7 +1,8 @@
 """Options for reading input that is not clean: one for each common defect of real data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
@@ -125,6 +126,15 @@ class ReadOptions:
             return () if given is None else (given,)
         each = (_names(given) or ()) if isinstance(given, str) else given
         return tuple(int(c) if isinstance(c, str) and str(_whole(c)) == c else c for c in each)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options by name whose values are not the defaults: JSON values, and tuples in place of lists."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+    def over(self, before: Mapping[str, Any]) -> "ReadOptions":
+        """These options where they are not the defaults, and those of `before`, as `given` has them, elsewhere."""
+        return ReadOptions(**{**before, **self.given})
 
     def __post_init__(self) -> None:
         for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation"):

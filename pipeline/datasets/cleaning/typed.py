@@ -112,7 +112,8 @@ def clean_typed(
     names, features = _names(counts, raw.node_names), TypedFeatures(parts, offsets)
     if raw.labels is None or options.task == "link":  # pairs take their place
         nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))
-        return Dataset(name, graph, features, *nobody, 0, notes=tuple(notes), node_names=names).check()
+        told: dict[str, Any] = {"notes": tuple(notes), "node_names": names, "read_as": options.given}
+        return Dataset(name, graph, features, *nobody, 0, **told).check()
     given = GivenLabels(np.asarray(raw.labels), raw.class_names, raw.label_names, raw.nulls, raw.stripped)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     times = None if graph.node_time is None else graph.node_time[: len(y)]
@@ -120,7 +121,8 @@ def clean_typed(
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
     notes.append(note_of_types(kinds))
-    return Dataset(name, graph, features, full, chosen, num_classes, task, tuple(notes), names, class_names).check()
+    told = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "read_as": options.given}
+    return Dataset(name, graph, features, full, chosen, num_classes, task, **told).check()
 
 
 def reversed_relations(name: str, relations: tuple[RelationType, ...]) -> list[RelationType]:

@@ -161,7 +161,8 @@ def from_networkx(
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
         if names is not None:
             stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
-    given = _node_labels(graph, nodes, label)
+    unlabelled = GivenLabels(np.zeros(len(nodes), np.int64))
+    given = unlabelled if options.task == "link" else _node_labels(graph, nodes, label)
     raw = Raw(
         name=name,
         src=src,

@@ -109,7 +109,8 @@ def from_hetero(
     y: Any = None
     masks: dict[str, Any] = {}
     if chosen is not None:
-        y, store = data[chosen].y, data[chosen]
+        store = data[chosen]
+        y = store.y if "y" in store else np.zeros(counts[chosen], np.int64)  # links, which have no labels
         if options.task is None and has_targets(y):
             options = replace(options, task="regression")
         masks = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
@@ -132,7 +133,7 @@ def from_hetero(
 
 
 def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | None:
-    """The node type that is predicted; None if pairs are, and there is none with labels."""
+    """The node type that is predicted; None if labels are not wanted, and no type is named or has any."""
     labelled = [t for t in data.node_types if "y" in data[t]]
     if target is None and len(labelled) != 1:
         if links:
@@ -145,7 +146,7 @@ def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | N
             f"{name}: there is no node type '{chosen}'; expected one of {', '.join(data.node_types)}"
             f"{nearest(chosen, list(data.node_types))}"
         )
-    if chosen not in labelled:
+    if chosen not in labelled and not links:
         raise InputError(f"{name}: the node type '{chosen}' has no y; expected class numbers or targets")
     return chosen
 
