@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from .store.npy import npy_header, row_pieces
 from .store.store import Store, open_store
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows, checked_unit
+from .stored.read_as import reading_of
 from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
 from .typed.graph_types import GraphTypes, edges_of_types
@@ -115,12 +116,6 @@ class _DigestedArray:
         return out
 
 
-def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
-    file.write(npy_header(rows.dtype, rows.shape))
-    for piece in rows.pieces():
-        file.write(np.ascontiguousarray(piece).data)
-
-
 def write_dataset(
     path: Path,
     dataset: Dataset,
@@ -181,10 +176,9 @@ def write_dataset(
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
-        **({"hides_pairs": True} if dataset.hides_pairs else {}),
         **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
         **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
-        **({"read_as": dict(dataset.read_as)} if dataset.read_as else {}),
+        **{k: v for k, v in (("hides_pairs", dataset.hides_pairs), ("read_as", dict(dataset.read_as))) if v},
         **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -192,7 +186,9 @@ def write_dataset(
         for suffix, each in rows.items():
             if features_format == "npy":
                 with open(folder / features_file(suffix), "wb") as f:
-                    _write_npy(f, each)
+                    f.write(npy_header(each.dtype, each.shape))
+                    for piece in each.pieces():
+                        f.write(np.ascontiguousarray(piece).data)
                     meta[f"features_bytes{suffix}"] = f.tell()
             else:
                 arrays[f"features{suffix}"] = each
@@ -229,11 +225,6 @@ def _check_formats(features_format: str, graph_format: str, feature_dtype: str |
 def features_file(suffix: str = "") -> str:
     """Name of a file of features; those of node type t of a graph with several have the suffix ``_t``."""
     return FEATURES_FILE.replace(".", f"{suffix}.")
-
-
-def reading_of(store: Store) -> dict[str, Any]:
-    """`Dataset.read_as` of a store; empty in stores of earlier versions. Raises StoreError if it is damaged."""
-    return store.value("read_as", dict) if "read_as" in store.meta else {}
 
 
 def open_types(store: Store) -> GraphTypes | None:

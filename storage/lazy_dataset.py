@@ -28,7 +28,6 @@ from .dataset_store import (
     graph_array,
     open_features,
     open_types,
-    reading_of,
 )
 from .errors import StoreError
 from .features import FeatureStore
@@ -38,6 +37,7 @@ from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
 from .stored.edge_features import edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows, checked_unit
+from .stored.read_as import reading_of
 from .typed.graph_types import check_edge_type
 
 

@@ -11,13 +11,14 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...storage.dataset import TASKS, Dataset, counted_outputs
-from ...storage.dataset_store import KIND, features_access, graph_access, reading_of
+from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
+from ...storage.stored.read_as import reading_of
 from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
