@@ -29,6 +29,7 @@ from .config.records import make_system
 from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
 from .setup.checks import check_parts
+from .setup.open_queue import check_order
 from .setup.run_folder import locked
 from .setup.sampling import Sampling, sampling_of
 from .setup.simulated_clients import check_cut
@@ -172,6 +173,8 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
 
         def create(cut: Sampling) -> dict[str, Any]:
             store = _store_of(cut)
+            if _exists(place):
+                check_order(cut, place, queue_at(place).open(place))
             queue_at(place).create(place, sweep=False, **store).close()
             if not is_url(place):
                 exits.enter_context(locked(Path(place)))
@@ -193,20 +196,26 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
     return sum(report.sampled_edges for report in reports)
 
 
+def _exists(place: str) -> bool:
+    """True if there is a store already."""
+    if not is_url(place):
+        return (Path(place) / MANIFEST).exists()
+    try:
+        _ = queue_at(place).open(place)
+    except StoreError:
+        return False
+    return True
+
+
 def _is_complete(sampling: Sampling, place: str) -> bool:
     """True if a store has all bulks already, by the same cut.
 
     Raises:
         StoreError: it is of something else.
     """
-    if not is_url(place) and not (Path(place) / MANIFEST).exists():
+    if not _exists(place):
         return False
-    try:
-        queue = queue_at(place).open(place)
-    except StoreError:
-        if is_url(place):
-            return False
-        raise
+    queue = queue_at(place).open(place)
     cut = replace(sampling, order=queue.fingerprint.get("order", ""))
     wanted = _store_of(cut)
     require_fingerprint(place, queue.fingerprint, wanted["fingerprint"])

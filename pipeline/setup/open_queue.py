@@ -19,7 +19,7 @@ from ...storage.queue.location import KIND
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
-from ...storage.store.manifest import read_manifest
+from ...storage.store.manifest import read_manifest, require_fingerprint
 from ...storage.urls import is_url
 from ..config.systems import SYSTEMS
 from .run_folder import is_locked, locked
@@ -76,6 +76,18 @@ def cut_as(prepared: Sampling, samples: str | Path) -> Sampling:
     return replace(prepared, order=open_queue(samples).fingerprint.get("order", ""))
 
 
+def check_order(sampling: Sampling, samples: str | Path, queue: ZarrQueue) -> None:
+    """Refuse samples that were drawn in another order of the nodes. Raises StoreError."""
+    if (drawn := queue.fingerprint.get("order", "")) == sampling.order:
+        return
+    seen = f"in the order of a cut, {str(queue.meta.get('cut', 'of another run'))[:80]}" if drawn else "in that of ids"
+    wanted = f"of {sampling.system.partition.partitioner!r}" if sampling.order else "of ids"
+    raise StoreError(
+        f"{samples} was drawn {seen}, but this job numbers its nodes in the order {wanted}; cut once, by `millrace "
+        "partition --out PARTS`, and give partition.owners=PARTS with bulk.topology=partitioned to both commands"
+    )
+
+
 def open_samples(prepared: Sampling, samples: str | Path, *, to_read: bool = True) -> MinibatchQueue:
     """The stored minibatches that a job trains from: complete, or still being written by a live process.
 
@@ -91,7 +103,9 @@ def open_samples(prepared: Sampling, samples: str | Path, *, to_read: bool = Tru
     job = prepared.job
     # Ranks with blocks of rows check minibatches themselves: the nodes may have other numbers.
     seeds = expected(prepared) if to_read and not prepared.draws_by_owners else None
-    queue = open_queue(samples, fingerprint=prepared.samples_fingerprint, expected=seeds)
+    queue = open_queue(samples, expected=seeds)
+    check_order(prepared, samples, queue)
+    require_fingerprint(samples, queue.fingerprint, prepared.samples_fingerprint)
     if job.queue.reuse == "cycle":
         return Cycled(queue)
     bulks = -(-prepared.minibatches_per_epoch // queue.bulk_size)
