@@ -1,0 +1,115 @@
+"""Measures of comfort stay within their budgets, which may only fall.
+
+    python tests/test_budgets.py NAME      # the places that a measure counts
+
+Whoever brings a measure down lowers its budget here. A budget that rises needs a line beside it that says what was
+bought: a gain that was measured, or a capability.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.tests.contracts.measures import Measures
+
+ROOT = Path(__file__).resolve().parents[1]
+
+BUDGETS: dict[str, float] = {
+    # Goal: 61,209 with all that is planned, 58,000 for what there was when it was set. Higher while features come.
+    "lines_code": 63_500,
+    # Goal: 35. A ratio: code that goes raises it.
+    "none_checks_per_kloc": 43.2,
+    "none_checks_of_types": 150,  # goal: 15
+    "functions_over_6_params": 139,  # goal: 90
+    "isinstance_on_policies": 70,  # goal: 25
+    "see_only_docstrings": 412,  # goal: 0
+    "any_annotations": 1915,  # goal: 1862
+    "optional_arguments": 1106,
+    "hasattr": 55,  # goal: 53
+    "calls_over_6_positional": 148,  # goal: 0
+    "max_positional_args_at_a_call": 16,  # goal: 6
+    "banned_words": 62,  # goal: 0
+    "functions_named_by_preposition": 60,  # goal: 0
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, float]:
+    return Measures(ROOT).values()
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_measure_is_within_its_budget(name: str, measured: dict[str, float]) -> None:
+    assert measured[name] <= BUDGETS[name], f"the places: python tests/test_budgets.py {name}"
+
+
+def test_all_measures_have_a_budget(measured: dict[str, float]) -> None:
+    assert measured.keys() == BUDGETS.keys()
+
+
+POLICY = '''"""A module.
+
+Of several lines.
+"""
+
+# A comment.
+class Swept:
+    """A policy."""
+
+    width: int = 3
+    """Columns.
+
+    Of a row."""
+
+    def tell(self, a: Any, b: dict[str, Any] | None = None, *, c=0, d=0, e=0, f=0, g=0) -> None:
+        """See `Rows.tell`."""
+        text = """
+two lines"""
+
+
+@njit
+def kernel(a, b, c, d, e, f, g):
+    return a
+'''
+USER = """def of(x: "int | None", types=None):
+    if isinstance(x, (int, Swept)) or type(x) is Swept:
+        return None
+    match x:
+        case Swept(width=3):
+            return hasattr(x, "width")
+    if x.types is not None and x is None or types is None:
+        call(1, 2, 3, 4, 5, 6, 7, 8)
+        kernel(1, 2, 3, 4, 5, 6, 7, 8)
+        return other(1, 2, 3, 4, 5, 6, 7, *x)
+"""
+
+
+def test_measures_count_what_they_are_said_to(tmp_path: Path) -> None:
+    files = {"stages/fetch/rows.py": POLICY, "pipeline/unsaid/user.py": USER, "tests/ignored.py": USER}
+    for path, text in files.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    found = Measures(tmp_path)
+    # `kernel` is compiled, and a function named `call` takes anything.
+    assert found.values() == {
+        "lines_code": 8 + 10,
+        "none_checks_of_types": 2,
+        "none_checks_per_kloc": round(1000 * 3 / 18, 1),
+        "functions_over_6_params": 1,
+        "isinstance_on_policies": 3,
+        "see_only_docstrings": 1,
+        "any_annotations": 2,
+        "optional_arguments": 2,
+        "hasattr": 1,
+        "calls_over_6_positional": 1,
+        "max_positional_args_at_a_call": 7,
+        "banned_words": 2,
+        "functions_named_by_preposition": 1,
+    }
+    assert found.places["functions_over_6_params"] == ["stages/fetch/rows.py:15 tell"]
+
+
+if __name__ == "__main__":
+    print("\n".join(Measures(ROOT).places[sys.argv[1]]))
