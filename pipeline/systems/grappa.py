@@ -34,7 +34,7 @@ def grappa(
     rotation: Rotation = "sweep",
     reshuffle_fraction: float = 0.0,
     repartition_every: int = 50,
-    halo: float = 1,
+    halo: float = 0,
     ahead: bool = True,
     correction: Correction = "batch",
     shrink: Shrink = "none",
@@ -49,7 +49,8 @@ def grappa(
         rotation: chunks that a rank sees besides its own: each other rank's in turn, always the next one's, or none.
         reshuffle_fraction: share of all chunks that are assigned to other ranks at random after each super-epoch.
         repartition_every: epochs in a super-epoch.
-        halo: share of the nodes one hop outside that are seen too.
+        halo: share of the nodes one hop outside that are seen too: 0 as in the paper's text; the code released with it
+            reads all of them, which makes every coverage 1, and the correction 1 as well.
         ahead: read the next super-epoch's data while the present one trains, and hold both.
         correction: weights that correct for missing neighbours.
         shrink: shrinkage of the weight of a rank's minibatch towards the mean weight.
@@ -86,9 +87,9 @@ class GrappaOptions(Section):
     redrawn."""
     repartition_every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
-    halo: float = Field(default=1.0, ge=0, le=1)
-    """Share of the nodes one hop outside that are seen too, drawn for each super-epoch; with 1, seeds have all their
-    neighbours."""
+    halo: float = Field(default=0.0, ge=0, le=1)
+    """Share of the nodes one hop outside that are seen too, drawn for each super-epoch; 0 as in the paper's text. With
+    1, as in its released code, seeds have all their neighbours, and no correction has an effect."""
     ahead: bool = True
     """True to read and assemble the next super-epoch's data ahead of time; memory then holds both."""
     correction: Literal["none", "batch", "node"] = "batch"

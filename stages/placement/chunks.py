@@ -82,6 +82,20 @@ class Isolated(Placement):
     """Pairs between nodes of the chunks, of which `split` has the positions of those to train on; None: nodes are
     labelled."""
 
+    def described(self, num_chunks: int, rotation: Rotation) -> str:
+        """A sentence on how much of the graph the rank sees, of so many chunks."""
+        chunks, around = len(self.base) + len(self.variable), self.graph.num_nodes - self.num_visible
+        if chunks == num_chunks:
+            return (
+                f"each rank sees every node: with grappa.rotation={rotation} two ranks show each other all they have; "
+                "for isolation take 3 ranks or more, or grappa.rotation=none"
+            )
+        halo = f", and {around:,} nodes around them (on rank 0; grappa.halo)" if around else ""
+        return (
+            f"each rank sees {chunks} of {num_chunks} parts of the graph at a time, {chunks / num_chunks:.0%} of the "
+            f"nodes where parts are even{halo}"
+        )
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -123,6 +137,8 @@ class Chunks:
         seen = held.following.result() if held is not None and held.following is not None else None
         if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
             seen = self._seen(deal, t, held, data, job)
+        if held is None and rank == 0:
+            job.tell(seen.described(deal.num_chunks, self.rotation))
         if phase.last_epoch >= job.epochs:
             return replace(seen, kept={}, following=None)
         stay = {*deal.base(rank, t + 1), *deal.variable(rank, t + 1)}
