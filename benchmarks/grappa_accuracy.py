@@ -94,8 +94,8 @@ class Cell:
 
 
 def grappa(**options: Any) -> dict[str, Any]:
-    """Keys of section ``grappa``."""
-    return {"correction": "none", **options}
+    """Keys of section ``grappa``; with a halo, unless it is said."""
+    return {"correction": "none", "halo": 1, **options}
 
 
 WAYS: dict[str, dict[str, Any]] = {
