@@ -369,6 +369,18 @@ def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None
     Raises:
         InputError: another shape, no numbers, or NaN and infinite values.
     """
+    x = edge_matrix(values, num_edges, dtype)
+    bad = ~np.isfinite(x)
+    if count := int(np.count_nonzero(bad)):
+        raise InputError(
+            f"{counted(count, 'edge feature value')} {are(count)} NaN or infinite (first: edge "
+            f"{int(np.argmax(bad.any(axis=1)))} of the input); correct them"
+        )
+    return x
+
+
+def edge_matrix(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> npt.NDArray[np.floating]:
+    """`edge_rows` whose values may be missing. Raises InputError for another shape, or no numbers."""
     x = np.asarray(values)
     if x.dtype.kind not in "biuf":
         raise InputError(f"edge features are {x.dtype}; expected numbers: encode them before saving")
@@ -379,20 +391,4 @@ def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None
         )
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype or (np.float64 if x.dtype == np.float64 else np.float32))
-    check_edge_rows(*unusable_edge_rows(x))
     return x
-
-
-def unusable_edge_rows(x: npt.NDArray[np.floating]) -> tuple[int, int]:
-    """Values that are NaN or infinite, and the row of the first."""
-    bad = ~np.isfinite(x)
-    return int(np.count_nonzero(bad)), int(np.argmax(bad.any(axis=1))) if len(x) else 0
-
-
-def check_edge_rows(count: int, row: int) -> None:
-    """Raise InputError if any edge features are unusable."""
-    if count:
-        raise InputError(
-            f"{counted(count, 'edge feature value')} {are(count)} NaN or infinite (first: edge {row} of the input); "
-            "correct them"
-        )

@@ -47,6 +47,8 @@ class LabelledEdges:
     """See `Raw.nulls`."""
     stripped: int = 0
     """See `Raw.stripped`."""
+    feature_columns: tuple[str, ...] = ()
+    """See `Raw.feature_columns`."""
     task: Any = None
     """See `Raw.task`."""
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
 from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
-from .cleaning.columns import LARGE_VALUE, largest_value
+from .cleaning.columns import LARGE_VALUE, clean_edge_features
 from .cleaning.labels import GivenLabels, settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.splits import make_split
@@ -112,9 +112,10 @@ def with_labelled_edges(
                 f"features of labelled edges are {given.dtype} {list(given.shape)}; expected numbers [N, K]: encode "
                 "them first"
             )
-        with np.errstate(over="ignore"):  # what is infinite then is refused
-            features = np.ascontiguousarray(given.reshape(len(raw.pairs), -1), np.float32)
-        if (largest := largest_value(features)) > LARGE_VALUE:
+        features = given.reshape(len(raw.pairs), -1).astype(np.float32)
+        if features.size:
+            features = clean_edge_features(given, len(given), options, notes, raw.feature_columns)
+        if (largest := float(np.abs(features).max(initial=0))) > LARGE_VALUE:
             notes.append(
                 f"Features of labelled edges reach {largest:,.0f}, and training needs values near 1: scale them before "
                 "they are read, amounts by their logarithm."

@@ -35,7 +35,7 @@ from .typed import TypedIngest
 from .url_files import fetched_store, holds_store, uploaded
 
 FORMATS = ("zarr", "npy")
-LAYOUT = 5
+LAYOUT = 6
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 

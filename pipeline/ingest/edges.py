@@ -1,14 +1,13 @@
 """Edges: cleaned and spilled by ranges of destinations, then sorted and merged range by range."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...storage.errors import InputError
-from ...storage.graph import index_dtype, unusable_edge_rows
+from ...storage.graph import index_dtype
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.graph_types import RelationType, edge_dtype
 from ..datasets.cleaning.edges import (
@@ -23,11 +22,12 @@ from ..datasets.cleaning.edges import (
     with_reverses,
     without_loops,
 )
-from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
+from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import feature_rows, numbers_of
+from ..datasets.readers.parquet import numbers_of
+from .feature_rows import FeatureRows
 from .names import NodeMap
-from .scan import UnequalListsError
 from .source import Span, Table, batches
 from .spill import Cells, Field, RunWriter, read_cells
 
@@ -93,6 +93,11 @@ class EdgeTable:
     """None: there is one type of edges."""
     width: int = 0
     """Columns of features in the store, at most those of `EdgeWork`."""
+    read_width: int = 0
+    """Columns of features as they are read."""
+    options: ReadOptions = DEFAULT_OPTIONS
+    """Treatment of their missing values."""
+    treatment: Treatment = AS_IT_IS
     maps: tuple[NodeMap, ...] = ()
     """Numbers of the nodes at both ends, within their types."""
     kinds: tuple[int, int] = (0, 0)
@@ -102,17 +107,23 @@ class EdgeTable:
     reverse: int | None = None
     """Number of the relation of the same edges reversed, if there is one."""
 
+    @property
+    def feature_rows(self) -> FeatureRows:
+        """Their features as they are read."""
+        options = replace(self.options, normalize_features="none")
+        return FeatureRows(self.table, self.columns, self.read_width, self.batch_rows, options)
+
 
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
-    cells, seen = work.cells, dict(_NOTHING)
+    cells, seen, held = work.cells, dict(_NOTHING), Held(Seen.none(own.read_width))
     columns = (*ENDS, *(("weight",) if own.weighted else ()), *own.columns)
     writers = [RunWriter(work.folder / way, number, work.fields, len(cells)) for way in work.ways]
     try:
         for writer in writers:
             writer.__enter__()
         for batch in batches(own.table, span, columns, own.batch_rows):
-            edges = _cleaned(batch, work, own, seen, span.first)
+            edges = _cleaned(batch, work, own, seen, held, span.first)
             if edges is None:
                 continue
             src, dst, w = edges
@@ -126,7 +137,7 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
         raise
     for writer in writers:
         writer.__exit__(None, None, None)
-    return seen
+    return seen | {"features": held.seen.record()}
 
 
 def _ways(
@@ -152,13 +163,18 @@ _NOTHING: dict[str, Any] = {
     "least_weight": 0.0,
     "loops": 0,
     "first_loop": 0,
-    "unusable": 0,
-    "first_unusable": 0,
 }
 
 
+@dataclass
+class Held:
+    """What features of the edges so far hold."""
+
+    seen: Seen
+
+
 def _cleaned(
-    batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], first: int
+    batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], held: "Held", first: int
 ) -> tuple[AnyArray, AnyArray, OfEdges] | None:
     """Ends and values of the edges of a batch; None if they have defects that no option mends."""
     begin = first + seen["edges"]
@@ -184,11 +200,10 @@ def _cleaned(
         return None
     w, rows = None, None
     if own.width:
-        rows = _feature_rows(batch, own)
-        count, row = unusable_edge_rows(rows)
-        if count and not seen["unusable"]:
-            seen["first_unusable"] = begin + row
-        seen["unusable"] += count
+        rows = own.feature_rows.of_batch(batch)
+        bad = taken_out(rows)
+        held.seen += Seen.of(rows, bad, begin)
+        rows = own.treatment.of(rows, bad)
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)
     if own.weighted:
@@ -202,18 +217,6 @@ def _cleaned(
         seen["first_loop"] = first_loop
     seen["loops"] += loops
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
-
-
-def _feature_rows(batch: Any, own: EdgeTable) -> AnyArray:
-    """float32 [n, D]. Raises UnequalListsError for lists that are null or of several lengths."""
-    try:
-        rows = feature_rows(batch, own.columns, own.table.called)
-    except InputError as e:
-        raise (UnequalListsError() if "lists" in str(e) or "nulls" in str(e) else e) from e
-    if rows is None or rows.shape[1] != own.width:
-        raise UnequalListsError
-    with np.errstate(over="ignore"):
-        return np.array(rows, np.float32, order="C")
 
 
 def _widened(rows: AnyArray | None, count: int, width: int) -> AnyArray:
@@ -240,13 +243,11 @@ def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         total["least"] = tuple(map(min, total["least"], seen["least"]))
         total["largest"] = tuple(map(max, total["largest"], seen["largest"]))
         total["least_weight"] = min(total["least_weight"], seen["least_weight"])
-        if not total["unusable"]:
-            total["first_unusable"] = seen["first_unusable"]
-        total["unusable"] += seen["unusable"]
         if not total["loops"]:
             total["first_loop"] = seen["first_loop"]
         total["loops"] += seen["loops"]
-    return total
+    every = [Seen.of_record(seen["features"]) for seen in records] or [Seen.none(0)]
+    return total | {"features": sum(every[1:], every[0]).record()}
 
 
 def groups_of(sizes: AnyArray, most: int) -> list[tuple[int, int]]:

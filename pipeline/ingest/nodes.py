@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from ..datasets.cleaning import columns as columns_of
-from ..datasets.cleaning.moments import Moments
+from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, join_seams, seams_of
 from .budget import Budget
 from .edges import groups_of
+from .feature_rows import FeatureRows, explain_lists, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
 from .scan import UnequalListsError, ascend, scan_nodes
 from .source import Table, spans_of
@@ -93,7 +93,7 @@ class NodeTable:
 
     def _width(self) -> int:
         with self.explained():
-            return feature_tasks.feature_width(self.table, self.spans, self.feature_columns)
+            return feature_width(self.table, self.spans, self.feature_columns)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -102,7 +102,7 @@ class NodeTable:
             yield
         except UnequalListsError as e:
             columns = [*(self.label_columns or ()), *self.feature_columns]
-            found = feature_tasks.explain_lists(self.table, self.spans, columns, self._batch)
+            found = explain_lists(self.table, self.spans, columns, self._batch)
             assert found is not None, "all lists have one length"
             raise found from e
 
@@ -160,32 +160,36 @@ class NodeTable:
         texts = [Piece(folder / f"names-{k:06d}.text", r["bytes"]) for k, r in enumerate(named)]
         return texts, [Piece(folder / f"names-{k:06d}.starts", r["rows"], before[k]) for k, r in enumerate(named)]
 
-    def write_features(self, matrix: Matrix, options: ReadOptions, notes: list[str]) -> dict[int, str]:
+    def feature_rows(self, options: ReadOptions) -> FeatureRows:
+        """The features as they are read."""
+        return FeatureRows(self.table, self.feature_columns, self.width, self._batch, options)
+
+    def treatment(self, options: ReadOptions) -> Treatment:
+        """How features are scaled and filled. Raises UnequalListsError: see `explained`."""
+        return treatment_of(self.feature_rows(options), self.spans, self._run)
+
+    def write_features(self, matrix: Matrix, treatment: Treatment, notes: list[str]) -> dict[int, str]:
         """Write the features, cleaned. Returns the digests of their leaves by first row.
 
         Raises:
             InputError: they are no numbers, or NaN where that is an error.
             UnequalListsError: see `explained`.
         """
-        work = feature_tasks.FeatureWork(self.folder, options, self.map, matrix, self.feature_columns, self._batch)
-        if options.normalize_features == "standard":
-            items = [(work, self.table, k, span) for k, span in enumerate(self.spans)]
-            seen = self._run("moments", "means of features", feature_tasks.measure_features, items)
-            work = replace(work, scaling=sum(map(Moments.of_record, seen), Moments.none(matrix.shape[1])).scaling())
-        items = [(work, self.table, k, span) for k, span in enumerate(self.spans)]
+        options = treatment.options
+        work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)
+        items = [(work, k, span) for k, span in enumerate(self.spans)]
         moved = self.map.kind in ("dense", "gaps") and not ascend(self.scanned)
         task = feature_tasks.spill_features if moved else feature_tasks.write_features
-        seen = written = self._run("features", "features", task, items)
-        faults = [r for r in seen if r["unusable"]]
-        first = min((r["first_unusable"] for r in faults), default=0)
-        columns_of.tell_unusable(sum(r["unusable"] for r in faults), first, options, notes)
-        columns_of.tell_normalized(max((r["largest"] for r in seen), default=0.0), options, notes)
+        written = self._run("features", "features", task, items)
+        seen = sum(map(Seen.of_record, written), Seen.none(self.width))
+        seen.check(options, notes, self.feature_columns)
+        columns_of.tell_normalized(seen.magnitude, options, notes)
         if moved:
             cells = cells_of(self.map.num_nodes)
             row = 8 + 4 * matrix.shape[1]
             most = max(1, self._budget.task_bytes // (3 * row))
             sizes = np.full(cells, 1 << shift_of(self.map.num_nodes))
-            items = [(work, len(seen), k, *c) for k, c in enumerate(groups_of(sizes, most))]
+            items = [(work, len(self.spans), k, *c) for k, c in enumerate(groups_of(sizes, most))]
             written = self._run("gather", "features in order", feature_tasks.gather_features, items)
             shutil.rmtree(self.folder / "features", ignore_errors=True)
         return self.joined(matrix, written)

@@ -21,7 +21,7 @@ from ...storage.fingerprint import (
     feature_sample_digest,
     typed_fingerprint,
 )
-from ...storage.graph import check_edge_rows, degree_summary, index_dtype
+from ...storage.graph import degree_summary, index_dtype
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow import FeatureDtype
@@ -39,6 +39,7 @@ from ..datasets.cleaning.edges import (
     tell_repeats,
     tell_reverses,
 )
+from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import is_csv
@@ -58,6 +59,7 @@ from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, make_outputs, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import EdgeTable
+from .feature_rows import explain_lists, feature_width, treatment_of
 from .labels import settle_labels
 from .nodes import IdColumn, NodeTable, are_text
 from .scan import UnequalListsError
@@ -179,15 +181,23 @@ class Ingest:
         if weighted:
             numbers_of(table.empty["weight"], f"{table.called}.weight")
         weighted = weighted and self.settings.options.edge_weights == "use"
-        rows = feature_rows(table.empty, columns, table.called)
-        width = 0 if rows is None else rows.shape[1]
-        own = self._in_pieces(EdgeTable(table, (), 0, weighted, columns, relation, width))
+        feature_rows(table.empty, columns, table.called)
+        own = self._in_pieces(EdgeTable(table, (), 0, weighted, columns, relation))
         if not columns or not table.rows:
-            return own
+            rows = feature_rows(table.empty, columns, table.called)
+            return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
         try:
-            return replace(own, width=feature_tasks.feature_width(table, own.spans, columns))
+            own = replace(own, read_width=feature_width(table, own.spans, columns), options=self.settings.options)
+            stage = table.called if relation is not None else "edges"
+            treatment = treatment_of(
+                own.feature_rows, own.spans, lambda s, *more: self.stages.run(f"{s}-{stage}", *more)
+            )
+            return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
         except UnequalListsError as e:
             raise self._explained(own) from e
+
+    def _run_on(self, called: str, stage: str, text: str, task: Any, items: Any) -> list[dict[str, Any]]:
+        return self.stages.run(f"{stage}-{called}", f"{text} of {called}", task, items)
 
     def _in_pieces(self, own: EdgeTable, row_bytes: int = 0) -> EdgeTable:
         """A table of edges whose rows are in pieces, where the features of a row take `row_bytes` or more."""
@@ -207,7 +217,7 @@ class Ingest:
 
     def _explained(self, *tables: EdgeTable) -> InputError:
         """The error for lists of several lengths in some of the tables of edges."""
-        found = [feature_tasks.explain_lists(t.table, t.spans, t.columns, t.batch_rows) for t in tables]
+        found = [explain_lists(t.table, t.spans, t.columns, t.batch_rows) for t in tables]
         own, error = next((own, error) for own, error in zip(tables, found) if error is not None)
         return error if own.relation is None else InputError(f"relation {','.join(own.relation)}: {error}")
 
@@ -278,7 +288,7 @@ class Ingest:
                 check_range(name, low, high, num_nodes)
         if self.ignored:
             notes.append(IGNORED)
-        check_edge_rows(totals["unusable"], totals["first_unusable"])
+        Seen.of_record(totals["features"]).check(options, notes, self.tables[0].columns, "edge")
         check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
         tell_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
@@ -339,15 +349,15 @@ class Ingest:
 
     def _write_features(self, groups: Sequence[dict[str, Any]]) -> "Written":
         options, nodes = self.settings.options, self.nodes
-        shape = nodes.map.num_nodes, nodes.width or 2
+        treatment = nodes.treatment(options) if nodes.width else Treatment(options)
+        shape = nodes.map.num_nodes, nodes.width + len(treatment.indicated) or 2
         matrix = Matrix(self.store, shape, self.settings.features == "npy", kind=self.settings.feature_dtype)
         entries = matrix.make()
         if nodes.width:
-            return Written(matrix, entries, nodes.write_features(matrix, options, self.notes))
+            return Written(matrix, entries, nodes.write_features(matrix, treatment, self.notes))
         columns_of.tell_missing(options, self.notes)
-        work = feature_tasks.FeatureWork(self.folder, options, nodes.map, matrix, nodes.feature_columns, 1)
         begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
-        items = [(work, k, begins[k], r["rows"]) for k, r in enumerate(groups)]
+        items = [(self.folder, matrix, k, begins[k], r["rows"]) for k, r in enumerate(groups)]
         made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
         return Written(matrix, entries, nodes.joined(matrix, made))
 

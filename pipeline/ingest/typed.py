@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...storage.errors import InputError
-from ...storage.graph import check_edge_rows
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..datasets.cleaning.edges import IGNORED, WeightFaults, check_weights
+from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
@@ -210,16 +210,23 @@ class TypedIngest(Ingest):
         for key, found in seen.items():
             with about(f"relation {','.join(key)}"):
                 check_weights(WeightFaults(found["infinite"], found["negative"], found["least_weight"]))
-                check_edge_rows(found["unusable"], found["first_unusable"])
+            own_notes: list[str] = []
+            with about(f"relation {','.join(key)}"):
+                columns = next(own.columns for own in self.tables if own.relation == key)
+                Seen.of_record(found["features"]).check(self.settings.options, own_notes, columns, "edge")
+            self.notes += [f"Relation {','.join(key)}: {note}" for note in own_notes]
 
     # -- features
 
     def _features_of(self, number: int, node_type: str, own: NodeTable) -> Written:
         """Write the features of a node type."""
         first, stop = self.types.offsets[number : number + 2]
+        options = self.settings.options
+        with self._lists(node_type):
+            treatment = own.treatment(options) if own.width else Treatment(options)
         matrix = Matrix(
             self.store,
-            (stop - first, own.width),
+            (stop - first, own.width + len(treatment.indicated)),
             self.settings.features == "npy",
             kind=self.settings.feature_dtype,
             suffix=f"_{number}",
@@ -231,7 +238,7 @@ class TypedIngest(Ingest):
             return Written(matrix, entries, {})
         with self._lists(node_type):
             try:
-                leaves = own.write_features(matrix, self.settings.options, own_notes)
+                leaves = own.write_features(matrix, treatment, own_notes)
             except UnequalListsError:
                 raise
             except InputError as e:

@@ -60,11 +60,12 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             notes,
             raw.edge_features,
             edge_time,
+            raw.edge_feature_columns,
         )
     graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
     given = GivenLabels(labels, class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
-    x = clean_features(raw.features, graph, options, notes)
+    x = clean_features(raw.features, graph, options, notes, raw.feature_columns)
     names = raw.node_names
     stored = (
         raw.split

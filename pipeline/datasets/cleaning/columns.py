@@ -1,14 +1,15 @@
 """Cleaning of features into the rows of a `Dataset`."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ....storage.errors import InputError
-from ....storage.graph import Graph
-from ....storage.plural import are, counted, were
-from .moments import Moments
+from ....storage.graph import Graph, edge_matrix
+from .filling import Seen, taken_out, treatment_of
 from .options import ReadOptions
 
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
@@ -17,7 +18,9 @@ LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
 
 
-def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+def clean_features(
+    features: Any, graph: Graph, options: ReadOptions, notes: list[str], columns: Sequence[str] = ()
+) -> npt.NDArray[np.float32]:
     """Features float32 [V, F], C-contiguous.
 
     Args:
@@ -25,6 +28,7 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         graph: gives V, and the in-degrees that replace absent features.
         options: treatment of NaN and absence, and normalisation.
         notes: a sentence is appended for each repair.
+        columns: see `column_names`.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -55,29 +59,31 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
             x = np.ascontiguousarray(features.astype(np.float32).toarray())
         else:
             x = np.array(features, np.float32, order="C")
-    count, row = zero_unusable(x)
-    tell_unusable(count, row, options, notes)
-    return _normalized(x, options, notes)
+    return filled(x, options, notes, columns)
 
 
-def zero_unusable(x: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Set NaN and infinite values to zero, in place; their number, and the row of the first."""
-    bad = ~np.isfinite(x)
-    if not bad.any():
-        return 0, 0
-    x[bad] = 0
-    return int(bad.sum()), int(np.argmax(bad.any(axis=1)))
+def clean_edge_features(
+    features: Any, num_edges: int, options: ReadOptions, notes: list[str], columns: Sequence[str] = ()
+) -> npt.NDArray[np.float32]:
+    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are.
+
+    Raises:
+        InputError: they are no rows of numbers, or values are missing where that is an error.
+    """
+    x = np.array(edge_matrix(features, num_edges, np.float32))
+    return filled(x, replace(options, normalize_features="none"), notes, columns, "edge")
 
 
-def tell_unusable(count: int, row: int, options: ReadOptions, notes: list[str]) -> None:
-    """Note values that were set to zero. Raises InputError if there are any and they are an error."""
-    if count and options.nan_features == "error":
-        raise InputError(
-            f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set "
-            "nan_features=zero, or correct it"
-        )
-    if count:
-        notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
+def filled(
+    x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str], columns: Sequence[str], unit: str = "node"
+) -> npt.NDArray[np.float32]:
+    """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.check`."""
+    bad = taken_out(x)
+    seen = Seen.of(x, bad)
+    seen.check(options, notes, columns, unit)
+    if unit == "node":
+        tell_normalized(seen.magnitude, options, notes)
+    return treatment_of(x, bad, options).of(x, bad)
 
 
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
@@ -101,28 +107,6 @@ def tell_missing(options: ReadOptions, notes: list[str]) -> None:
 def degree_rows(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """float32 [V, 2], 1 and log(1 + in-degree)."""
     return np.stack([np.ones(len(in_degree)), np.log1p(in_degree)], axis=1).astype(np.float32)
-
-
-def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
-    kind = options.normalize_features
-    tell_normalized(0.0 if kind != "none" else largest_value(x), options, notes)
-    return Moments.of(x).scaling().of(x) if kind == "standard" else normalized_rows(x, options)
-
-
-def normalized_rows(x: npt.NDArray[np.float32], options: ReadOptions) -> npt.NDArray[np.float32]:
-    """Rows after a normalisation that needs no other rows."""
-    if options.normalize_features == "binary":
-        return (x != 0).astype(np.float32)
-    if options.normalize_features == "row":
-        # In double precision, so that a row of huge values does not sum to infinity.
-        total = np.abs(x).sum(axis=1, keepdims=True, dtype=np.float64)
-        return (x / np.where(total > 0, total, 1)).astype(np.float32)
-    return x
-
-
-def largest_value(x: npt.NDArray[np.float32]) -> float:
-    """The largest absolute value."""
-    return max(float(x.max()), -float(x.min())) if x.size else 0.0
 
 
 def tell_normalized(largest: float, options: ReadOptions, notes: list[str]) -> None:

@@ -3,6 +3,7 @@
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, as_times, edge_rows, index_dtype
+from ....storage.graph import Graph, as_times, index_dtype
 from ....storage.plural import are, counted, were
+from .columns import clean_edge_features
 from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, Ordered
 
@@ -58,6 +60,7 @@ def clean_edges(
     notes: list[str],
     features: AnyArray | None = None,
     time: AnyArray | None = None,
+    columns: Sequence[str] = (),
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
@@ -71,6 +74,7 @@ def clean_edges(
         notes: appended to.
         features: [E, D] or [E] numbers, or None.
         time: [E] times, or None.
+        columns: of features, see `filling.column_names`.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -78,7 +82,7 @@ def clean_edges(
     src, dst = _checked_ids(src, dst, num_nodes)
     rows = None
     if features is not None and not (features.ndim == 2 and not features.shape[1]):
-        rows = edge_rows(features, len(src), np.float32)
+        rows = clean_edge_features(features, len(src), options, notes, columns)
     w = OfEdges(
         _checked_weight(weight, len(src), options, notes),
         None if rows is None else np.arange(len(src)),

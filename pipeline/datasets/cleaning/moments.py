@@ -22,49 +22,57 @@ CONSTANT = 1e-9
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums of n finite rows float32 [n, F]."""
+    """Sums of n finite rows float32 [n, F], or of the values that are known."""
 
     rows: int
+    known: tuple[int, ...]
+    """[F], values that count."""
     sums: tuple[int, ...]
     """[F], in units of 2**-149."""
     squares: tuple[int, ...]
     """[F], of the squares, in units of 2**-298."""
 
     @classmethod
-    def of(cls, x: npt.NDArray[np.float32]) -> "Moments":
-        """The moments of some rows."""
+    def of(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":
+        """The moments of some rows, without values that are `missing`, which are 0."""
         found, step = cls.none(x.shape[1]), max(1, AT_ONCE // max(1, x.shape[1]))
         for first in range(0, len(x), step):
             rows = x[first : first + step].astype(np.float64)
             squares = _exact_sums(rows * rows, 2 * UNIT)
-            found += cls(len(rows), _exact_sums(rows, UNIT), squares)
+            known = len(rows) - (0 if missing is None else missing[first : first + step].sum(0))
+            each = (known + np.zeros(x.shape[1], np.int64)).tolist()
+            found += cls(len(rows), tuple(each), _exact_sums(rows, UNIT), squares)
         return found
 
     @classmethod
     def none(cls, width: int) -> "Moments":
         """The moments of no rows."""
-        return cls(0, (0,) * width, (0,) * width)
+        return cls(0, *(((0,) * width,) * 3))
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Moments":
         """The moments of a `record`."""
-        return cls(record["rows"], tuple(record["sums"]), tuple(record["squares"]))
+        return cls(record["rows"], *(tuple(record[key]) for key in ("known", "sums", "squares")))
 
     def record(self) -> dict[str, Any]:
         """Plain values."""
-        return {"rows": self.rows, "sums": list(self.sums), "squares": list(self.squares)}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
 
     def __add__(self, other: "Moments") -> "Moments":
-        sums, squares = (
-            tuple(a + b for a, b in zip(*pair)) for pair in ((self.sums, other.sums), (self.squares, other.squares))
+        known, sums, squares = (
+            tuple(a + b for a, b in zip(*pair))
+            for pair in ((self.known, other.known), (self.sums, other.sums), (self.squares, other.squares))
         )
-        return Moments(self.rows + other.rows, sums, squares)
+        return Moments(self.rows + other.rows, known, sums, squares)
+
+    def means(self) -> npt.NDArray[np.float64]:
+        """[F], means of the known values; 0 where none is."""
+        return np.array([float(Fraction(s, max(1, n) << UNIT)) for n, s in zip(self.known, self.sums)])
 
     def scaling(self) -> "Scaling":
         """The scaling of each column to mean 0 and standard deviation 1; a constant one is shifted only."""
-        n = max(1, self.rows)
-        mean = np.array([float(Fraction(s, n << UNIT)) for s in self.sums])
-        variance = [float(Fraction(n * q - s * s, n * n << 2 * UNIT)) for s, q in zip(self.sums, self.squares)]
+        each, mean = zip((max(1, n) for n in self.known), self.sums, self.squares), self.means()
+        variance = [float(Fraction(n * q - s * s, n * n << 2 * UNIT)) for n, s, q in each]
         deviation = np.array([math.sqrt(v) for v in variance])
         return Scaling(mean, np.where(deviation > CONSTANT * np.abs(mean), deviation, 1.0))
 

@@ -56,8 +56,10 @@ class ReadOptions:
     """Column of a table of nodes, or attribute of a PyG `Data`, with their times."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
-    nan_features: Literal["error", "zero"] = "error"
-    """NaN and infinite features."""
+    nan_features: Literal["error", "zero", "mean", "median", "indicator"] = "error"
+    """Missing features of nodes and edges: NaN, or infinite. Columns are scaled by known values, then filled: by 0
+    (which is the mean under normalize_features=standard), or the mean or median of the known ones. indicator: by 0, and
+    each column that misses some gets another one, behind all, of 1 where it does and 0 elsewhere."""
     normalize_features: Literal["none", "row", "standard", "binary"] = "none"
     """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
     mean, divided by its standard deviation; binary: 1 where not zero."""

@@ -78,5 +78,9 @@ class Raw:
     """NaN among `labels` that stand for a missing value."""
     stripped: int = 0
     """Labels that had blanks around them."""
+    feature_columns: tuple[str, ...] = ()
+    """Columns of a table that `features` come from, see `filling.column_names`; empty: they have no names."""
+    edge_feature_columns: tuple[str, ...] = ()
+    """Likewise of `edge_features`."""
     task: Task | None = None
     """Task according to the source; None: it follows from `labels`."""

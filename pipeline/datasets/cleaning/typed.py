@@ -11,13 +11,13 @@ import numpy.typing as npt
 from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError, nearest, whole_number
 from ....storage.features import ArrayFeatures
-from ....storage.graph import ALWAYS, Graph, edge_rows
+from ....storage.graph import ALWAYS, Graph
 from ....storage.node_names import NodeNames, noted_kind
 from ....storage.plural import counted
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes, RelationType
-from .columns import clean_features
+from .columns import clean_edge_features, clean_features
 from .edges import IGNORED, as_weights, check_weights
 from .labels import GivenLabels, settled_labels
 from .options import ReadOptions
@@ -65,6 +65,9 @@ class TypedRaw:
     """[n], times of the nodes of each type that has any."""
     edge_features: Mapping[RelationType, Any] = field(default_factory=dict)
     """[E, D] or [E] of each relation whose edges have features, or None."""
+    feature_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """See `Raw.feature_columns`, of each node type."""
+    edge_feature_columns: Mapping[RelationType, tuple[str, ...]] = field(default_factory=dict)
 
 
 def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
@@ -99,7 +102,7 @@ def clean_typed(
     found = _relations(raw.edges, counts, offsets)
     weights = _weights(found, raw.weights, options, notes)
     forward: dict[RelationType, RelationType] = {}
-    of_edges = _edge_features(found, raw.edge_features)
+    of_edges = _edge_features(found, raw, options, notes)
     if add_reverse:
         turned = reversed_relations(name, tuple(found))
         forward = dict(zip(turned, found))
@@ -108,7 +111,7 @@ def clean_typed(
     kinds = GraphTypes(types, offsets, tuple(found))
     graph = graph_of_relations(found, kinds, weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
-    parts = tuple(ArrayFeatures(_features(t, raw.features.get(t), n, options, notes)) for t, n in counts.items())
+    parts = tuple(ArrayFeatures(_features(t, raw, n, options, notes)) for t, n in counts.items())
     names, features = _names(counts, raw.node_names), TypedFeatures(parts, offsets)
     if raw.labels is None or options.task == "link":  # pairs take their place
         nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))
@@ -301,10 +304,10 @@ def tell_unweighted(bare: Sequence[RelationType], notes: list[str]) -> None:
 
 
 def _edge_features(
-    found: Mapping[RelationType, Ends], given: Mapping[RelationType, Any]
+    found: Mapping[RelationType, Ends], raw: "TypedRaw", options: ReadOptions, notes: list[str]
 ) -> list[npt.NDArray[np.float32] | None]:
     """float32 [E, D] of each relation; None where edges have no features."""
-    for key in given:
+    for key in (given := raw.edge_features):
         if key not in found:
             raise InputError(
                 f"there are features of edges of {','.join(map(str, key))}, which is no relation; leave them out"
@@ -313,7 +316,10 @@ def _edge_features(
     for key, (src, _) in found.items():
         x = given.get(key)
         try:
-            rows.append(None if x is None else edge_rows(x, len(src), np.float32))
+            own: list[str] = []
+            columns = raw.edge_feature_columns.get(key, ())
+            rows.append(None if x is None else clean_edge_features(x, len(src), options, own, columns))
+            notes += [f"Relation {','.join(key)}: {note}" for note in own]
         except InputError as e:
             raise InputError(f"relation {','.join(key)}: {e}") from e
         except ValueError:
@@ -323,10 +329,10 @@ def _edge_features(
 
 
 def _features(
-    node_type: str, given: Any, num_nodes: int, options: ReadOptions, notes: list[str]
+    node_type: str, raw: TypedRaw, num_nodes: int, options: ReadOptions, notes: list[str]
 ) -> npt.NDArray[np.float32]:
     """float32 [n, F] of a node type; F is 0 if it has none."""
-    if given is None:
+    if (given := raw.features.get(node_type)) is None:
         return np.zeros((num_nodes, 0), np.float32)
     try:
         x = given if hasattr(given, "todense") else np.asarray(given)
@@ -341,7 +347,8 @@ def _features(
         )
     own: list[str] = []
     try:
-        rows = clean_features(x, Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), options, own)
+        graph, columns = Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), raw.feature_columns
+        rows = clean_features(x, graph, options, own, columns.get(node_type, ()))
     except InputError as e:
         raise InputError(f"features of node type '{node_type}': {e}") from e
     notes += noted(node_type, own)

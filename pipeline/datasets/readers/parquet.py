@@ -87,7 +87,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     labels, class_names = of_nodes.values, of_nodes.class_names
     given: dict[str, Any] = {"nulls": of_nodes.nulls, "stripped": of_nodes.stripped}
     given["label_names"] = columns_of_labels if options.named_labels else None
-    features = feature_rows(nodes, chosen_features(nodes, source, options, notes))
+    given["feature_columns"] = chosen_features(nodes, source, options, notes)
+    features = feature_rows(nodes, given["feature_columns"])
     split = stored_split(nodes)
     node_time = times_of(nodes, options.node_time, "nodes", source)
     if edges is None:
@@ -99,7 +100,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             return _finished(found, order, None if ids is None else NodeNames.of_integers(ids), class_names, notes)
         # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges", options), [n for n in notes if "were renumbered" not in n]
-    of_edges = feature_rows(edges, edge_columns(edges, source, options, notes), "edges")
+    given["edge_feature_columns"] = edge_columns(edges, source, options, notes)
+    of_edges = feature_rows(edges, given["edge_feature_columns"], "edges")
     columns: Columns = {f"edges.{key}": column_of(edges, key, "edges", source) for key in ("src", "dst")}
     from_csv = set(columns) if is_csv(edge_files[0]) else set()
     if "id" in nodes.column_names:

@@ -97,10 +97,11 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     target = None if links else target_of(label_columns, options)
     tables = {key: read_table(files, "edges", options) for key, files in of_edges.items()}
     check_named_of_edges(options, tables.values())
-    weights, edge_features = {}, {}
+    weights, edge_features, of_relation = {}, {}, {}
     for key, table in tables.items():
         from_csv = is_csv(of_edges[key][0])
-        weights[key], edge_features[key] = _edges(folder, key, table, from_csv, nodes, options, notes)
+        found = _edges(folder, key, table, from_csv, nodes, options, notes)
+        weights[key], edge_features[key], of_relation[key] = found
     edges: dict[RelationType, dict[str, AnyArray]] = {key: {} for key in of_edges}
     for t, own in nodes.items():
         with about(f"node type '{t}'"):
@@ -110,7 +111,8 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
     edge_times = _times("edge_time", options.edge_time, {key: (tables[key], title_of(key)) for key in tables})
     node_times = _times("node_time", options.node_time, {t: (own.table, f"nodes-{t}") for t, own in nodes.items()})
     node_times = {t: times if (order := nodes[t].order) is None else times[order] for t, times in node_times.items()}
-    features = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
+    chosen = {t: _features(folder, t, own, options, notes) for t, own in nodes.items()}
+    features = {t: rows for t, (rows, _) in chosen.items()}
     columns, found, labels, codes = (), GivenLabels(np.empty(0)), None, None
     if target is not None:
         own = nodes[target]
@@ -139,6 +141,8 @@ def _read(folder: Path, options: ReadOptions) -> TypedRaw:
         edge_times=edge_times,
         node_times=node_times,
         edge_features=edge_features,
+        feature_columns={t: columns for t, (_, columns) in chosen.items()},
+        edge_feature_columns=of_relation,
     )
 
 
@@ -248,8 +252,8 @@ def _edges(
     nodes: Mapping[str, _Nodes],
     options: ReadOptions,
     notes: list[str],
-) -> tuple[AnyArray | None, AnyArray | None]:
-    """Weights and features of the edges of a relation, where they have any; leaves their ends with the node types."""
+) -> tuple[AnyArray | None, AnyArray | None, tuple[str, ...]]:
+    """Weights and features of a relation's edges, where it has any, and their columns; leaves ends with the nodes."""
     check_ends(key, nodes)
     stem = title_of(key)
     for end, t in (("src", key[0]), ("dst", key[2])):
@@ -257,10 +261,12 @@ def _edges(
         if from_csv:
             nodes[t].csv_ends.add((key, end))
     with about(f"relation {','.join(key)}"):
-        features = feature_rows(table, columns_of_edges(folder, key, table, options, notes), stem)
+        columns = columns_of_edges(folder, key, table, options, notes)
+        features = feature_rows(table, columns, stem)
     if features is not None and not features.shape[1]:  # lists of no numbers
         features = None
-    return numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None, features
+    weight = numbers_of(table["weight"], f"{stem}.weight") if "weight" in table.column_names else None
+    return weight, features, columns
 
 
 def columns_of_edges(
@@ -329,11 +335,14 @@ def _check_named(named: tuple[str, ...] | None, tables: Iterable[pa.Table], opti
         )
 
 
-def _features(folder: Path, node_type: str, own: _Nodes, options: ReadOptions, notes: list[str]) -> AnyArray | None:
-    """[n, F] of a node type; None without columns of features."""
+def _features(
+    folder: Path, node_type: str, own: _Nodes, options: ReadOptions, notes: list[str]
+) -> tuple[AnyArray | None, tuple[str, ...]]:
+    """[n, F] of a node type, None without any, and their columns."""
     with about(f"node type '{node_type}'"):
-        found: Any = feature_rows(own.table, columns_of_nodes(folder, node_type, own.table, own.labels, options, notes))
-    return found if found is None or own.order is None else found[own.order]
+        columns = columns_of_nodes(folder, node_type, own.table, own.labels, options, notes)
+        found: Any = feature_rows(own.table, columns)
+    return found if found is None or own.order is None else found[own.order], columns
 
 
 def columns_of_nodes(

@@ -70,7 +70,7 @@ REFUSED = {
     "no node": ((np.array([[0, 4]]), [1]), {}, r"pairs has the pair \(0, 4\) with an end that is no node"),
     "rows": ((PAIRS, LABELS[:4]), {}, r"labels have shape \[4\]; expected a row for each of 5 pairs"),
     "features": ((PAIRS, LABELS), {"features": np.ones(3)}, r"features have shape \[3\]; expected a row for each"),
-    "NaN": ((PAIRS, LABELS), {"features": np.full(5, np.nan)}, r"NaN or infinite values \(first: row 0\)"),
+    "NaN": ((PAIRS, LABELS), {"features": np.full(5, np.nan)}, r"NaN or infinite \(first: edge 0 of"),
     "times": ((PAIRS, LABELS), {"times": ["a"] * 5}, "times of labelled edges"),
     "all unlabelled": ((PAIRS, -np.ones(5, int)), {}, "no edge has a label"),
     "unlabelled": ((PAIRS, LABELS), {"train": [0, 2], "test": [4]}, "unlabelled; set unlabelled_in_split=drop"),

@@ -1,0 +1,55 @@
+"""Features with missing values in pieces: the store, and the sentences, of the reader in memory."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millrace as mr
+from millrace.tests.contracts.ingest import cut_small, parquet, same
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    cut_small(monkeypatch)
+
+
+def gaps(rng, rows, width, every=4):
+    x = np.round(rng.normal(0, 30, (rows, width)), 1)
+    x[rng.random((rows, width)) < 1 / every] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "median", "indicator"])
+@pytest.mark.parametrize("normalize", ["none", "standard", "row"])
+def test_one_type(tmp_path, kind, normalize):
+    rng = np.random.default_rng(len(kind) + len(normalize))
+    x, of_edges, ids = gaps(rng, 80, 3), gaps(rng, 200, 2, 9), rng.permutation(80)
+    nodes = {"id": ids, "label": rng.integers(0, 2, 80), "age": pa.array(x[:, 0], from_pandas=True), "pay": x[:, 1]}
+    ends = rng.integers(0, 80, (2, 200))
+    parquet(tmp_path / "g", "nodes", pa.table({**nodes, "sure": np.arange(80)}))
+    parquet(tmp_path / "g", "edges", pa.table({"src": ends[0], "dst": ends[1], "x": of_edges.tolist()}))
+    options = mr.ReadOptions(
+        direction="directed", nan_features=kind, normalize_features=normalize, feature_columns="age,pay,sure"
+    )
+    data = same(tmp_path / "g", tmp_path, options, split="fraction:0.5,0.2")
+    assert data.num_features == 3 + 2 * (kind == "indicator") and data.num_edge_features == 2 + 2 * (
+        kind == "indicator"
+    )
+    assert any("'age' " in note and "'pay' " in note for note in data.notes) and any("'x[0]' " in n for n in data.notes)
+
+
+@pytest.mark.parametrize("kind", ["mean", "median", "indicator"])
+def test_several_types(tmp_path, kind):
+    rng, folder = np.random.default_rng(3), tmp_path / "g"
+    parquet(
+        folder,
+        "nodes-user",
+        pa.table({"id": np.arange(50) * 3, "label": rng.integers(0, 2, 50), "x0": gaps(rng, 50, 1)[:, 0]}),
+    )
+    parquet(folder, "nodes-item", pa.table({"x": gaps(rng, 20, 4).tolist()}))
+    ends = rng.integers(0, 50, 90) * 3, rng.integers(0, 20, 90)
+    parquet(folder, "edges-user-buys-item", pa.table({"src": ends[0], "dst": ends[1], "x": gaps(rng, 90, 2).tolist()}))
+    parquet(folder, "edges-item-of-user", pa.table({"src": ends[1], "dst": ends[0]}))
+    options = mr.ReadOptions(nan_features=kind, normalize_features="standard", missing_ids="compact")
+    data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
+    assert any(note.startswith("Relation user,buys,item: ") and "'x[1]'" in note for note in data.notes)
