@@ -19,7 +19,8 @@ from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, ge
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import UNBOUNDED, QueueFeed
-from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch, RowsAhead
+from millrace.stages.fetch.ahead.units import MOST_STEPS, RowsAhead
+from millrace.stages.fetch.exchange import PREFETCH_BYTES, ExchangeFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
@@ -53,7 +54,9 @@ def trained(
             for step in range(len(steps)):
                 for index in filter(steps.is_mine, steps.minibatches_of(step)):
                     work = ahead.get(epoch, index)
-                    got, place, _ = ahead.rows(work)
+                    found = ahead.rows(work)
+                    assert found is not None
+                    got, place = found.rows, found.place
                     same = (
                         same
                         and np.array_equal(got[place, 0], work.nodes)

@@ -132,7 +132,7 @@ class MappedFeatures(ArrayFeatures):
         ids = np.asarray(ids)
         raw = out.view(np.uint8).reshape(len(ids), self._file.row_bytes)
         if np.all(ids[1:] >= ids[:-1]):
-            self._file.read(ids, raw)
+            self._file.read(ids, raw, None)
         else:
             order = np.argsort(ids, kind="stable")
             self._file.read(ids[order], raw, order)
@@ -314,8 +314,12 @@ class CountedFeatures:
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`."""
         rows = self.inner.gather(ids, out)
-        self.ledger.add(self.channel, "features", rows.nbytes)
+        self.count(len(rows))
         return rows
+
+    def count(self, rows: int) -> None:
+        """Count so many rows that were read by another way."""
+        self.ledger.add(self.channel, "features", rows * self.num_features * self.dtype.itemsize)
 
 
 def is_read_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:
@@ -340,7 +344,7 @@ def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray
     if isinstance(features, CountedFeatures):
         rows = in_place(features.inner, ids)
         if rows is not None:
-            features.ledger.add(features.channel, "features", len(ids) * rows.shape[1] * rows.itemsize)
+            features.count(len(ids))
         return rows
     if not isinstance(features, ArrayFeatures) or not features.rows.flags.c_contiguous:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...stages.feed.queue_feed import most_bulks
+from ...stages.fetch.exchange import ahead_bytes
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.device_memory import SHARE
 from ...stages.placement.chunks import Chunks
@@ -268,7 +269,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
         # A rank's own rows are copied beside those of others.
         asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2])[1]
         sizes = [rows / of[0] * seen.distinct[0] for rows, of in zip(asked, (trial, run))]
-        most = [s.system.options["prefetch_bytes"] / max(1.0, size) for size in sizes]
+        most = [ahead_bytes(s.system.options["prefetch_bytes"]) / max(1.0, size) for size in sizes]
         fetched = [min(n, ready(max(seen.sample_s, seen.fetch_s), *of)) for n, of in zip(most, (trial, run))]
         tried, waiting = (n * (size + seen.minibatch_bytes) for n, size in zip(fetched, sizes))
         parts["rows"] = round(max(0.0, waiting - tried))

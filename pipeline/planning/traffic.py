@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
 from ...stages.comm.nccl import even_ring_bytes
-from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.fetch.ahead.units import MOST_STEPS
+from ...stages.fetch.exchange import ahead_bytes
 from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
@@ -268,8 +269,8 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes,
     or by their number if they have none.
 
-    The minibatches of a few steps are fetched together, each node's row once (`fetch.exchange.RowsAhead`), unless they
-    come from files; the trial has counted the rows that this leaves. The first step of a run is fetched alone.
+    The minibatches of a few steps are fetched together, each node's row once (`RowsAhead`), unless they come from
+    files; the trial has counted the rows that this leaves. The first step of a run is fetched alone.
 
     Args:
         s: the run.
@@ -282,7 +283,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     steps = by_rows(minibatches, seen) / ranks / per_rank
     if s.job.queue.kind == "memory" and len(distinct) > 1:
         step = per_rank * seen.distinct[0]
-        together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
+        together = max(1, min(MOST_STEPS, int(ahead_bytes(s.system.options["prefetch_bytes"]) // max(1, step))))
 
     def rows(steps: float) -> float:
         times, rest = divmod(steps, together)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...stages.assignment import SeedPlan
-from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.fetch.ahead.units import MOST_STEPS
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...stages.links.plan import LinkPlan

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.fetch.ahead.units import MOST_STEPS
 from ...stages.memory.bytes_left import bytes_at_most
 from ...stages.models import MODELS
 from ...stages.models.base import reads_edges

@@ -15,8 +15,6 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
-from ...storage.store.full_disk import whole_file
-from ...storage.store.own_files import own_file, refuse_links
 from ...storage.store.regular import opened_file
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing, sampler_named
@@ -32,7 +30,7 @@ JOB, RESULT, METRICS, MODEL, LEARNED, CHECKPOINTS, PARTS = (
     "checkpoints",
     "parts",
 )
-LOCK, LOGS = ".lock", "logs"
+LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
@@ -84,8 +82,12 @@ def learned_rows(folder: Path, width: int) -> MappedFeatures:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
-    with whole_file(path) as aside:
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    try:
         aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def check_holds_run(folder: Path, expected: str = "a run") -> None:
@@ -142,8 +144,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder, (LOGS, CHECKPOINTS, PARTS))
-        lock = own_file(folder / LOCK)
+        lock = (folder / LOCK).open("w")
     except OSError as e:
         raise InputError(f"cannot write the folder {folder}: {e.strerror}; choose another --out") from None
     with lock:

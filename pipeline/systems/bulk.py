@@ -1,14 +1,13 @@
 """Minibatch training on samples that are drawn many at a time."""
 
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
 from ...stages.feed.link_feed import LinksByOwners, SampledLinks
 from ...stages.feed.queue_feed import Sampled
-from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
@@ -39,7 +38,7 @@ def bulk(
     replication: int = 1,
     cache_fraction: float = 0.0,
     hot_by: HotBy = "samples",
-    prefetch_bytes: int = PREFETCH_ROWS_BYTES,
+    prefetch_bytes: int | Literal["auto"] = "auto",
     features: Literal["shared", "owned"] = "shared",
     partitioner: Partitioner | None = None,
     local_seeds: bool = False,
@@ -58,7 +57,8 @@ def bulk(
         cache_fraction: share of all rows that each rank caches of the others', if features are owned.
         hot_by: choice of the cached rows: those that the rank's own minibatches need most often, or those in most
             in-neighbour lists.
-        prefetch_bytes: rows of other ranks that may be ready or under way before they are needed.
+        prefetch_bytes: rows of other ranks, or on disk, that may be ready or under way before they are needed; see
+            `BulkOptions.prefetch_bytes`.
         features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends rows to the others.
             A partitioned topology implies ``owned``.
         partitioner: cuts a partitioned topology into blocks; by default into ranges of ids, with nodes and edges
@@ -90,7 +90,7 @@ def bulk(
             Epochs(),
             options,
         )
-    fetch = exchanged if features == "owned" else TemporalFetch() if reads_times(drawn) else GatherFetch()
+    fetch = exchanged if features == "owned" else (TemporalFetch if reads_times(drawn) else GatherFetch)(prefetch_bytes)
     return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
 
 
@@ -109,9 +109,11 @@ class BulkOptions(Section):
     hot_by: Literal["samples", "degree"] = "samples"
     """Choice of the cached rows: those that the rank's own minibatches of the first epoch need most often, or those in
     most in-neighbour lists."""
-    prefetch_bytes: int = Field(default=512 << 20, ge=0)
-    """Rows that may be ready or under way besides those being trained on. With 0, or less than a step's rows, fetching
-    and training take turns."""
+    prefetch_bytes: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Bytes of rows that are fetched ahead. Of rows that other ranks own: those that may be ready or under way besides
+    those being trained on, by default 512 MiB. Of rows on disk: all that are in memory, by default a quarter of what
+    the system and its control groups leave, shared by the ranks; the more minibatches are read together, the better.
+    With 0, or less than a step's rows, fetching and training take turns."""
     local_seeds: bool = False
     """Each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size: fewer rows
     travel. A step has the same seeds either way, but minibatches depend on the number of ranks. For a partitioned
@@ -232,7 +234,7 @@ class _Bulk(Registered):
             fetch = LinkExchangeFetch(**owned, sample=sample)
         else:
             assert isinstance(sample, SampledLinks)
-            fetch = LinkFetch(sample)
+            fetch = LinkFetch(system.options["prefetch_bytes"], sample=sample)
         # pyrefly: ignore[bad-argument-type]
         return replace(system, sample=sample, fetch=fetch)
 

@@ -28,7 +28,8 @@ from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.resident import EdgesThere
 from ..placement.row_blocks import BlockRows
 from ..policies import KeepsRows
-from .exchange import Exchange, ExchangeFetch, Plan, Unit, Units
+from .ahead.units import Plan, Unit, Units
+from .exchange import Exchange, ExchangeFetch
 from .gather_cuda import DeviceGatherFetch, Leash, edges_there, resident_neighbourhoods, resident_there, upload
 from .owned_rows_cuda import CollectedThere, OwnedOnDevice
 

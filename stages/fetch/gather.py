@@ -3,7 +3,8 @@ are gathered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,43 +17,88 @@ from ...storage.typed.features import typed_in_place
 from ..links.planned_pairs import HasTargets
 from ..memory.arena import empty
 from ..memory.lazy_rows import LazyRows, LazyTypedRows, torch_dtype
-from ..messages import Fetched, Placement, RankJob
+from ..messages import Fetched, Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
+from ..policies import Feed, SamplePolicy
+from .ahead.disk_rows import FromDisk
+from .ahead.units import Plan, RowsAhead, Units
 
 
 @dataclass(frozen=True)
 class GatherFetch:
     """Fetches each node's row at most once per minibatch; every block then aggregates locally."""
 
+    prefetch_bytes: int | Literal["auto"] = "auto"
+    """Memory for rows on disk that are ready or under way, those that are trained on among them; ``auto``: a quarter of
+    what is left, shared by the ranks."""
+
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
         """See `FetchPolicy.fetcher`. Does not depend on the module."""
+        return Gather(*self.sources(placement, job))
+
+    def sources(
+        self, placement: Placement, job: RankJob
+    ) -> tuple[Placement, FeatureStore, FeatureStore | None, FromDisk | None]:
+        """Arguments of `Gather`."""
         edges = placement.edge_features
-        return Gather(
+        return (
             placement,
             CountedFeatures(placement.features, job.ledger, "store"),
             None if edges is None else CountedFeatures(edges, job.ledger, "store"),
+            FromDisk.chosen(placement, job, self.prefetch_bytes),
         )
 
 
 class Gather(HasTargets):
-    """Rows of one array, in memory or mapped, come as `LazyRows`, which layers read in place; others are gathered."""
+    """Rows of one array in memory come as `LazyRows`, which layers read in place. Those on disk are read ahead, or else
+    gathered."""
 
     exchange_s = 0.0
+    _ahead: Units[Any] | None = None
 
-    def __init__(self, placement: Placement, features: FeatureStore, edges: FeatureStore | None = None) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        features: FeatureStore,
+        edges: FeatureStore | None,
+        from_disk: FromDisk | None,
+    ) -> None:
         """
         Args:
             placement: labels and degrees.
             features: source of the rows.
             edges: source of the rows of edges, if the model reads them.
+            from_disk: reads rows of both ahead; None: they are in memory.
         """
         self._placement = placement
         self._features = features
         self._edges = edges
+        self._from_disk = from_disk
+
+    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
+        """See `FetchesAhead.ahead`: the feed itself where all rows are in memory."""
+        disk = self._from_disk
+        if disk is None:
+            return feed
+        steps = disk.job.steps(sample.num_minibatches(self._placement, disk.job))
+        lists_of = partial(edge_lists, placement=self._placement)
+        # pyrefly: ignore[bad-argument-type]
+        self._ahead = disk.begun(feed, Plan(steps, phase.last_epoch, first), lists_of)
+        return self._ahead
+
+    @property
+    def hit_counts(self) -> dict[str, int]:
+        """See `FetchesAhead.hit_counts`: there is no cache."""
+        return {}
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
-        return self._fetched(work, self._rows(work.nodes))
+        """See `Fetcher.fetch`: waits for the rows of `work`, if they have not arrived yet."""
+        got = self._ahead.rows(work) if isinstance(self._ahead, RowsAhead) else None
+        if got is None:
+            return self._fetched(work, self._rows(work.nodes))
+        if isinstance(self._features, CountedFeatures):
+            self._features.count(len(work.nodes))
+        return self._fetched(work, LazyRows(got.rows, got.place), got.degree)
 
     def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
         """`Fetched` from the rows of all nodes, and their degrees if known."""
@@ -80,6 +126,11 @@ class Gather(HasTargets):
     def _of_edges(self, work: MiniBatch) -> list[Callable[[], Tensor]] | None:
         """For each block, a function that returns the features of its edges; None if the model reads none."""
         edges = self._edges
+        came = list(self._ahead.edge_rows(work)) if isinstance(self._ahead, RowsAhead) else []
+        if came:
+            if isinstance(edges, CountedFeatures):
+                edges.count(sum(map(len, came)))
+            return rows_of_blocks(work, came.__getitem__)
         if edges is None:
             return None
         lists = edge_lists(work, self._placement)

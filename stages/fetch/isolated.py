@@ -37,7 +37,7 @@ class CoverageFetcher(Gather):
             placement: of this rank.
             policy: how seeds are weighed.
         """
-        super().__init__(placement, placement.features, placement.edge_features)
+        super().__init__(placement, placement.features, placement.edge_features, None)
         self._weights = Weights(placement, policy.correction)
 
     def fetch(self, work: MiniBatch) -> Fetched:

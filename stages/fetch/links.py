@@ -13,7 +13,7 @@ from .gather import Gather, GatherFetch
 from .isolated import CoverageFetch, CoverageFetcher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkFetch(GatherFetch):
     """`GatherFetch` of minibatches that `SampledLinks` makes."""
 

@@ -15,24 +15,13 @@ from ...storage.partition.book import RangeBook
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..memory.lazy_rows import torch_dtype
+from .ahead.units import Collected
 
 IdArray = npt.NDArray[np.int64]
 LOAD_BYTES = 64 << 20
 """Rows are loaded in slices of about this size, since a store may hold a second copy while it converts."""
 SPARE = 3
 """Buffers that are kept for reuse."""
-
-
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """Requested rows, in the order of arrival."""
-
-    rows: FloatArray
-    """[n, F]."""
-    place: npt.NDArray[np.integer]
-    """[n], position of each id's row."""
-    degree: Tensor | None
-    """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
 
 
 @dataclass

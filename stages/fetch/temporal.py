@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
 from ..messages import Placement, RankJob
 from ..sample.temporal import degrees_until
@@ -20,12 +19,7 @@ class TemporalFetch(GatherFetch):
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "TemporalGather":
         """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        edges = placement.edge_features
-        return TemporalGather(
-            placement,
-            CountedFeatures(placement.features, job.ledger, "store"),
-            None if edges is None else CountedFeatures(edges, job.ledger, "store"),
-        )
+        return TemporalGather(*self.sources(placement, job))
 
 
 class TemporalGather(Gather):

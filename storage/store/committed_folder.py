@@ -72,7 +72,7 @@ def _hold(folder: Path) -> int:
 
 def _is_held(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -124,7 +124,7 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> npt.NDArray
         ) from None
 
 
-def _form(file: BinaryIO) -> tuple[Any, ...] | None:
+def _form(file: BinaryIO) -> object:
     """Shape, order and dtype that the header of an ``.npy`` file of format 1.0 tells; None if it is none."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):

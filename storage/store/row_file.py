@@ -97,13 +97,13 @@ class RowFile:
             there = max(0, size - self.first) // max(1, self.row_bytes)
             raise self._failed(f"it has {there} rows now; expected {self.num_rows}", there)
 
-    def read(self, ids: npt.NDArray[np.integer], out: Bytes, places: npt.NDArray[np.integer] | None = None) -> None:
+    def read(self, ids: npt.NDArray[np.integer], out: Bytes, places: npt.NDArray[np.integer] | None) -> None:
         """Read rows.
 
         Args:
             ids: [n] in [0, V), ascending; may repeat.
             out: [n, `row_bytes`], C-contiguous: row i is that of ``ids[i]``.
-            places: [n], rows of `out` to write to in place of 0, 1, ...
+            places: [n], rows of `out` to write to; None: 0, 1, ...
 
         Raises:
             RunError: the file has become shorter, or the disk fails.

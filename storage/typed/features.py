@@ -8,11 +8,13 @@ import numpy.typing as npt
 from ..errors import InputError
 from ..features import (
     ArrayFeatures,
+    ConvertedFeatures,
     CountedFeatures,
     FeatureStore,
     FloatArray,
     MappedFeatures,
     WidenedFeatures,
+    ZarrFeatures,
     is_read_together,
 )
 from ..store.narrow import FeatureDtype, narrow, widen
@@ -111,8 +113,7 @@ def typed_in_place(
     if isinstance(features, CountedFeatures):
         found = typed_in_place(features.inner, ids)
         if found is not None:
-            count = len(ids) * features.num_features * features.dtype.itemsize
-            features.ledger.add(features.channel, "features", count)
+            features.count(len(ids))
         return found
     if not isinstance(features, TypedFeatures):
         return None
@@ -121,7 +122,26 @@ def typed_in_place(
         return None
     if len(ids) and (ids.min() < 0 or ids.max() >= features.num_rows):
         raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {features.num_rows}")
-    for part, first, stop in zip(features.parts, features.offsets, features.offsets[1:]):
-        if isinstance(part, MappedFeatures) and is_read_together(part, ids[(ids >= first) & (ids < stop)] - first):
-            return None
+    if reads_together(features, ids):
+        return None
     return rows, features.offsets
+
+
+def is_on_disk(features: FeatureStore) -> bool:
+    """True if rows may have to be read from a disk."""
+    if isinstance(features, TypedFeatures):
+        return any(map(is_on_disk, features.parts))
+    if isinstance(features, CountedFeatures | ConvertedFeatures):
+        return is_on_disk(features.inner)
+    kept = features.kept if isinstance(features, WidenedFeatures) else features
+    return isinstance(kept, MappedFeatures | ZarrFeatures)
+
+
+def reads_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:
+    """`is_read_together`, also of features of several node types."""
+    if isinstance(features, CountedFeatures | ConvertedFeatures):
+        return reads_together(features.inner, ids)
+    if not isinstance(features, TypedFeatures):
+        return is_read_together(features, ids)
+    own = zip(features.parts, features.offsets, features.offsets[1:])
+    return any(reads_together(part, ids[(ids >= first) & (ids < stop)] - first) for part, first, stop in own)

@@ -24,7 +24,8 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import Sampled
 from millrace.stages.fetch import owned_rows
-from millrace.stages.fetch.exchange import MOST_STEPS, ExchangeFetch
+from millrace.stages.fetch.ahead.units import MOST_STEPS
+from millrace.stages.fetch.exchange import ExchangeFetch
 from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.lazy_rows import LazyRows

@@ -48,7 +48,7 @@ def work_of(placement, negatives, model):
         seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64,
         kernel=sampling_backend("cpu"), group=Solo(), ledger=Ledger(),
     )  # fmt: skip
-    fetcher = LinkFetch(sample).fetcher(placement, job, model)
+    fetcher = LinkFetch(sample=sample).fetcher(placement, job, model)
     return sample.plan(placement, job), fetcher, list(sample.preview(placement, job, 1))
 
 

@@ -98,7 +98,7 @@ def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], edge_
     )  # fmt: skip
     request = BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),))
     work = mr.NeighborSampler(fanout, edge_ids=True).sample(graph, request, cpu).check().minibatches[0]
-    got = Gather(placement, placement.features, placement.edge_features).fetch(work)
+    got = Gather(placement, placement.features, placement.edge_features, None).fetch(work)
     h = torch.from_numpy(X[work.nodes])
     convs = [
         geometric.GATv2Conv(a, b, heads=2, concat=concat, edge_dim=edge_width or None).double()

@@ -80,7 +80,7 @@ def fetched(graph: Graph, sampler: Any, x: np.ndarray) -> tuple[Any, Any]:
         edge_features=graph.edge_features,
     )  # fmt: skip
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    return work, Gather(placement, placement.features, placement.edge_features).fetch(work)
+    return work, Gather(placement, placement.features, placement.edge_features, None).fetch(work)
 
 
 @pytest.mark.parametrize("expand", ["new", "all"])

@@ -51,7 +51,7 @@ def test_reads_are_merged_and_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(row_file, "READ_BYTES", 500)
     _, file = made(tmp_path, 100)
     ids = np.array([0, 1, 4, 8, 9, 20, 21, 22, 23, 24, 25, 26])
-    file.read(ids, np.empty((12, 100), np.uint8))
+    file.read(ids, np.empty((12, 100), np.uint8), None)
     # 0 to 4; 8 and 9, behind a gap of three; 20 to 24, and 25 and 26, behind the longest read.
     assert (file.reads.count, file.reads.bytes) == (4, 500 + 200 + 500 + 200)
 
@@ -59,7 +59,7 @@ def test_reads_are_merged_and_cut(tmp_path, monkeypatch):
 def test_a_file_in_the_cache_is_known(tmp_path, monkeypatch):
     rows, file = made(tmp_path, 1000)
     every, read = np.arange(ROWS), os.preadv
-    file.read(every, np.empty_like(rows))
+    file.read(every, np.empty_like(rows), None)
     assert file.is_cached(every)
     assert file.is_cached(every[:0])
 
@@ -79,7 +79,7 @@ def test_a_file_cut_short_is_a_sentence(tmp_path, cached):
     _, file = made(tmp_path, 100)
     os.truncate(file.path, FIRST + 100 * 50 + 7)
     ids = np.array([3, 40, 60])
-    reads = (lambda: file.is_cached(ids)) if cached else lambda: file.read(ids, np.empty((3, 100), np.uint8))
+    reads = (lambda: file.is_cached(ids)) if cached else lambda: file.read(ids, np.empty((3, 100), np.uint8), None)
     with pytest.raises(RunError, match=r"rows-100 cannot be read at row 50 of 300 \(it (has|ends).* the file short"):
         reads()
 
@@ -92,6 +92,6 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", fails)
     with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\).*--resume"):
-        file.read(np.array([7]), np.empty((1, 100), np.uint8))
+        file.read(np.array([7]), np.empty((1, 100), np.uint8), None)
     with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\)"):
         file.is_cached(np.array([7]))

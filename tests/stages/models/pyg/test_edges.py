@@ -89,7 +89,7 @@ def test_minibatches_are_pygs_on_the_sampled_edges(graph: Graph, name: str) -> N
     )  # fmt: skip
     sampler = mr.NeighborSampler((3, 2), edge_ids=True)
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    got = Gather(placement, placement.features, placement.edge_features).fetch(work)
+    got = Gather(placement, placement.features, placement.edge_features, None).fetch(work)
     h = torch.from_numpy(X[work.nodes]).requires_grad_()
     found = model(got.neighbourhoods, h)
     x = torch.from_numpy(X).requires_grad_()

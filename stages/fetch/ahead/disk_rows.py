@@ -1,0 +1,220 @@
+"""Rows on disk that are read ahead of the training that needs them, by the unit: ascending, each once, neighbours
+together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.features import FeatureStore
+from ....storage.minibatch import MiniBatch
+from ....storage.store.row_file import WINDOW_BYTES
+from ....storage.typed.features import is_on_disk, reads_together
+from ...comm.base import Group
+from ...comm.solo import Solo
+from ...feed.queue_feed import QueueFeed
+from ...memory.bytes_left import bytes_left
+from ...messages import Placement, RankJob
+from .units import Collected, Plan, RowsAhead, Unit, UnitOfRows
+
+PIECE_BYTES = 256 << 20
+"""About this much is read between two looks at whether it is still wanted."""
+SPARSE = 16
+"""Ids are sorted where there are this many rows for each; else they are found in a table of all rows."""
+
+
+class DiskRows:
+    """Rows of a feature store on disk. See `RowSource`. Each rank reads for itself."""
+
+    group: Group = Solo()
+
+    def __init__(self, features: FeatureStore) -> None:
+        self.features = features
+        self.row_bytes = features.num_features * features.dtype.itemsize
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """False: `collect` may stop, and its rows have any values."""
+
+    def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
+        """True if these rows are better read where they lie."""
+        return not reads_together(self.features, ids)
+
+    def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
+        """See `RowSource.collect`. `ids` may repeat.
+
+        Raises:
+            RunError: a file has become shorter, or the disk fails.
+            StoreError: the store is damaged.
+        """
+        known, place = distinct(ids, self.features.num_rows)
+        rows = np.empty((len(known), self.features.num_features), self.features.dtype)
+        step = max(1, PIECE_BYTES // max(1, self.row_bytes))
+        for at in range(0, len(known), step):
+            if not self.is_wanted():
+                break
+            self.features.gather(known[at : at + step], out=rows[at : at + step])
+        return Collected(rows, place, None)
+
+
+def distinct(ids: npt.NDArray[np.integer], count: int) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """Distinct ids of [0, count), ascending, and the position of each of `ids` among them."""
+    if count > SPARSE * len(ids):
+        return np.unique(ids, return_inverse=True)
+    is_asked = np.zeros(count, np.bool_)
+    is_asked[ids] = True
+    known = np.flatnonzero(is_asked)
+    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    place[known] = np.arange(len(known), dtype=place.dtype)
+    return known, place[ids]
+
+
+class RowsFromDisk(RowsAhead):
+    """`RowsAhead` of the disk: a unit is read while another is trained, and each has as many steps as its bytes allow.
+
+    Rows that the system has in its cache of pages are not read: layers take them where they lie.
+    """
+
+    def __init__(
+        self,
+        feed: QueueFeed,
+        rows: DiskRows,
+        plan: Plan,
+        unit_bytes: int,
+        of_edges: DiskRows | None,
+        lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]],
+        tell: Callable[[str], None],
+    ) -> None:
+        """See `RowsAhead`.
+
+        Args:
+            feed: gives this rank's minibatches.
+            rows: of nodes.
+            plan: range of work to come.
+            unit_bytes: most bytes of a unit that is read while another is trained.
+            of_edges: rows of edges, if they are read too.
+            lists_of: see `RowsAhead`.
+            tell: called with a sentence for the user.
+        """
+        self._rows, self._rows_of_edges, self._tell = rows, of_edges, tell
+        self._seen = np.zeros(rows.features.num_rows, np.bool_)
+        self._waiting: dict[tuple[int, int], MiniBatch] = {}
+        """Minibatches that came for a unit that had no room for them, by epoch and index."""
+        self.most_steps = 0
+        """Steps of the largest unit."""
+        super().__init__(feed, rows, plan, unit_bytes, of_edges, lists_of)
+        for each in (rows, *([] if of_edges is None else [of_edges])):
+            each.is_wanted = lambda: not self._thread.is_closing
+
+    def _has_room(self, unit: Unit) -> bool:
+        steps = len(self._plan.steps)
+        with self._changed:
+            if self._trained >= unit.epoch * steps + unit.first_step:
+                return True
+            is_waiting = any(u.epoch * steps + u.first_step > self._trained for u in self._units)
+            return self._step_bytes <= self._ahead_bytes and not is_waiting
+
+    def _work(self, unit: UnitOfRows) -> dict[int, MiniBatch]:
+        """See `Units._work`. The first unit has one step, so that training begins."""
+        plan, got, num_bytes = self._plan, dict[int, MiniBatch](), 0
+        is_first = (unit.epoch, unit.first_step) == (plan.first[0], plan.steps.step_of(plan.first[1]))
+        step = unit.first_step
+        while step < len(plan.steps):
+            mine = self._minibatches(unit.epoch, step, wait=step == unit.first_step)
+            if mine is None:
+                break
+            num_bytes += sum(self._new_bytes(m) for m in mine)
+            if step > unit.first_step and num_bytes > self._ahead_bytes:
+                self._waiting |= {(unit.epoch, m.index): m for m in mine}
+                break
+            got |= {m.index: m for m in mine}
+            step += 1
+            if is_first or self._is_at_hand(mine):
+                break
+        for m in [*got.values(), *self._waiting.values()]:
+            self._seen[m.nodes] = False
+        with self._changed:
+            unit.last_step = step
+        self.most_steps = max(self.most_steps, step - unit.first_step)
+        return got
+
+    def _minibatches(self, epoch: int, step: int, wait: bool) -> list[MiniBatch] | None:
+        """This rank's minibatches of a step; None if they are not there and nobody waits."""
+        span = self._plan.steps.minibatches_of(step)
+        self._feed.expect(epoch, span.stop - 1)
+        mine = []
+        for index in filter(self._plan.steps.is_mine, span):
+            found = self._waiting.pop((epoch, index), None)
+            # A bounded queue on disk may hold later ones back until these are trained.
+            if found is None and not wait and self._feed.stored:
+                found = self._feed.peek(epoch, index)
+                if found is None:
+                    self._waiting |= {(epoch, m.index): m for m in mine}
+                    return None
+            mine.append(found if found is not None else self._feed.get(epoch, index))
+        return mine
+
+    def _new_bytes(self, work: MiniBatch) -> int:
+        """Bytes that a minibatch adds to a unit."""
+        new = np.unique(work.nodes[~self._seen[work.nodes]])
+        self._seen[new] = True
+        edges = 0
+        if self._rows_of_edges is not None:
+            edges = self._rows_of_edges.row_bytes * sum(map(len, self._lists_of(work)))
+        return len(new) * self._rows.row_bytes + work.nodes.size * 4 + edges
+
+    def _is_at_hand(self, work: list[MiniBatch]) -> bool:
+        """True if the rows of some minibatches are read where they lie."""
+        at_hand = all(self._rows.is_at_hand(m.nodes) for m in work)
+        if self._rows_of_edges is None or not at_hand:
+            return at_hand
+        return self._rows_of_edges.is_at_hand(self._edges_of(work))
+
+    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[int, Collected], Collected | None]:
+        if unit.last_step == unit.first_step + 1 and self._is_at_hand(work):
+            return {}, None
+        got = self._rows.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
+        if self._ahead_bytes < got.rows.nbytes and not self._step_bytes:
+            self._tell(
+                f"the rows of a minibatch take {got.rows.nbytes / 2**20:,.1f} MiB, but bulk.prefetch_bytes or the "
+                f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns"
+            )
+        places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
+        edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
+        return {m.index: Collected(got.rows, place, None) for m, place in zip(work, places)}, edges
+
+
+@dataclass(frozen=True)
+class FromDisk:
+    """Reads the rows of nodes, and of edges if the model reads them, ahead."""
+
+    rows: DiskRows
+    of_edges: DiskRows | None
+    unit_bytes: int
+    """See `RowsFromDisk`."""
+    job: RankJob
+
+    @classmethod
+    def chosen(cls, placement: Placement, job: RankJob, prefetch_bytes: int | Literal["auto"]) -> "FromDisk | None":
+        """
+        Args:
+            placement: has the features.
+            job: of this rank.
+            prefetch_bytes: memory of two units and of what is being read; ``auto``: a quarter of what is left, shared
+                by the ranks.
+
+        Returns:
+            None if all rows are in memory.
+        """
+        edges = placement.edge_features
+        if not (is_on_disk(placement.features) or (edges is not None and is_on_disk(edges))):
+            return None
+        room = bytes_left() // 4 // job.group.size if prefetch_bytes == "auto" else prefetch_bytes
+        unit_bytes = max(0, room - min(2 * WINDOW_BYTES, room // 2)) // 2
+        return cls(DiskRows(placement.features), None if edges is None else DiskRows(edges), unit_bytes, job)
+
+    def begun(
+        self, feed: QueueFeed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
+    ) -> RowsFromDisk:
+        """Begin to read the rows of a feed's minibatches."""
+        return RowsFromDisk(feed, self.rows, plan, self.unit_bytes, self.of_edges, lists_of, self.job.tell)

@@ -1,0 +1,327 @@
+"""Rows of minibatches that are fetched ahead of the training that reads them, by the unit: the minibatches of this rank
+in a few steps, whose rows are asked for together, and once, however many of them name them."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ....storage.errors import RunError
+from ....storage.features import FloatArray
+from ....storage.minibatch import MiniBatch
+from ...assignment import Steps
+from ...comm.base import Group
+from ...comm.lockstep import Lockstep
+from ...feed.queue_feed import QueueFeed
+from ...kernels.row_block.numbering import Numbering
+
+MOST_STEPS = 8
+"""Maximum number of steps in a unit of rows that travel."""
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """Requested rows, in the order of arrival."""
+
+    rows: FloatArray
+    """[n, F]."""
+    place: npt.NDArray[np.integer]
+    """[n], position of each id's row."""
+    degree: Tensor | None
+    """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
+
+
+class RowSource(Protocol):
+    """Rows of nodes or of edges that are fetched together."""
+
+    group: Group
+    """Ranks that fetch together, for the thread that does."""
+
+    def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
+        """Rows of `ids`, which may be none."""
+        ...
+
+
+class Unit:
+    """The minibatches of this rank in a few steps of an epoch."""
+
+    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        """`last_step` is exclusive."""
+        self.epoch, self.first_step, self.last_step = epoch, first_step, last_step
+        self.minibatches: dict[int, MiniBatch] | None = None
+        """By index; None until all have arrived."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Range of work to be trained."""
+
+    steps: Steps
+    """Steps of an epoch."""
+    last_epoch: int
+    """Exclusive."""
+    first: tuple[int, int]
+    """(epoch, index) to begin with."""
+
+
+U = TypeVar("U", bound=Unit)
+
+
+class Units(ABC, Generic[U]):
+    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit has
+    one step; its size decides the size of the others."""
+
+    _unit: type[U]
+
+    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
+        """
+        Args:
+            feed: gives this rank's minibatches.
+            group: ranks that fetch together.
+            plan: range of work to come.
+            prefetch_bytes: see `ExchangeFetch`.
+        """
+        self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
+        self._units: list[U] = []
+        """Units begun and not trained yet, in order."""
+        self._trained = plan.first[0] * len(plan.steps) + plan.steps.step_of(plan.first[1])
+        """Steps that have been trained, over all epochs."""
+        self._together = 0
+        """Steps per unit; 0: not known yet."""
+        self.exchange_s = 0.0
+
+    def _all(self) -> Iterator[U]:
+        """All units in order."""
+        plan = self._plan
+        for epoch in range(plan.first[0], plan.last_epoch):
+            step = plan.steps.step_of(plan.first[1]) if epoch == plan.first[0] else 0
+            while step < len(plan.steps):
+                last = min(step + max(1, self._together), len(plan.steps))
+                unit = self._unit(epoch, step, last)
+                yield unit
+                step = unit.last_step
+
+    def _work(self, unit: U) -> dict[int, MiniBatch]:
+        """This rank's minibatches of a unit, once they have arrived."""
+        steps = self._plan.steps
+        span = steps.minibatches_of(unit.first_step, unit.last_step)
+        self._feed.expect(unit.epoch, span.stop - 1)
+        return {i: self._feed.get(unit.epoch, i) for i in filter(steps.is_mine, span)}
+
+    def _agree(self, num_bytes: int) -> int:
+        """Number of steps whose rows may wait for training, on the rank with the largest minibatches; a unit has as
+        many, within bounds. 0 if no rank had any minibatches: decided again after the next unit."""
+        table = torch.zeros(self._column.size, dtype=torch.int64)
+        table[self._column.rank] = num_bytes
+        self._column.all_reduce(table, "control")
+        if not (most := int(table.max())):
+            return 0
+        may_wait = self._ahead_bytes // most
+        self._together = max(1, min(1 if self._feed.stored else MOST_STEPS, may_wait))
+        return may_wait
+
+    def _leave(self, epoch: int, index: int) -> None:
+        """Drop what is trained, up to and including that minibatch, the last of a step."""
+        steps = len(self._plan.steps)
+        self._trained = epoch * steps + self._plan.steps.step_of(index) + 1
+        self._units = [u for u in self._units if u.epoch * steps + u.last_step > self._trained]
+
+    @property
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return self._feed.sample_s
+
+    @abstractmethod
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+
+    @abstractmethod
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`: `index` is the last of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Feed.close`. All ranks call it after the same step."""
+
+
+class UnitOfRows(Unit):
+    """A unit and its rows."""
+
+    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        super().__init__(epoch, first_step, last_step)
+        self.got: dict[int, Collected] | None = None
+        """Rows of each minibatch, all in one array, by its index; none that are to be read where they lie. None: not
+        there yet."""
+        self.bytes = 0
+        self.edges: Collected | None = None
+        """Rows of the edges of all minibatches, in order."""
+
+
+class RowsAhead(Units[UnitOfRows]):
+    """A `Feed` that fetches the rows of its minibatches ahead, in a thread of its own.
+
+    A unit is fetched as soon as there is room for it. When all steps before it have been trained, it is fetched
+    regardless of room: then all ranks need it.
+    """
+
+    _unit = UnitOfRows
+
+    def __init__(
+        self,
+        feed: QueueFeed,
+        rows: RowSource,
+        plan: Plan,
+        prefetch_bytes: int,
+        of_edges: RowSource | None = None,
+        lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]] = lambda _: [],
+    ) -> None:
+        """
+        Args:
+            feed: gives this rank's minibatches.
+            rows: source of the rows of nodes.
+            plan: range of work to come.
+            prefetch_bytes: bytes of rows that may be ready or under way beside those that are trained on.
+            of_edges: source of the rows of edges, if they are read too; of the same group.
+            lists_of: positions of a minibatch's edges: see `gather.edge_lists`.
+        """
+        super().__init__(feed, rows.group, plan, prefetch_bytes)
+        self._source, self._of_edges, self._lists_of = rows, of_edges, lists_of
+        self._changed = threading.Condition()
+        self._step_bytes = 0
+        """Bytes per step of a unit, the largest so far."""
+        self._thread = Lockstep(
+            "fetching rows", rows.group, self._all(), self._has_room, self._load, self._notify, self._take
+        )
+        self._thread.start()
+
+    def _has_room(self, unit: UnitOfRows) -> bool:
+        with self._changed:
+            steps = len(self._plan.steps)
+            if self._trained >= unit.epoch * steps + unit.first_step:
+                return True
+            waiting = sum(u.bytes for u in self._units if u.epoch * steps + u.first_step > self._trained)
+            return 0 < self._ahead_bytes >= waiting + self._step_bytes * (unit.last_step - unit.first_step)
+
+    def _take(self, unit: UnitOfRows) -> None:
+        """Wait for a unit's minibatches."""
+        with self._changed:
+            self._units.append(unit)
+        work = self._work(unit)
+        with self._changed:
+            unit.minibatches = work
+            self._changed.notify_all()
+
+    def _load(self, unit: UnitOfRows) -> None:
+        """Fetch their rows."""
+        assert unit.minibatches is not None
+        work = unit.minibatches
+        start = time.perf_counter()
+        got, edges = self._collected(unit, list(work.values()))
+        self.exchange_s += time.perf_counter() - start
+        with self._changed:
+            unit.got, unit.edges = got, edges
+            unit.bytes = sum(each.rows.nbytes for each in (next(iter(got.values()), None), edges) if each is not None)
+            self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
+            self._changed.notify_all()
+        if not self._together:
+            self._agree(unit.bytes)
+
+    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[int, Collected], Collected | None]:
+        """Rows of the nodes of each minibatch of a unit, and of its edges."""
+        nodes, places = united(work)
+        got = self._source.collect(nodes)
+        edges = None if self._of_edges is None else self._of_edges.collect(self._edges_of(work))
+        if len(work) < 2:
+            return {m.index: got for m in work}, edges
+        found = {}
+        for m, place in zip(work, places):
+            degree = None if got.degree is None else got.degree[torch.from_numpy(place).long()]
+            found[m.index] = Collected(got.rows, got.place[place], degree)
+        return found, edges
+
+    def _edges_of(self, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
+        """Positions of the edges of all lists of some minibatches."""
+        return np.concatenate([np.empty(0, np.int64), *(ids for m in work for ids in self._lists_of(m))])
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, epoch: int, index: int, ready: Callable[[UnitOfRows], bool]) -> UnitOfRows:
+        """The unit of a minibatch, once it is ready."""
+        step = self._plan.steps.step_of(index)
+        with self._changed:
+            while True:
+                if self._thread.error is not None:
+                    self._thread.check()
+                for unit in self._units:
+                    if unit.epoch == epoch and unit.first_step <= step < unit.last_step and ready(unit):
+                        return unit
+                if self._thread.is_over:
+                    raise RunError(
+                        f"the rows of step {step} of epoch {epoch} will not come: another rank has ended its training"
+                    )
+                self._changed.wait(WAIT_S)
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
+        assert unit.minibatches is not None
+        return unit.minibatches[index]
+
+    def edge_rows(self, work: MiniBatch) -> Iterator[Tensor]:
+        """Rows of the edges of each list (see `gather.edge_lists`) of a minibatch from `get`; nothing if they
+        are read where they lie, or not at all."""
+        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
+        if unit.edges is None:
+            return
+        assert unit.minibatches is not None
+        at = 0
+        for index, m in unit.minibatches.items():
+            for ids in self._lists_of(m):
+                if index == work.index:
+                    yield torch.from_numpy(unit.edges.rows[unit.edges.place[at : at + len(ids)]])
+                at += len(ids)
+
+    def rows(self, work: MiniBatch) -> Collected | None:
+        """Rows, the position of each node's among them, and the nodes' degrees, for a minibatch from `get`; None if
+        they are to be read where they lie."""
+        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
+        assert unit.got is not None
+        return unit.got.get(work.index)
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`: `index` is the last of a step."""
+        with self._changed:
+            self._leave(epoch, index)
+        self._feed.release(epoch, index)
+        self._thread.notify()
+
+    def close(self) -> None:
+        """See `Feed.close`. All ranks call it after the same step."""
+        self._thread.stop()
+        # Samplers elsewhere may be waiting for steps that will not be trained any more.
+        self._feed.give_up()
+        self._thread.close()
+        self._feed.close()
+
+
+def united(work: list[MiniBatch]) -> tuple[npt.NDArray[np.integer], list[npt.NDArray[np.int32]]]:
+    """Distinct nodes of some minibatches, and the position of each minibatch's among them; of one, its nodes alone."""
+    if len(work) < 2:
+        return work[0].nodes if work else np.empty(0, np.int64), []
+    nodes, places = Numbering(work[0].nodes, work[0].nodes.dtype), []
+    for m in work[1:]:
+        nodes.add(m.nodes)
+    for m in work:
+        places.append(place := np.empty(len(m.nodes), np.int32))
+        nodes.positions(m.nodes, place)
+    return nodes.nodes, places

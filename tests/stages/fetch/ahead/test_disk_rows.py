@@ -1,0 +1,149 @@
+"""Rows read ahead from disk: units as large as their bytes allow, each row once, none before its turn."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.stages.assignment import Steps
+from millrace.stages.fetch.ahead import disk_rows
+from millrace.stages.fetch.ahead.disk_rows import DiskRows, RowsFromDisk, distinct
+from millrace.stages.fetch.ahead.units import Plan
+from millrace.storage.features import ArrayFeatures
+from millrace.storage.minibatch import Block, MiniBatch
+
+V, WIDTH = 500, 4
+ROW_BYTES = 4 * WIDTH
+NODES = 20
+PLACES = 4 * NODES
+"""Bytes that a minibatch's own table of places takes."""
+
+
+class OnDisk(ArrayFeatures):
+    """Rows that count what is gathered."""
+
+    def __init__(self) -> None:
+        super().__init__(np.arange(V * WIDTH, dtype=np.float32).reshape(V, WIDTH))
+        self.asked: list[np.ndarray[Any, Any]] = []
+
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        self.asked.append(np.array(ids))
+        return super().gather(ids, out)
+
+
+class Given:
+    """A feed of minibatches that are there."""
+
+    stored, sample_s = False, 0.0
+
+    def __init__(self, work: dict[tuple[int, int], MiniBatch]) -> None:
+        self.work, self.released = work, (-1, -1)
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        return self.work[epoch, index]
+
+    def peek(self, epoch: int, index: int) -> MiniBatch | None:
+        """Only what is within two minibatches of those that are released."""
+        return self.work[epoch, index] if index <= self.released[1] + 2 else None
+
+    def expect(self, epoch: int, index: int) -> None:
+        pass
+
+    def release(self, epoch: int, index: int) -> None:
+        self.released = epoch, index
+
+    def give_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def minibatch(epoch: int, index: int, nodes: Any) -> MiniBatch:
+    block = Block(1, np.asarray(nodes, np.int32), np.zeros(2, np.int64), np.empty(0, np.int32), None)
+    return MiniBatch(epoch, index, (block,), True)
+
+
+def trained(room: int, count: int, monkeypatch: pytest.MonkeyPatch, **of_feed: Any) -> tuple[list[int], OnDisk]:
+    """Go through an epoch of minibatches; the number of those in each unit, and the store."""
+    monkeypatch.setattr(disk_rows, "reads_together", lambda features, ids: True)
+    rng, store = np.random.default_rng(0), OnDisk()
+    work = {(0, i): minibatch(0, i, rng.permutation(V)[:NODES]) for i in range(count)}
+    feed = Given(work)
+    for name, value in of_feed.items():
+        setattr(feed, name, value)
+    plan = Plan(Steps(count, 1, 1, 0), 1, (0, 0))
+    ahead = RowsFromDisk(feed, DiskRows(store), plan, room, None, lambda m: [], lambda text: None)
+    sizes = []
+    try:
+        for i in range(count):
+            m = ahead.get(0, i)
+            got = ahead.rows(m)
+            assert got is not None
+            np.testing.assert_array_equal(got.rows[got.place], store.rows[m.nodes])
+            unit = next(u for u in ahead._units if u.first_step <= i < u.last_step)
+            if unit.first_step == i:
+                sizes.append(unit.last_step - i)
+            ahead.release(0, i)
+    finally:
+        ahead.close()
+    return sizes, store
+
+
+def test_units_take_what_their_bytes_allow(monkeypatch):
+    # Two minibatches, which share a row at least, and not three.
+    room = 2 * (NODES * ROW_BYTES + PLACES) + NODES
+    sizes, store = trained(room, 9, monkeypatch)
+    assert sizes == [1, 2, 2, 2, 2]
+    for ids in store.asked:
+        assert np.all(np.diff(ids) > 0), "ascending, each once"
+        assert len(ids) * ROW_BYTES <= room
+
+
+def test_all_of_an_epoch_is_read_together_if_there_is_room(monkeypatch):
+    sizes, store = trained(1 << 30, 9, monkeypatch)
+    assert sizes == [1, 8]
+    assert len(store.asked[1]) < 8 * NODES, "rows of several minibatches are read once"
+
+
+def test_without_room_minibatches_are_read_in_turn(monkeypatch):
+    assert trained(0, 4, monkeypatch)[0] == [1] * 4
+
+
+def test_a_bounded_queue_on_disk_gives_what_is_there(monkeypatch):
+    """It holds later minibatches back until the earlier ones are released: waiting for them would never end."""
+    sizes, _ = trained(1 << 30, 9, monkeypatch, stored=True)
+    assert sum(sizes) == 9 and max(sizes) <= 3
+
+
+def test_rows_in_the_cache_are_left_where_they_lie(monkeypatch):
+    monkeypatch.setattr(disk_rows, "reads_together", lambda features, ids: False)
+    store = OnDisk()
+    feed: Any = Given({(0, i): minibatch(0, i, np.arange(i, i + NODES)) for i in range(3)})
+    plan = Plan(Steps(3, 1, 1, 0), 1, (0, 0))
+    ahead = RowsFromDisk(feed, DiskRows(store), plan, 1 << 30, None, lambda m: [], lambda text: None)
+    for i in range(3):
+        assert ahead.rows(ahead.get(0, i)) is None
+        ahead.release(0, i)
+    ahead.close()
+    assert not store.asked
+
+
+def test_reading_ends_with_training(monkeypatch):
+    monkeypatch.setattr(disk_rows, "PIECE_BYTES", ROW_BYTES)
+    rows = DiskRows(store := OnDisk())
+    rows.is_wanted = lambda: len(store.asked) < 3
+    rows.collect(np.arange(V))
+    assert len(store.asked) == 3
+
+
+@given(st.lists(st.integers(0, 99), max_size=50), st.sampled_from([0, 1, 10**6]))
+def test_distinct_ids_are_ascending(ids, sparse):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_rows, "SPARSE", sparse)
+        asked = np.array(ids, np.int32)
+        known, place = distinct(asked, 100)
+    np.testing.assert_array_equal(known, sorted(set(ids)))
+    np.testing.assert_array_equal(known[place], asked)

@@ -1,0 +1,149 @@
+"""Features on disk: the bits of features in memory, whatever is read together, and sentences where a disk fails."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.precompute import precompute
+from millrace.storage.dataset import Dataset
+from millrace.storage.dataset_store import write_dataset
+from millrace.storage.errors import RunError
+from millrace.storage.features import ArrayFeatures
+from millrace.storage.graph import Graph
+from millrace.storage.store import row_file
+from millrace.storage.store.row_file import RowFile
+from millrace.tests.contracts.graphs import sbm
+from millrace.tests.contracts.typed import typed_dataset
+
+JOB: dict[str, Any] = {"epochs": 2, "batch_size": 48, "seed": 3, "threads": 1, "train": {"evaluate_every": 2}}
+SAGE = {"model": {"name": "sage", "hidden": 8, "layers": 2}, "fanout": [4, 3]}
+CELLS: dict[str, dict[str, Any]] = {
+    "sage": SAGE,
+    "gat": {"model": {"name": "gatv2", "hidden": 4, "layers": 2, "heads": 2}, "fanout": [4, 3]},
+    "layer-wise": {**SAGE, "sampler": {"name": "ladies", "sizes": [40, 40]}, "fanout": None},
+    "links": {**SAGE, "task": "link"},
+    "learned": {**SAGE, "learned": {"width": 4, "beside": True}},
+    "several in a step": {**SAGE, "train": {"minibatches_per_step": 3, "evaluate_every": 2}},
+    "one at a time": {**SAGE, "bulk": {"prefetch_bytes": 0}},
+    "a few together": {**SAGE, "bulk": {"prefetch_bytes": 100_000}},
+    "a queue on disk": {**SAGE, "queue": {"kind": "zarr", "bulk_size": 2, "max_bytes": 1}},
+}
+
+
+def dataset(**more: Any) -> Dataset:
+    graph = sbm(600, 4, 10)
+    rng = np.random.default_rng(0)
+    of_edges = ArrayFeatures(rng.normal(size=(graph.num_edges, 3)).astype(np.float32))
+    labels = np.arange(600) * 4 // 600
+    rows = rng.normal(size=(600, 16)).astype(np.float32) + labels[:, None].astype(np.float32)
+    graph = Graph(graph.indptr, graph.indices, **({"edge_features": of_edges} if more.get("edges") else {}))
+    order = rng.permutation(600)
+    split = mr.Split(np.sort(order[:400]), np.sort(order[400:500]), np.sort(order[500:]))
+    return Dataset("blocks", graph, ArrayFeatures(rows), labels, split, 4)
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> list[RowFile]:
+    """No row is ever in the cache of pages. The files that were read."""
+    read: list[RowFile] = []
+    reads = RowFile.read
+
+    def noting(self: RowFile, *args: Any) -> None:
+        read.append(self)
+        reads(self, *args)
+
+    monkeypatch.setattr(RowFile, "is_cached", lambda self, ids: self.require_whole() or not len(ids))
+    monkeypatch.setattr(RowFile, "read", noting)
+    monkeypatch.setattr(row_file, "WINDOW_BYTES", 4096)
+    return read
+
+
+def parameters(folder: Path, store: Path, **job: Any) -> tuple[str, Any]:
+    result = mr.run(store, out=folder, verbose=False, **{**JOB, **{k: v for k, v in job.items() if v is not None}})
+    return result.parameters_sha256, result.bytes
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_parameters_are_those_of_features_in_memory(tmp_path, cold, cell):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    job = CELLS[cell]
+    expected = parameters(tmp_path / "memory", tmp_path / "store", features="memory", **job)
+    cold.clear()
+    assert parameters(tmp_path / "disk", tmp_path / "store", features="mapped", **job) == expected
+    assert len({id(file) for file in cold}) >= 1, "rows came from the disk"
+
+
+@pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
+def test_narrow_rows_are_widened(tmp_path, cold, form):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy", feature_dtype=form)
+    found = [parameters(tmp_path / how, tmp_path / "store", features=how, **SAGE) for how in ("memory", "mapped")]
+    assert found[0] == found[1]
+
+
+def test_rows_of_zarr_chunks_are_read_ahead(tmp_path):
+    write_dataset(tmp_path / "store", dataset())
+    found = [parameters(tmp_path / how, tmp_path / "store", features=how, **SAGE) for how in ("memory", "zarr")]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("room", ["auto", 0, 60_000])
+def test_rows_of_edges_come_with_those_of_nodes(tmp_path, cold, room):
+    write_dataset(tmp_path / "store", dataset(edges=True), features_format="npy")
+    job = {"model": {"name": "gine", "hidden": 8, "layers": 2}, "fanout": [4, 3], "bulk": {"prefetch_bytes": room}}
+    expected = parameters(tmp_path / "memory", tmp_path / "store", features="memory", **job)
+    assert parameters(tmp_path / "disk", tmp_path / "store", features="mapped", **job) == expected
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_several_types_of_nodes(tmp_path, cold, edges):
+    write_dataset(tmp_path / "store", typed_dataset(edge_features=edges), features_format="npy")
+    job = {"model": {"name": "rgcn", "hidden": 8, "layers": 2}, "fanout": [4, 3]}
+    found = [parameters(tmp_path / how, tmp_path / "store", features=how, **job) for how in ("memory", "mapped")]
+    assert found[0] == found[1]
+
+
+def test_sampling_by_time_names_nodes_twice(tmp_path, cold):
+    data = mr.open_dataset("tsbm:nodes=600,degree=6,days=20,features=6")
+    write_dataset(tmp_path / "store", data, features_format="npy")
+    job = {"model": SAGE["model"], "sampler": {"name": "temporal", "fanout": [4, 3]}}
+    found = [parameters(tmp_path / how, tmp_path / "store", features=how, **job) for how in ("memory", "mapped")]
+    assert found[0] == found[1]
+
+
+def test_stored_samples_are_trained_on_from_disk(tmp_path, cold):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    job = resolve({**JOB, **SAGE, "dataset": str(tmp_path / "store")})
+    precompute(job, tmp_path / "samples", emit=lambda event: None, stop=lambda: False)
+    job = {**SAGE, "samples": str(tmp_path / "samples")}
+    found = [parameters(tmp_path / how, tmp_path / "store", features=how, **job) for how in ("memory", "mapped")]
+    assert found[0] == found[1]
+
+
+def test_a_feature_file_cut_short_ends_the_run_with_a_sentence(tmp_path, monkeypatch, cold):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    file = tmp_path / "store" / "features.npy"
+    reads = RowFile.read
+
+    def cutting(self: RowFile, *args: Any) -> None:
+        reads(self, *args)
+        if len(cold) == 2:
+            os.truncate(file, file.stat().st_size // 2)
+
+    monkeypatch.setattr(RowFile, "read", cutting)
+    with pytest.raises(RunError, match=r"features\.npy cannot be read at row \d+ of 600 .* cut the file short"):
+        parameters(tmp_path / "run", tmp_path / "store", features="mapped", bulk={"prefetch_bytes": 0}, **SAGE)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    notes: list[Any] = []
+    job = {**JOB, **SAGE, "features": "mapped", "bulk": {"prefetch_bytes": 2000}}
+    mr.run(tmp_path / "store", out=tmp_path / "run", emit=notes.append, **job)
+    said = [n.text for n in notes if hasattr(n, "text") and "prefetch_bytes" in n.text]
+    assert len(said) == 1 and "reading and training take turns" in said[0]
