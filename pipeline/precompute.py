@@ -1,7 +1,7 @@
 """Sampling of all minibatches of a job into a store, ahead of training."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any
 
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
+from ..stages.kernels.runtime.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
 from ..stages.rapids import TO_SAMPLE, gpus_named
 from ..storage.dataset import Dataset
@@ -24,11 +25,12 @@ from ..storage.store.manifest import MANIFEST, require_fingerprint
 from ..storage.urls import is_url
 from .assembly.data_part import graph_and_seeds
 from .cluster.sample_multi_gpu import sample_across
-from .config.load import Job
+from .config.load import DEFAULT_CUT, Job
 from .config.records import make_system
+from .config.systems import SYSTEMS
 from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
-from .setup.checks import check_parts
+from .setup.checks import check_executor, check_parts
 from .setup.open_queue import check_order
 from .setup.run_folder import locked
 from .setup.sampling import Sampling, sampling_of
@@ -92,8 +94,10 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
             f"{job.system}.local_seeds is true, so that minibatches depend on the ranks that train; leave it out to "
             "draw samples for any of them"
         )
+    SYSTEMS.find(system.name).check_data(job, system)
     if system.partition.partitioner is None or system.parts_before(job.ranks) == 1:
         return sampling_of(job, dataset, plain)
+    check_executor(job)
     # Owners draw by their processors: on GPUs they would draw the same bits.
     kernel = "cpu" if job.kernel == "cuda" else job.kernel
     drawn = job.with_defaults(device="cpu", kernel=kernel)
@@ -105,6 +109,20 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
 
         check_gpus_of_cut(job, cut)
     return sampling
+
+
+def check_cut_used(job: Job, table: Mapping[str, Any]) -> None:
+    """Refuse keys of the cut in a table of which the job is made, if nothing is cut.
+
+    Raises:
+        InputError: names them.
+    """
+    given = {k: v for k, v in table.get("partition", {}).items() if v is not None and (k, v) != ("method", DEFAULT_CUT)}
+    if given and make_system(job).partition.partitioner is None:
+        raise InputError(
+            f"partition.{next(iter(given))} is set, but nothing is cut: every sampler has the whole graph; set "
+            'bulk.topology = "partitioned" with it, or leave it out'
+        )
 
 
 def _store_of(sampling: Sampling) -> dict[str, Any]:
@@ -128,14 +146,17 @@ def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[
     """Sample by processes that have the whole graph each; the number of edges."""
     job, dataset = sampling.job, sampling.dataset
     # The workers of a cluster open a store themselves.
-    by_tasks = job.cluster.scheduler is not None and isinstance(dataset, LazyDataset)
+    on_cluster = job.cluster.scheduler is not None or job.executor == "dask"
+    by_tasks = on_cluster and isinstance(dataset, LazyDataset)
     if by_tasks:
         from .cluster.dask_cluster import check_reachable
 
         check_reachable(job.cluster)
     else:
-        # Damage is told before anything is written.
+        # Damage is told before anything is written, and what this machine lacks.
         dataset.graph.check()
+        if not on_cluster:
+            _ = sampling_backend(job.kernel)
     store = _store_of(sampling)
     create = partial(queue_at(out).create, out, **store)
     # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
@@ -150,7 +171,11 @@ def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[
             fill = _by_tasks(sampling, queue, out, emit)
         else:
             fill = _producer(sampling, queue, out, store)
-        return _fill(sampling, queue, fill, emit, stop, sweep=not is_url(out))
+        set_num_threads(job.threads)
+        try:
+            return _fill(sampling, queue, fill, emit, stop, sweep=not is_url(out))
+        finally:
+            set_num_threads(None)
 
 
 def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> int:

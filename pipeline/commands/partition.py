@@ -14,6 +14,7 @@ from .shared.flags import JsonFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import show
 from .shared.paths import output_folder
+from .shared.stage_flags import with_stage_flags
 
 if TYPE_CHECKING:
     from ...stages.partition.base import Partitioner
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..config.job import Job
 
 
+@with_stage_flags
 def partition(
     dataset: Annotated[
         str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.")
@@ -56,8 +58,13 @@ def partition(
     split: SplitFlag = None,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
+    *,
+    others: dict[str, Any],
 ) -> None:
-    """Cut a dataset into partitions, and print their quality."""
+    """Cut a dataset into partitions, and print their quality.
+
+    Takes the job of `run`; what concerns other stages is left to them.
+    """
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
     from ...storage.dataset import check_one_type
@@ -66,6 +73,7 @@ def partition(
     from ..config.records import cut_of
     from ..dashboard.command import recorded_stages
     from ..ingest.scratch import scratch_of, sweep_committed
+    from ..interop.user_module import from_flags
     from ..opening import open_with_cluster
     from ..setup.run_folder import being_written, is_locked
     from ..telemetry.console import Terminal
@@ -77,9 +85,12 @@ def partition(
     check_order(order)
     if order != "ids" and into is None:
         raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
-    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method or "metis"}
+    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method or "metis", **others}
+    # Ranks are those of a run: this command works here, unless it is told otherwise.
+    flags["executor"] = others["executor"] or ("inline" if others["scheduler"] is None else "dask")
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
-    job, folder = resolve(job_table(None, flags, given + (overrides or []))), output_folder(out or into or Path())
+    job = resolve(job_table(None, from_flags(flags, resume=False)[1], given + (overrides or [])))
+    folder = output_folder(out or into or Path())
     if method is not None and job.partition.owners is not None:
         raise InputError(f"--method is {method}, but partition.owners decides who owns a node; leave one of them out")
     chosen, parts = cut_of(job), check_parts(parts)

@@ -20,17 +20,24 @@ from .shared.flags import (
     DropoutFlag,
     DtypeFlag,
     EpochsFlag,
+    ExecutorFlag,
     FanoutFlag,
     HiddenFlag,
+    HostFlag,
     JobFile,
     JsonFlag,
     LayersFlag,
+    LrFlag,
+    OfClusterFlag,
     OutFlag,
     RanksFlag,
+    ReuseFlag,
     RunModelFlag,
     SeedFlag,
     SetFlag,
     SplitFlag,
+    SystemFlag,
+    TrackFlag,
 )
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
@@ -43,40 +50,29 @@ if TYPE_CHECKING:
 def run(
     job: JobFile = None,
     dataset: DatasetFlag = None,
-    system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar  [default: bulk]")] = None,
+    system: SystemFlag = None,
     model: RunModelFlag = None,
     hidden: HiddenFlag = None,
     layers: LayersFlag = None,
     fanout: FanoutFlag = None,
     batch_size: BatchSizeFlag = None,
     epochs: EpochsFlag = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: 0.003]")] = None,
+    lr: LrFlag = None,
     dropout: DropoutFlag = None,
     ranks: RanksFlag = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]"),
-    ] = None,
+    executor: ExecutorFlag = None,
     device: DeviceFlag = None,
     seed: SeedFlag = None,
     dtype: DtypeFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
     out: OutFlag = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]"),
-    ] = None,
+    scheduler: OfClusterFlag = None,
+    host: HostFlag = None,
     samples: Annotated[
         str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")
     ] = None,
-    reuse: Annotated[
-        str | None,
-        typer.Option(help="once | cycle: reuse --samples of fewer epochs from the start.  [default: once]"),
-    ] = None,
+    reuse: ReuseFlag = None,
     code: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,10 +80,7 @@ def run(
             help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
         ),
     ] = None,
-    track: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TRACKER", help="tensorboard | mlflow | wandb: tell it of the run; may be given again."),
-    ] = None,
+    track: TrackFlag = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
     ] = False,

@@ -1,7 +1,7 @@
 """`millrace sample`: sample minibatches once, to train from them many times."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,8 +22,10 @@ from .shared.flags import (
 )
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
+from .shared.stage_flags import with_stage_flags
 
 
+@with_stage_flags
 def sample(
     job: JobFile = None,
     out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
@@ -36,10 +38,16 @@ def sample(
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
+    *,
+    others: dict[str, Any],
 ) -> None:
-    """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped."""
+    """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped.
+
+    Takes the job of `run`; what concerns training is left to it.
+    """
     from ..config.load import resolve
-    from ..precompute import precompute
+    from ..interop.user_module import from_flags
+    from ..precompute import check_cut_used, precompute
     from ..telemetry.console import Terminal
 
     flags = {
@@ -49,8 +57,11 @@ def sample(
         "batch_size": batch_size,
         "seed": seed,
         "split": split,
+        **others,
     }
-    resolved, out = resolve(job_table(job, flags, overrides)), out if "://" in out else str(expanded(Path(out)))
+    table = job_table(job, from_flags(flags, resume=False)[1], overrides)
+    resolved, out = resolve(table), out if "://" in out else str(expanded(Path(out)))
+    check_cut_used(resolved, table)
     with heeded(say_aside) as requests, Terminal() as terminal:
         report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop)
     minibatches = counted(report["minibatches"], "minibatch", "minibatches")

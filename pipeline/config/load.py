@@ -28,6 +28,8 @@ from .systems import SYSTEMS
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options with one number per layer, and their defaults; further layers repeat the last number."""
 
+DEFAULT_CUT = "metis-work"
+"""Name of the partitioner of systems that say nothing else."""
 _UNION = re.compile(r"literal\[.*\]|list\[.*\]|str|int|float|bool")
 """Names of types in the location of an error."""
 
@@ -214,7 +216,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         # One launch draws for all minibatches of a bulk, and costs the host as much for one as for many.
         job = job.with_defaults(queue=job.queue.with_defaults(bulk_size=BULK_ON_GPU))
     if job.partition.method is None:
-        job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "metis-work"})})
+        job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": DEFAULT_CUT})})
     if not entry.samples:
         return _without_sampler(job, table)
     model, sampler = dict(job.model), dict(job.sampler)

@@ -44,11 +44,7 @@ def has_bfloat16() -> bool:
 
 
 def check_matmul_precision(job: Job) -> None:
-    """Refuse to train in a precision that this processor only emulates. Sampling and evaluating do not need it.
-
-    Raises:
-        InputError: the job asks for bfloat16, and the processor does not have it.
-    """
+    """Refuse to train in a precision that this processor only emulates. Raises InputError."""
     if job.train.matmul_precision == "bfloat16" and job.device == "cpu" and not has_bfloat16():
         raise InputError(
             "train.matmul_precision is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\""
@@ -76,6 +72,11 @@ def check_available(job: Job) -> None:
             f"train.compile is true, but system '{job.system}' trains on full batches, whose layers exchange rows "
             f"between ranks or are fixed; use {able}, or leave train.compile out"
         )
+    check_executor(job)
+
+
+def check_executor(job: Job) -> None:
+    """Refuse several ranks in one process. Raises InputError."""
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or "

@@ -29,6 +29,7 @@ from .checks import (
     check_available,
     check_edges,
     check_learned,
+    check_losses,
     check_metrics,
     check_model,
     check_model_of_types,
@@ -113,6 +114,7 @@ def prepare(
     check_model_of_types(job, dataset.graph.types, record)
     sampling = sampling_of(job, dataset, system, stored=stored)
     job, system = sampling.job, sampling.system
+    check_losses(job, system)
     check_learned(job, system)
     outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
     make, description, name = model_of(job, outline, system, model)

@@ -14,7 +14,7 @@ from ..assembly.sample_part import SamplePart
 from ..config.load import Job
 from ..config.records import for_task, make_system, with_links
 from ..config.systems import SYSTEMS, System
-from .checks import check_links, check_losses, check_times, check_topology, check_types
+from .checks import check_links, check_times, check_topology, check_types
 from .fingerprint import sample_fingerprint
 
 
@@ -121,7 +121,6 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
     check_links(job, dataset)
     check_types(job, system, types, of_pairs)
     system = with_links(job, keeping_edges(system, types), dataset)
-    check_losses(job, system)
     check_times(job, system, dataset)
     SYSTEMS.find(system.name).check_data(job, system)
     if system.sample.sampler is not None:
