@@ -5,14 +5,16 @@
 prints it for a cluster that `millrace` starts here; `| sh` runs it. Its steps, with --tables:
 
     millrace convert     a store of the tables, in bounded memory (its further arguments: --convert="...")
-    millrace partition   the store with its nodes renumbered part by part (--method, --parts)
-    millrace sample      minibatches that are drawn once, if --job is given with --sample
+    millrace partition   the store with its nodes renumbered part by part (--method, --parts); with --blocks its parts,
+                         of which each rank holds one
+    millrace sample      minibatches that are drawn once, with --sample; with --blocks by ranks that hold the parts
     millrace run         training, with all other arguments
     millrace evaluate    accuracy on every split
     millrace predict     a class for each node, in OUT/predictions.parquet
 
-Without --tables only `millrace run` is left. What to expect: what these commands print. What is there is not made
-again, and a run that was stopped is resumed: to go on after a stop, give the same command again.
+`sample` gets the arguments of `run`. Without --tables only `millrace run` is left. What to expect: what these commands
+print. What is there is not made again, and a run that was stopped is resumed: to go on after a stop, give the same
+command again.
 """
 
 import argparse
@@ -29,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=int, default=2, help="with --tables: parts of the renumbered store (2)")
     parser.add_argument("--method", default="metis-streamed", help="with --tables: how it is cut (metis-streamed)")
     parser.add_argument("--job", help="job file of `millrace run`")
-    parser.add_argument("--sample", action="store_true", help="with --tables: draw the minibatches of --job first")
+    parser.add_argument("--sample", action="store_true", help="with --tables: draw the minibatches first")
+    parser.add_argument("--blocks", action="store_true", help="with --tables: no rank holds the graph, each has a part")
     parser.add_argument("--out", help="folder of the run (WORK/run with --tables)")
 
 
@@ -46,14 +49,14 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
     train = ["millrace", "run", *job, *keys, *run, *([] if out is None else ["--out", out])]
     if here.tables is None:
         return f"exec {shlex.join(train)}"
-    train += ["--dataset", f"{here.work}/parts", *(["--samples", f"{here.work}/samples"] if here.sample else [])]
+    train += [*data(here), *(["--samples", f"{here.work}/samples"] if here.sample else [])]
     address = ["--scheduler", cluster["scheduler"]] if "scheduler" in cluster else []
     predictions = f"{out}/predictions.parquet"
     return "\n".join(
         [
             # An interrupt is for the command that runs: a run writes a checkpoint before it ends.
             "trap : INT",
-            *preparation(here, cluster),
+            *preparation(here, cluster, run),
             f"{shlex.join(train)} $(test ! -e {shlex.quote(f'{out}/job.toml')} || echo --resume)",
             shlex.join(["millrace", "evaluate", str(out), *address, *keys]),
             _unless(predictions, "predict", str(out), "--out", predictions, *address, *keys),
@@ -61,7 +64,15 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
     )
 
 
-def preparation(here: argparse.Namespace, cluster: Mapping[str, str]) -> list[str]:
+def data(here: argparse.Namespace) -> list[str]:
+    """Arguments of `millrace sample` and `run` that name the data."""
+    if not here.blocks:
+        return ["--dataset", f"{here.work}/parts"]
+    cut = ["bulk.topology=partitioned", f"partition.owners={here.work}/parts"]
+    return ["--dataset", f"{here.work}/store", *(word for key in cut for word in ("--set", key))]
+
+
+def preparation(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[str] = ()) -> list[str]:
     """The lines before the training: WORK/parts, and WORK/samples with --sample. See `script`."""
     store, parts, samples, keys = f"{here.work}/store", f"{here.work}/parts", f"{here.work}/samples", _set(cluster)
     as_files = ["--features", "npy", "--graph", "npy"]
@@ -70,8 +81,8 @@ def preparation(here: argparse.Namespace, cluster: Mapping[str, str]) -> list[st
     return [
         "set -e",
         _unless(store, "convert", here.tables, "--out", store, *as_files, *keys, *shlex.split(here.convert)),
-        _unless(parts, "partition", store, "--into", parts, *cut, *keys),
-        *([shlex.join(["millrace", "sample", *job, "--dataset", parts, "--out", samples, *keys])] * here.sample),
+        _unless(f"{parts}/manifest.json", "partition", store, "--out" if here.blocks else "--into", parts, *cut, *keys),
+        *([shlex.join(["millrace", "sample", *job, *run, *data(here), "--out", samples, *keys])] * here.sample),
     ]
 
 

@@ -264,7 +264,8 @@ class Partition(Section):
     passes: int | None = Field(default=None, ge=1)
     """Times that ldg and fennel (by default 1) or metis-streamed (8) read the graph."""
     owners: str | None = None
-    """File written by ``numpy.save`` with the part of each node, in place of a method."""
+    """File written by ``numpy.save`` with the part of each node, or folder of ``millrace partition --out``, in place of
+    a method. Ranks read the folder's parts as they are if they are of this dataset and this many."""
 
 
 class ClusterOptions(Section):

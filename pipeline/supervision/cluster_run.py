@@ -69,11 +69,12 @@ class ClusterRun:
         if partitioner is None:
             return None
         dataset, parts = sampling.dataset, sampling.system.parts_before(self.ranks)
-        given = expanded(self.job.partition.owners) if self.job.partition.owners is not None else self.out / PARTS
+        own = self.out / PARTS
+        given = expanded(self.job.partition.owners or own).resolve()
         # A folder of parts that are those of this run is only read.
-        folder = given if given.is_dir() and holds_parts(given, dataset, parts) else self.out / PARTS
+        folder = given if given.is_dir() and holds_parts(given, dataset, parts) else own
         cut = Cutting(self.client, Path(self.data.store), folder, self.watch, self.emit)
-        if folder == self.out / PARTS:
+        if folder == own:
             self._write_parts(cut, dataset, partitioner, parts)
         if sampling.draws_by_owners:
             self.sampling = replace(sampling, order=cut.order())
