@@ -17,7 +17,7 @@ from .readers.npz_members import load_members
 from .readers.python import has_targets, host
 from .readers.reader import path_of
 from .readers.registry import is_table
-from .readers.typed_names import edge_files
+from .schema.source import SourceTable
 
 ARRAYS = {
     "ends": ("edge_label_index", "edge_index"),
@@ -64,13 +64,15 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
     if options.pairs is not None:
         path = expanded(options.pairs)
         require_file(path)
-        return _of_npz(path, dataset) if path.suffix == ".npz" else _of_tables([path], path, options, dataset)
+        if path.suffix == ".npz":
+            return _of_npz(path, dataset)
+        return _of_tables(SourceTable("edges", (path,)), path, options, dataset)
     if path is None and not isinstance(source, str | Path):
         return _of_pyg(source, dataset)
     if path is not None and path.is_file() and not is_table(path):
         return _of_npz(path, dataset)
-    if path is not None and (files := _edge_tables(path, dataset)):
-        return _of_tables(files, path, options, dataset)
+    if path is not None:
+        return _of_tables(_edge_table(path, dataset), path, options, dataset)
     raise InputError(
         f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst and "
         "label"
@@ -90,7 +92,7 @@ def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends
     if path.suffix == ".npy":
         pairs, _ = read_pairs(path, dataset, ends)
         return LabelledEdges(pairs, np.zeros(len(pairs)))
-    return _of_tables([path], path, options, dataset, ends)
+    return _of_tables(SourceTable("edges", (path,)), path, options, dataset, ends)
 
 
 def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
@@ -111,7 +113,7 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
         return _unlabelled(arrays, dataset, f"the PyG data for {dataset.name}", ends)
     if path.is_file() and not is_table(path):
         return edges_of_file(path, options, dataset, ends)
-    return _of_tables(_edge_tables(path, dataset), path, options, dataset, ends)
+    return _of_tables(_edge_table(path, dataset), path, options, dataset, ends)
 
 
 def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, ends: Ends) -> LabelledEdges:
@@ -120,45 +122,55 @@ def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, en
     return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, where, ends)
 
 
-def _edge_tables(path: Path, dataset: Dataset) -> list[Path]:
-    """The tables of edges at a path, of the relation of the dataset's pairs if there are several."""
-    if path.is_file():
-        return [path]
-    types = dataset.graph.types
-    if types is not None:
-        files = edge_files(file.name for file in path.iterdir())
-        return [path / name for name in files.get(types.relations[types.one_predicted], ())]
-    from .readers.tables import tables_in
+def _edge_table(path: Path, dataset: Dataset) -> SourceTable:
+    """The table of edges at a path, of the relation of the dataset's pairs if there are several.
 
-    return tables_in(path, "edges")
+    Raises:
+        InputError: there is none.
+    """
+    if path.is_file():
+        return SourceTable("edges", (path,))
+    from .schema.files import entries_in, tables_of
+
+    types = dataset.graph.types
+    wanted = None if types is None else types.relations[types.one_predicted]
+    tables = [
+        t
+        for t in tables_of(entries_in(path), path, needs_nodes=False)
+        if t.kind == "edges" and t.type in (None, wanted)
+    ]
+    if not tables:
+        raise InputError(f"{path} holds no table of edges of {','.join(wanted or ())}; give pairs, a table of them")
+    return tables[0]
 
 
 def _of_tables(
-    files: list[Path], source: Path, options: ReadOptions, dataset: Dataset, to_predict: Ends | None = None
+    table: SourceTable, source: Path, options: ReadOptions, dataset: Dataset, to_predict: Ends | None = None
 ) -> LabelledEdges:
-    """Labelled edges of tables; with the nodes that may be ends, edges `to_predict`, whose labels are not read."""
+    """Labelled edges of a table; with the nodes that may be ends, edges `to_predict`, whose labels are not read."""
     # Arrow starts a thread when it is imported, which the server of ranks must not have.
-    from .readers.parquet import edge_columns, feature_rows, label_columns, labels_of, stored_split, times_of
-    from .readers.tables import read_table
+    from .readers.parquet import feature_rows, labels_of, sets_of, split_bits, times_of
+    from .readers.tables import read_rows
+    from .schema.roles import columns_of_pairs
 
-    table, notes = read_table(files, "edges"), list[str]()
-    if to_predict is not None and not table.num_rows:
+    rows = read_rows(replace(table, type=None), options).rows
+    if to_predict is not None and not rows.num_rows:
         raise InputError(f"{source} has a header and no rows; expected an edge in each row")
     options = options if to_predict is None else replace(options, labels_of="edges")
-    columns = label_columns(table, source, options, "edges") if to_predict is None else ()
-    found = labels_of(table, columns, "edges")
-    when = options.edge_time or ("time" if "time" in table.column_names else None)
+    columns = columns_of_pairs(rows.schema, source, options, labelled=to_predict is None)
+    found = labels_of(rows, columns.labels, "edges")
+    when = columns.time or ("time" if "time" in rows.column_names else None)
     return LabelledEdges(
-        ends_of_table(table, source, dataset, to_predict),
+        ends_of_table(rows, source, dataset, to_predict, columns.ends),
         found.values,
-        feature_rows(table, edge_columns(table, source, options, notes), "edges"),
-        times_of(table, when, "edges", source),
-        stored_split(table, "edges"),
+        feature_rows(rows, columns.features, "edges"),
+        times_of(rows, when, "edges"),
+        sets_of(split_bits(rows, columns, "edges")),
         found.class_names,
-        columns if options.named_labels else None,
+        columns.labels if options.named_labels else None,
         found.nulls,
         found.stripped,
-        notes=tuple(notes) if options.pairs is not None else (),  # those of the graph's own table are told already
+        notes=columns.notes if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 
 

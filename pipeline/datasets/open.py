@@ -23,9 +23,8 @@ from .readers.public import how_to_get
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, check_no_table_options, forms, reader_of
 from .readers.triples import Triples
+from .schema.source import GraphTables
 
-TABLES = ("edge-file", "tables", "typed-tables")
-"""Readers of tables."""
 OF_EDGE_LABELS = (
     "labels_of", "labelled_edges", "label_columns", "edge_feature_columns", "edge_time", "ignored_labels", "nan_labels",
     "label_gaps", "overlapping_splits", "unlabelled_in_split",
@@ -139,7 +138,7 @@ def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
         return found
     # Columns are those of that table, and where the graph is one, of both.
     found, reader = replace(found, label_columns=None), reader_of(spec)
-    if reader is not None and reader.name in TABLES:
+    if reader is not None and reader.name == "tables":
         return found
     return replace(found, edge_feature_columns=None, edge_time=None)
 
@@ -156,6 +155,11 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
     if reader.is_clean:
         _check_no_options(options, str(spec), reader.takes)
     read = reader.read(spec, request)
+    if isinstance(read, GraphTables):
+        # Arrow starts a thread when it is imported, which the server of ranks must not have.
+        from .readers.graph import read_graph
+
+        read = read_graph(read, request)
     if isinstance(read, Raw):
         return clean(read, options, split, seed)
     if isinstance(read, Triples):

@@ -26,7 +26,7 @@ def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
     Raises:
         InputError: the graph has several relations, and none of them is named so, or one and it is named.
     """
-    if relation is None and (types := dataset.graph.types) is not None:
+    if relation is None and (types := dataset.graph.types) is not None and types.num_relations > 1:
         raise InputError(
             f"{dataset.name} has several types, and pairs are of one relation; set relation, to {_every(types)}"
         )
@@ -65,6 +65,8 @@ def with_pair_relations(dataset: Dataset, relation: Relations | None) -> Dataset
 def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[int]:
     """Numbers of the relations that are named."""
     every = _every(types)
+    if relation is None and types.num_relations == 1:
+        return [0]
     if relation is None:
         raise InputError(
             f"{name} has several types, and pairs are of one relation or more; set relation, to {every}, or all"

@@ -17,6 +17,7 @@ from ...storage.plural import listed
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
 from ...storage.typed.graph_types import GraphTypes
+from .cleaning.options import DEFAULT_OPTIONS
 from .readers.npz_members import load_members
 
 if TYPE_CHECKING:
@@ -354,39 +355,47 @@ def _table(path: Path) -> "Table":
     if path.suffix == ".npy":
         raise InputError(f"{path} holds one array; expected a table with a column split, or .npz")
     # Arrow starts a thread when it is imported, which the server of ranks must not have.
-    from .readers.tables import read_table
+    from .readers.tables import plain, read_file
+    from .schema.words import LABELS, end_columns, first_of
 
-    return read_table([path], "edges")
+    table = plain(read_file(path, "edges", DEFAULT_OPTIONS))
+    names = list(table.column_names)
+    ends = dict(zip((end_columns(names) or [("src", "dst")])[0], ("src", "dst")))
+    if "label" not in names and (label := first_of(names, LABELS)) is not None:
+        ends[label] = "label"
+    return table.rename_columns([ends.get(name, name) for name in names])
 
 
 def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | None:
     """The column time of a table of pairs, if it has one, as the dataset counts dates."""
     from .readers.parquet import times_of
 
-    times = times_of(table, "time" if "time" in table.column_names else None, "pairs", path)
+    times = times_of(table, "time" if "time" in table.column_names else None, "pairs")
     return None if times is None else as_times(times, f"{path}: time", table.num_rows, dataset.graph.time_unit)
 
 
-def ends_of_table(table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None) -> PairArray:
-    """int64 [n, 2], the columns src and dst of a table. `ends` as in `as_pairs`.
+def ends_of_table(
+    table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None, columns: tuple[str, str] = ("src", "dst")
+) -> PairArray:
+    """int64 [n, 2], the `columns` of the ends in a table. `ends` as in `as_pairs`.
 
     Raises:
         InputError: a column is missing, or an end is no node.
     """
     import pyarrow as pa
 
-    from .readers.parquet import is_list
+    from .schema.columns import is_list
 
-    columns = []
-    for key in ("src", "dst"):
+    found = []
+    for key in columns:
         if key not in table.column_names:
             raise InputError(f"{path} has no column '{key}'; it holds {', '.join(table.column_names)}")
         column = table[key]
         if column.null_count or is_list(column.type):
             raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
         if dataset.node_names is None and pa.types.is_integer(column.type):
-            columns.append(column.to_numpy())
+            found.append(column.to_numpy())
             continue
         values = column.to_pylist()
-        columns.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
-    return as_pairs(np.stack(columns, 1), dataset, str(path), ends)
+        found.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
+    return as_pairs(np.stack(found, 1), dataset, str(path), ends)

@@ -21,15 +21,17 @@ from ...storage.urls import is_url
 from ..config.load import Job
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
+from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.options import ReadOptions, require_options
 from ..datasets.readers.registry import reader_of
+from ..datasets.schema.source import GraphTables
 from ..opening import open_with_cluster
 from ..setup.open_data import with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest, Settings
 from .scratch import commit, scratch, scratch_of, sweep_committed
-from .source import Source, find_source, stamp_of
+from .source import find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .typed import TypedIngest
 from .url_files import fetched_store, holds_store, uploaded
@@ -124,7 +126,7 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     """Reason for reading a source into memory, empty if it is none to mention; None if it need not be."""
     at_url = isinstance(spec, str) and is_url(spec)
     reader = None if at_url else reader_of(spec)
-    if not at_url and (reader is None or reader.name not in ("tables", "edge-file", "typed-tables")):
+    if not at_url and (reader is None or reader.name != "tables"):
         return ""
     if options.components == "largest":
         return "components=largest needs the whole graph"
@@ -134,6 +136,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return "links are taken out of the whole graph"
     if options.labels_of == "edges":
         return "labels of edges are read beside the whole graph"
+    if options.dangling_edges == "add" or options.relation_column is not None:
+        return "nodes and relations are those of all edges"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
@@ -147,8 +151,9 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
-        ingest = TypedIngest if source.relations else Ingest
-        ingest(source, settings, budget, Stages(folder, execute, emit)).run()
+        if not (typed := any(t.type is not None for t in source.tables)):
+            check_no_target(job.read)
+        (TypedIngest if typed else Ingest)(source, settings, budget, Stages(folder, execute, emit)).run()
         commit(folder, out)
     store = open_store(out, KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
@@ -160,10 +165,10 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     return store
 
 
-def _plan(source: Source, settings: Settings, memory: int, workers: int) -> dict[str, Any]:
+def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) -> dict[str, Any]:
     """Digest of an ingest's files and options. An interrupted ingest with another digest is not continued."""
     try:
-        files = [[str(f.resolve()), *stamp_of(f)] for f in (*source.edges, *source.nodes)]
+        files = [[str(f.resolve()), *stamp_of(f)] for table in (*source.edges, *source.nodes) for f in table.files]
     except OSError as e:
         raise InputError(f"{e.filename} cannot be read ({e.strerror})") from e
     chosen = {name: str(value) for name, value in vars(settings).items()}

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ...storage.graph import index_dtype
 from ...storage.stored.edge_features import OF_EDGES
-from ...storage.typed.graph_types import RelationType, edge_dtype
+from ...storage.typed.graph_types import edge_dtype
 from ..datasets.cleaning.edges import (
     OfEdges,
     WeightFaults,
@@ -26,12 +27,11 @@ from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import numbers_of
+from ..datasets.schema.columns import Columns
 from .feature_rows import FeatureRows
 from .names import NodeMap
 from .source import Span, Table, batches
 from .spill import Cells, Field, RunWriter, read_cells
-
-ENDS = ("src", "dst")
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,9 @@ class EdgeTable:
     """Its rows in pieces; none where a task has one of them."""
     batch_rows: int
     """Edges handled at a time."""
+    columns: Columns
     weighted: bool
     """True if it has weights that are read. Without, an edge counts 1 in a graph with weights."""
-    columns: tuple[str, ...] = ()
-    """Columns of features."""
-    relation: RelationType | None = None
-    """None: there is one type of edges."""
     width: int = 0
     """Columns of features in the store, at most those of `EdgeWork`."""
     read_width: int = 0
@@ -111,13 +108,14 @@ class EdgeTable:
     def feature_rows(self) -> FeatureRows:
         """Their features as they are read."""
         options = replace(self.options, normalize_features="none")
-        return FeatureRows(self.table, self.columns, self.read_width, self.batch_rows, options)
+        return FeatureRows(self.table, self.columns.features, self.read_width, self.batch_rows, options)
 
 
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
     cells, seen, held = work.cells, dict(_NOTHING), Held(Seen.none(own.read_width))
-    columns = (*ENDS, *(("weight",) if own.weighted else ()), *own.columns)
+    weight = (own.columns.weight,) if own.weighted and own.columns.weight is not None else ()
+    columns = (*own.columns.ends, *weight, *own.columns.features)
     writers = [RunWriter(work.folder / way, number, work.fields, len(cells)) for way in work.ways]
     try:
         for writer in writers:
@@ -163,6 +161,7 @@ _NOTHING: dict[str, Any] = {
     "least_weight": 0.0,
     "loops": 0,
     "first_loop": 0,
+    "dropped": 0,
 }
 
 
@@ -179,25 +178,29 @@ def _cleaned(
     """Ends and values of the edges of a batch; None if they have defects that no option mends."""
     begin = first + seen["edges"]
     seen["edges"] += batch.num_rows
-    nulls = tuple(batch[end].null_count for end in ENDS)
+    nulls = tuple(batch[end].null_count for end in own.columns.ends)
     seen["nulls"] = tuple(a + b for a, b in zip(seen["nulls"], nulls))
     if any(nulls) or not batch.num_rows:
         return None
-    ends = []
-    for i, (end, known, kind) in enumerate(zip(ENDS, own.maps, own.kinds)):
-        numbers, unknown, first_unknown = known.numbers(batch[end], f"edges.{end}")
-        low, high = int(numbers.min()), int(numbers.max())
-        if low < 0 or high >= known.num_nodes:  # ids that are numbers of rows
-            outside = (numbers < 0) | (numbers >= known.num_nodes)
-            unknown, first_unknown = int(outside.sum()), str(numbers[np.argmax(outside)])
-        if unknown:
-            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or first_unknown)
-            seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + unknown)
-        seen["least"] = _put(seen["least"], i, min(seen["least"][i], low))
-        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], high))
-        ends.append(numbers.astype(np.int64) + work.offsets[kind] if kind else numbers)
+    found = [known.numbers(batch[end], f"edges.{end}") for end, known in zip(own.columns.ends, own.maps)]
+    outside = [(numbers < 0) | (numbers >= known.num_nodes) for numbers, known in zip(found, own.maps)]
+    if work.options.dangling_edges == "drop" and (dangling := outside[0] | outside[1]).any():
+        seen["dropped"] += int(dangling.sum())
+        batch, found = batch.filter(pa.array(~dangling)), [numbers[~dangling] for numbers in found]
+        if not batch.num_rows:
+            return None
+        outside = [np.zeros(batch.num_rows, bool)] * 2
+    for i, (end, numbers) in enumerate(zip(own.columns.ends, found)):
+        if count := int(outside[i].sum()):
+            first_unknown = batch[end][int(np.argmax(outside[i]))]
+            shown = f"'{first_unknown}'" if own.maps[i].kind == "text" else str(first_unknown)
+            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or shown)
+            seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + count)
+        seen["least"] = _put(seen["least"], i, min(seen["least"][i], int(numbers.min())))
+        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], int(numbers.max())))
     if any(seen["unknown"]):
         return None
+    ends = [n.astype(np.int64) + work.offsets[kind] if kind else n for n, kind in zip(found, own.kinds)]
     w, rows = None, None
     if own.width:
         rows = own.feature_rows.of_batch(batch)
@@ -207,7 +210,7 @@ def _cleaned(
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)
     if own.weighted:
-        w, faults = as_weights(numbers_of(batch["weight"], "edges.weight"))
+        w, faults = as_weights(numbers_of(batch[own.columns.weight], f"edges.{own.columns.weight}"))
         both = WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]) + faults
         seen["infinite"], seen["negative"], seen["least_weight"] = both.infinite, both.negative, both.least
     elif work.weighted:
@@ -235,7 +238,7 @@ def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The defects of all spans."""
     total = dict(_NOTHING)
     for seen in records:
-        for key in ("edges", "infinite", "negative"):
+        for key in ("edges", "infinite", "negative", "dropped"):
             total[key] += seen[key]
         for key in ("nulls", "unknown"):
             total[key] = tuple(a + b for a, b in zip(total[key], seen[key]))

@@ -19,8 +19,9 @@ from ..datasets.cleaning.filling import (
 )
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.parquet import feature_rows, is_list
-from .scan import UnequalListsError
+from ..datasets.readers.parquet import UnequalListsError, feature_rows
+from ..datasets.schema.columns import is_list
+from .scan import DIFFER
 from .source import Span, Table, batches
 
 
@@ -36,12 +37,9 @@ class FeatureRows(NamedTuple):
 
     def of_batch(self, batch: pa.Table) -> npt.NDArray[np.float32]:
         """float32 [n, F]. Raises UnequalListsError for lists that are null or of several lengths."""
-        try:
-            rows = feature_rows(batch, self.columns, self.table.called)
-        except InputError as e:
-            raise (UnequalListsError() if "lists" in str(e) or "nulls" in str(e) else e) from e
+        rows = feature_rows(batch, self.columns, self.table.called)
         if rows is None or rows.shape[1] != self.width:
-            raise UnequalListsError
+            raise UnequalListsError(DIFFER)
         with np.errstate(over="ignore"):
             return np.array(rows, np.float32, order="C")
 
@@ -102,10 +100,8 @@ def _joined(keys: list[int], counts: list[int]) -> list[list[int]]:
 
 
 def feature_width(table: Table, spans: Sequence[Span], columns: tuple[str, ...]) -> int:
-    """F, from the first row. Raises InputError if its lists are null."""
+    """F, from the first row. Raises UnequalListsError if its lists are null."""
     for batch in batches(table, spans[0], columns, 1):
-        if any(batch[c].null_count for c in columns if is_list(batch[c].type)):
-            raise UnequalListsError
         rows = feature_rows(batch, columns, table.called)
         return 0 if rows is None else rows.shape[1]
     raise AssertionError("a span has rows")

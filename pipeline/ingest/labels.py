@@ -11,6 +11,7 @@ from ...storage.fingerprint import array_digest
 from ..datasets.cleaning.labels import GivenLabels, settled_labels
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.splits import make_split
+from ..datasets.readers.parquet import sets_of
 from .names import NodeMap
 from .scan import gathered_labels, gathered_split
 
@@ -34,8 +35,7 @@ def settle_labels(
     given = GivenLabels(labels, class_names, label_names, nulls, stripped)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     del labels, given
-    codes = gathered_split(folder, len(spans), numbers, nodes.num_nodes)
-    stored = {} if codes is None else {part: codes == number for number, part in enumerate(SPLITS, 1)}
+    stored = sets_of(gathered_split(folder, len(spans), numbers, nodes.num_nodes))
     split_notes: list[str] = []
     sets = make_split(y, stored, split, seed, options, split_notes)
     y.tofile(folder / "labels")

@@ -30,20 +30,18 @@ class NodeMap:
     folder: Path
     num_nodes: int
 
-    def numbers(self, column: pa.ChunkedArray, what: str) -> tuple[AnyArray, int, str]:
-        """Numbers of the nodes with the ids in the column `what`; how many ids are unknown, and the first of them. An
-        unknown id gets a number all the same."""
+    def numbers(self, column: pa.ChunkedArray, what: str) -> AnyArray:
+        """Numbers of the nodes with the ids in the column `what`; below 0 or from V where they are no node's."""
         if self.kind == "text":
             return self._of_text(column)
         ids = integers(column, what)
         if self.kind != "gaps":
-            return ids, 0, ""
+            return ids
         known = _mapped(self.folder / "ids.npy")
         order = np.argsort(ids)  # neighbours in the map lie on one page
         at = np.empty(len(ids), np.int64)
         at[order] = np.minimum(np.searchsorted(known, ids[order]), len(known) - 1)
-        absent = known[at] != ids
-        return at, int(absent.sum()), str(ids[np.argmax(absent)]) if absent.any() else ""
+        return np.where(known[at] == ids, at, -1)
 
     def positions(self, number: int, first: int, rows: int) -> npt.NDArray[np.int64] | slice:
         """Numbers of the nodes in a span that was scanned."""
@@ -53,7 +51,7 @@ class NodeMap:
         ids = np.load(path)
         return ids.astype(np.int64) if self.kind == "dense" else np.searchsorted(_mapped(self.folder / "ids.npy"), ids)
 
-    def _of_text(self, column: pa.ChunkedArray) -> tuple[AnyArray, int, str]:
+    def _of_text(self, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
         from ...stages.kernels.names.text import find_texts
 
         ends = NodeNames.of_arrow(column)
@@ -66,9 +64,7 @@ class NodeMap:
         known = node_names(self.folder)
         out = np.empty(len(ends), np.int64)
         find_texts(index, at, mask, known.text, known.starts, ends.text, ends.starts, hashes, out)
-        absent = out < 0
-        first = f"'{ends[int(np.argmax(absent))]}'" if absent.any() else ""
-        return np.maximum(out, 0), int(absent.sum()), first
+        return out
 
 
 def _mask(num_nodes: int) -> np.uint64:
@@ -99,8 +95,8 @@ def _new(path: Path, dtype: npt.DTypeLike, count: int) -> AnyArray:
     return new_npy(path, dtype, (count,))
 
 
-def sort_ids(folder: Path, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Sort integer ids into a file. `spans` are first rows and numbers of rows.
+def sort_ids(folder: Path, spans: Sequence[tuple[int, int]], what: str) -> dict[str, Any]:
+    """Sort the integer ids of a column, called `what`, into a file. `spans` are first rows and numbers of rows.
 
     Raises:
         InputError: two nodes have one id.
@@ -110,7 +106,7 @@ def sort_ids(folder: Path, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
         path = file_of(folder, "id", number)
         pieces.append(np.load(path, mmap_mode="r") if path.exists() else np.arange(first, first + rows))
     total, kind = sum(len(p) for p in pieces), np.result_type(*pieces)
-    ids = _new(folder / "ids.npy", np.int64 if kind.kind == "f" else kind, total)
+    ids = _new(folder / "ids.npy", kind, total)
     at = 0
     for piece in pieces:
         ids[at : at + len(piece)] = piece
@@ -120,11 +116,11 @@ def sort_ids(folder: Path, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
         piece = ids[first : first + PIECE + 1]
         again = piece[1:] == piece[:-1]
         if again.any():
-            raise repeated(str(piece[np.argmax(again)]))
+            raise repeated(str(piece[np.argmax(again)]), what)
     return {"least": int(ids[0]), "largest": int(ids[-1])}
 
 
-def index_names(folder: Path, spans: int) -> dict[str, Any]:
+def index_names(folder: Path, spans: int, what: str) -> dict[str, Any]:
     """Join the names of all spans in one file, and sort an index of their hashes.
 
     Raises:
@@ -148,7 +144,7 @@ def index_names(folder: Path, spans: int) -> dict[str, Any]:
     index.sort()
     again = min(_repeated_rows(index, mask, node_names(folder)), default=None)
     if again is not None:
-        raise repeated(f"'{node_names(folder)[again]}'")
+        raise repeated(f"'{node_names(folder)[again]}'", what)
     return {"bytes": byte}
 
 

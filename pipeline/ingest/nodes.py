@@ -13,13 +13,15 @@ from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
 from ..datasets.cleaning.options import ReadOptions
+from ..datasets.readers.parquet import UnequalListsError
+from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, join_seams, seams_of
 from .budget import Budget
 from .edges import groups_of
 from .feature_rows import FeatureRows, explain_lists, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
-from .scan import UnequalListsError, ascend, scan_nodes
+from .scan import ascend, scan_nodes
 from .source import Table, spans_of
 from .spill import cells_of, shift_of
 from .tasks import Stages
@@ -65,8 +67,8 @@ class NodeTable:
         folder: Path,
         stages: Stages,
         budget: Budget,
-        label_columns: tuple[str, ...] | None,
-        feature_columns: tuple[str, ...],
+        columns: Columns,
+        labelled: bool,
         number: int | None = None,
         node_type: str = "",
     ) -> None:
@@ -76,14 +78,14 @@ class NodeTable:
             folder: for their files.
             stages: run the tasks.
             budget: of a task.
-            label_columns: None: neither labels nor split are read.
-            feature_columns: may be empty.
+            columns: of the table, by role.
+            labelled: labels and split are read.
             number: of the node type, which tells its stages from those of others; None: there is one.
             node_type: its name.
         """
         self.table, self.folder, self._stages, self._budget = table, folder, stages, budget
         self._of = ("", "") if number is None else (f"-{number}", f" of {node_type}")
-        self.label_columns, self.feature_columns = label_columns, feature_columns
+        self.columns, self.labelled, feature_columns = columns, labelled, columns.features
         folder.mkdir(parents=True, exist_ok=True)
         row = 4 * len(feature_columns) + 2 * table.row_bytes
         self._batch = budget.rows(row)
@@ -93,7 +95,7 @@ class NodeTable:
 
     def _width(self) -> int:
         with self.explained():
-            return feature_width(self.table, self.spans, self.feature_columns)
+            return feature_width(self.table, self.spans, self.columns.features)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -101,7 +103,7 @@ class NodeTable:
         try:
             yield
         except UnequalListsError as e:
-            columns = [*(self.label_columns or ()), *self.feature_columns]
+            columns = [*(self.columns.labels if self.labelled else ()), *self.columns.features]
             found = explain_lists(self.table, self.spans, columns, self._batch)
             assert found is not None, "all lists have one length"
             raise found from e
@@ -112,7 +114,7 @@ class NodeTable:
     @property
     def feature_values(self) -> int:
         """Numbers of all rows of features on disk at once; see `DiskNeed`."""
-        return self.table.rows * self.width * (2 if "id" in self.table.empty.column_names else 1)
+        return self.table.rows * self.width * (1 if self.columns.id is None else 2)
 
     def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:
         """Number the nodes from their ids, which makes `map`; put labels and split as they are into files.
@@ -121,18 +123,19 @@ class NodeTable:
             InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels.
         """
         rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
-        more = rows, ids_are_text, self.label_columns
+        more = rows, ids_are_text, self.columns, self.labelled
         items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
         with self.explained():
             self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
-        check_id_column("nodes.id", pa.int64(), sum(r["nulls"] for r in self.scanned), self.table.from_csv)
+        what = f"nodes.{self.columns.id}"
+        check_id_column(what, pa.int64(), sum(r["nulls"] for r in self.scanned), self.table.from_csv)
         kind, ranges = "rows", self.ranges
         if ids_are_text:
             kind = "text"
-            self._run("number", "numbering names", index_names, [(self.folder, len(ranges))])
-        elif "id" in self.table.empty.column_names and not all(r.get("are_rows") for r in self.scanned):
-            (ends,) = self._run("number", "sorting ids", sort_ids, [(self.folder, ranges)])
-            gaps = have_gaps(self.table.rows, ends["least"], ends["largest"], options, notes)
+            self._run("number", "numbering names", index_names, [(self.folder, len(ranges), what)])
+        elif self.columns.id is not None and not all(r.get("are_rows") for r in self.scanned):
+            (ends,) = self._run("number", "sorting ids", sort_ids, [(self.folder, ranges, what)])
+            gaps = have_gaps(self.table.rows, ends["least"], ends["largest"], options, notes, what)
             kind = "gaps" if gaps else "dense"
         self.map = NodeMap(kind, self.folder, self.table.rows)
 
@@ -162,7 +165,7 @@ class NodeTable:
 
     def feature_rows(self, options: ReadOptions) -> FeatureRows:
         """The features as they are read."""
-        return FeatureRows(self.table, self.feature_columns, self.width, self._batch, options)
+        return FeatureRows(self.table, self.columns.features, self.width, self._batch, options)
 
     def treatment(self, options: ReadOptions) -> Treatment:
         """How features are scaled and filled. Raises UnequalListsError: see `explained`."""
@@ -182,7 +185,7 @@ class NodeTable:
         task = feature_tasks.spill_features if moved else feature_tasks.write_features
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
-        seen.check(options, notes, self.feature_columns)
+        seen.check(options, notes, self.columns.features)
         columns_of.tell_normalized(seen.magnitude, options, notes)
         if moved:
             cells = cells_of(self.map.num_nodes)

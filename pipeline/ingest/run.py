@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow import FeatureDtype
 from ...storage.stored.edge_features import OF_EDGES
-from ...storage.typed.graph_types import GraphTypes, RelationType, edge_dtype
+from ...storage.typed.graph_types import GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.edges import (
     IGNORED,
@@ -43,17 +44,13 @@ from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import is_csv
-from ..datasets.readers.parquet import (
-    chosen_features,
-    column_of,
-    edge_columns,
-    feature_rows,
-    label_columns,
-    labels_of,
-    numbers_of,
-    text_without_ids,
-)
-from ..datasets.readers.tables import IDS
+from ..datasets.readers.graph import check_edge_rows, dropped_note, no_nodes, text_without_ids
+from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of, numbers_of
+from ..datasets.readers.tables import check_columns
+from ..datasets.schema.columns import Columns
+from ..datasets.schema.roles import Schema, schema_of
+from ..datasets.schema.source import GraphTables, SourceTable
+from ..datasets.schema.unread import check_unread
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, make_outputs, write_slice
@@ -62,9 +59,8 @@ from .edges import EdgeTable
 from .feature_rows import explain_lists, feature_width, treatment_of
 from .labels import settle_labels
 from .nodes import IdColumn, NodeTable, are_text
-from .scan import UnequalListsError
 from .scratch import STORE
-from .source import File, Source, Table, describe, import_csv, spans_of
+from .source import Table, describe, import_csv, spans_of
 from .spill import cell_sizes
 from .tasks import Stages
 
@@ -87,7 +83,7 @@ class Settings:
 class Ingest:
     """One ingest of a table of nodes and one of edges, in the folder of `stages`. Call `run`."""
 
-    def __init__(self, source: Source, settings: Settings, budget: Budget, stages: Stages) -> None:
+    def __init__(self, source: GraphTables, settings: Settings, budget: Budget, stages: Stages) -> None:
         self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.notes = list(source.notes)
@@ -127,81 +123,99 @@ class Ingest:
 
     # -- what is there
 
-    def _table(self, files: Sequence[File], stem: str, stage: str, title: str | None = None) -> Table:
-        """The schema of a table; CSV is imported first. Whether its ids are numbers is in `flags`."""
-        imported = None
-        if is_csv(files[0]):
-            imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(files))]
-            items = [(file, stem, into) for file, into in zip(files, imported)]
-            found = self.stages.run(f"import-{stage}", f"reading {title or stem} from CSV", import_csv, items)
-            self.flags[stage] = {key: all(f.get(key) for f in found) for key in IDS[stem]}
-        return describe(files, stem, self.settings.options, imported, title)
+    def _table(self, table: SourceTable, stage: str) -> Table:
+        """The columns of a table; CSV is imported first."""
+        if not is_csv(table.files[0]):
+            return describe(table)
+        imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
+        items = [(file, table.kind, self.settings.options, into) for file, into in zip(table.files, imported)]
+        found = self.stages.run(f"import-{stage}", f"reading {table.title} from CSV", import_csv, items)
+        names = {name for of_file in found for name in of_file}
+        return describe(table, imported, {name: all(f.get(name, False) for f in found) for name in names})
+
+    def _read_schema(self) -> Schema:
+        """The columns of all tables, in `nodes_tables` and `edge_tables`, and what they refuse before rows are
+        read."""
+        source, options = self.source, self.settings.options
+        number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
+        several = any(t.type is not None for t in source.tables)
+        tables = [self._table(t, f"{t.kind}-{number[t]}" if several else t.kind) for t in source.tables]
+        for table in tables:
+            if table.source.kind == "nodes" and not table.rows:
+                raise no_nodes(source.path, table.source)
+        schema = schema_of(source, [t.empty.schema for t in tables], options)
+        self.notes += schema.notes
+        for table, columns in zip(tables, schema.of_tables):
+            check_columns(table.heads, table.source, columns, options)
+        self.node_tables = [t for t in tables if t.source.kind == "nodes"]
+        self.edge_tables = [t for t in tables if t.source.kind == "edges"]
+        self.notes += check_edge_rows(source.path, [(t.source, t.rows) for t in self.edge_tables])
+        if options.id is None:
+            for table, columns in zip(self.node_tables, schema.nodes):
+                self._check_unread(table, columns, schema)
+        return schema
+
+    def _check_unread(self, table: Table, columns: Columns, schema: Schema) -> None:
+        """See `check_unread`; edges have ends in the table by their relation."""
+        rows = self.budget.rows(2 * table.row_bytes)
+        ends = [
+            (partial(edges.pieces, rows), own.ends[i])
+            for edges, own in zip(self.edge_tables, schema.edges)
+            for i in (0, 1)
+            if edges.source.type is None or edges.source.type[2 * i] == table.source.type
+        ]
+        check_unread(columns, table.empty.schema, partial(table.pieces, rows), ends, self.source.path)
 
     def _describe(self) -> None:
         """The schemas of both tables, and what they refuse before any row is read."""
-        self.flags: dict[str, dict[str, bool]] = {}
-        options, source, path = self.settings.options, self.source, self.source.path
-        nodes, edges = (self._table(files, s, s) for s, files in (("nodes", source.nodes), ("edges", source.edges)))
-        if not nodes.rows:
-            raise InputError(f"{path}: there are no nodes; expected a row for each node in {source.nodes[0].name}")
-        of_labels = label_columns(nodes.empty, path, options)
-        labels_of(nodes.empty, of_labels)
-        of_features = chosen_features(nodes.empty, path, options, self.notes)
-        feature_rows(nodes.empty, of_features)
-        of_edges = edge_columns(edges.empty, path, options, self.notes)
-        feature_rows(edges.empty, of_edges, "edges")
-        self.ids_are_text = self._check_ids(nodes, edges)
-        has_weight = "weight" in edges.empty.column_names
-        self.ignored = has_weight and options.edge_weights != "use"
-        self.nodes = NodeTable(nodes, self.folder, self.stages, self.budget, of_labels, of_features)
+        options, schema = self.settings.options, self._read_schema()
+        ((nodes, of_nodes),) = zip(self.node_tables, schema.nodes)
+        ((edges, of_edges),) = zip(self.edge_tables, schema.edges)
+        self.ids_are_text = self._are_text(nodes, of_nodes, [(edges, of_edges, 0), (edges, of_edges, 1)])
+        labels_of(nodes.empty, of_nodes.labels)
+        feature_rows(nodes.empty, of_nodes.features)
+        feature_rows(edges.empty, of_edges.features, "edges")
+        self.ignored = of_edges.weight is not None and options.edge_weights != "use"
+        self.nodes = NodeTable(nodes, self.folder, self.stages, self.budget, of_nodes, labelled=True)
         self.tables = [self._edge_table(edges, of_edges)]
         self._check_space([self.nodes], self._edge_work((0, nodes.rows)), turned=False)
 
-    def _check_ids(self, nodes: Table, edges: Table) -> bool:
-        """True if ids are text."""
-        path, types = self.source.path, {}
-        for table, key in ((edges, "src"), (edges, "dst"), (nodes, "id")):
-            if key == "id" and key not in table.empty.column_names:
-                continue
-            column_of(table.empty, key, table.stem, path)
-            types[f"{table.stem}.{key}"] = self._id_column(table, table.stem, key)
+    def _are_text(self, nodes: Table, of_nodes: Columns, ends: Sequence[tuple[Table, Columns, int]]) -> bool:
+        """True if nodes and the ends of edges there are called by text."""
+        types = {f"{t.called}.{own.ends[i]}": _id_column(t, own.ends[i]) for t, own, i in ends}
+        if of_nodes.id is not None:
+            types[f"nodes.{of_nodes.id}"] = _id_column(nodes, of_nodes.id)
         if not are_text(types):
             return False
-        if "nodes.id" not in types:
-            raise text_without_ids(f"{path}: ")
+        if of_nodes.id is None:
+            raise text_without_ids(self.source.path, of_nodes.table)
         return True
 
-    def _id_column(self, table: Table, stage: str, key: str) -> IdColumn:
-        numbers = table.from_csv and self.flags[stage][key]
-        return IdColumn(table.empty.schema.field(key).type, table.from_csv, numbers)
-
-    def _edge_table(self, table: Table, columns: tuple[str, ...], relation: RelationType | None = None) -> EdgeTable:
+    def _edge_table(self, table: Table, columns: Columns) -> EdgeTable:
         """The rows of a table of edges in pieces, and the width of their features."""
-        weighted = "weight" in table.empty.column_names
-        if weighted:
-            numbers_of(table.empty["weight"], f"{table.called}.weight")
-        weighted = weighted and self.settings.options.edge_weights == "use"
-        feature_rows(table.empty, columns, table.called)
-        own = self._in_pieces(EdgeTable(table, (), 0, weighted, columns, relation))
-        if not columns or not table.rows:
-            rows = feature_rows(table.empty, columns, table.called)
+        if columns.weight is not None:
+            numbers_of(table.empty[columns.weight], f"{table.called}.{columns.weight}")
+        weighted = columns.weight is not None and self.settings.options.edge_weights == "use"
+        rows = feature_rows(table.empty, columns.features, table.called)
+        own = self._in_pieces(EdgeTable(table, (), 0, columns, weighted))
+        if not columns.features or not table.rows:
             return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
         try:
-            own = replace(own, read_width=feature_width(table, own.spans, columns), options=self.settings.options)
-            stage = table.called if relation is not None else "edges"
+            width = feature_width(table, own.spans, columns.features)
+            own = replace(own, read_width=width, options=self.settings.options)
             treatment = treatment_of(
-                own.feature_rows, own.spans, lambda s, *more: self.stages.run(f"{s}-{stage}", *more)
+                own.feature_rows,
+                own.spans,
+                lambda stage, text, task, items: self.stages.run(f"{stage}-{table.called}", text, task, items),
             )
             return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
         except UnequalListsError as e:
             raise self._explained(own) from e
 
-    def _run_on(self, called: str, stage: str, text: str, task: Any, items: Any) -> list[dict[str, Any]]:
-        return self.stages.run(f"{stage}-{called}", f"{text} of {called}", task, items)
-
     def _in_pieces(self, own: EdgeTable, row_bytes: int = 0) -> EdgeTable:
         """A table of edges whose rows are in pieces, where the features of a row take `row_bytes` or more."""
-        row = 4 * len(own.columns) + 2 * own.table.row_bytes if own.columns else 0
+        features = own.columns.features
+        row = 4 * len(features) + 2 * own.table.row_bytes if features else 0
         batch = self.budget.edge_batch(own.weighted, max(row, row_bytes))
         return replace(own, batch_rows=batch, spans=tuple(spans_of(own.table, self.budget.span(batch, own.table.rows))))
 
@@ -217,9 +231,10 @@ class Ingest:
 
     def _explained(self, *tables: EdgeTable) -> InputError:
         """The error for lists of several lengths in some of the tables of edges."""
-        found = [explain_lists(t.table, t.spans, t.columns, t.batch_rows) for t in tables]
+        found = [explain_lists(t.table, t.spans, t.columns.features, t.batch_rows) for t in tables]
         own, error = next((own, error) for own, error in zip(tables, found) if error is not None)
-        return error if own.relation is None else InputError(f"relation {','.join(own.relation)}: {error}")
+        relation = own.table.source.type
+        return error if relation is None else InputError(f"relation {','.join(relation)}: {error}")
 
     # -- nodes
 
@@ -240,7 +255,7 @@ class Ingest:
     def _settle_labels(self, nodes: NodeTable, others: int = 0) -> None:
         """Labels and split of the nodes; so many others behind them have none."""
         chosen = self.settings.options, self.settings.split, self.settings.seed
-        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.label_columns)
+        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
         pieces = [Piece(folder / "labels", count)]
@@ -274,11 +289,13 @@ class Ingest:
         (self.totals,) = self._spilled(self.work)
         totals, (table,) = self.totals, self.tables
         kind = pa.string() if self.ids_are_text else pa.int64()
-        for what, count in zip(edge_tasks.ENDS, totals["nulls"]):
+        for what, count in zip(table.columns.ends, totals["nulls"]):
             check_id_column(f"edges.{what}", kind, count, table.table.from_csv)
-        for what, count, first in zip(edge_tasks.ENDS, totals["unknown"], totals["first_unknown"]):
+        for what, count, first in zip(table.columns.ends, totals["unknown"], totals["first_unknown"]):
             if count and self.nodes.is_named:
                 raise unknown(count, f"edges.{what}", first)
+        if totals["dropped"]:
+            self.notes.append(dropped_note(totals["dropped"], table.table.called))
 
     def _sort_edges(self) -> list[dict[str, Any]]:
         totals, work = self.totals, self.work
@@ -288,7 +305,7 @@ class Ingest:
                 check_range(name, low, high, num_nodes)
         if self.ignored:
             notes.append(IGNORED)
-        Seen.of_record(totals["features"]).check(options, notes, self.tables[0].columns, "edge")
+        Seen.of_record(totals["features"]).check(options, notes, self.tables[0].columns.features, "edge")
         check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
         tell_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
@@ -413,6 +430,10 @@ class Ingest:
         if types is not None:
             meta["types"] = types.record()
         write_manifest(self.store, KIND, fingerprint, meta, entries)
+
+
+def _id_column(table: Table, key: str) -> IdColumn:
+    return IdColumn(table.empty.schema.field(key).type, table.from_csv, table.numbers.get(key, False))
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
 from ..datasets.cleaning.class_names import by_value
-from ..datasets.cleaning.labels import GivenLabels
 from ..datasets.cleaning.node_ids import as_numbers, is_text, signed
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import is_list, labels_of, split_codes
+from ..datasets.readers.parquet import UnequalListsError, labels_of, split_bits
+from ..datasets.schema.columns import Columns
 from .source import Span, Table, batches
+
+DIFFER = "lists are null or differ in length"
+"""Of lists of which `explain_lists` says which they are."""
 
 
 def file_of(folder: Path, what: str, number: int) -> Path:
@@ -30,18 +32,19 @@ def scan_nodes(
     span: Span,
     rows: int,
     ids_are_text: bool,
-    label_columns: Sequence[str] | None,
+    columns: Columns,
+    labelled: bool,
 ) -> dict[str, Any]:
-    """Write ids (unless they are the rows' numbers), labels and split codes of a span; return what else is to know.
-    Without `label_columns` neither labels nor split are read."""
+    """Write ids (unless they are the rows' numbers), and if they are `labelled` labels and split of a span; return what
+    else is to know."""
     (folder / "nodes").mkdir(exist_ok=True)
     found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
     classes: list[tuple[str, ...]] = []
     nulls, null_labels, stripped, names = 0, 0, 0, []
-    columns = ("id",) if label_columns is None else ("id", *label_columns, "split")
-    for batch in batches(table, span, columns, rows):
-        if "id" in batch.column_names:
-            column = batch["id"]
+    wanted = [*(() if columns.id is None else (columns.id,)), *(columns.labels + columns.of_split if labelled else ())]
+    for batch in batches(table, span, wanted, rows):
+        if columns.id is not None:
+            column = batch[columns.id]
             nulls += column.null_count
             if column.null_count:
                 continue
@@ -49,19 +52,19 @@ def scan_nodes(
                 names.append(NodeNames.of_arrow(column))
             else:
                 found["id"].append(integers(column))
-        if label_columns is None:
+        if not labelled:
             continue
-        labels = _labels(batch, label_columns)
+        labels = labels_of(batch, columns.labels)
         null_labels += labels.nulls
         stripped += labels.stripped
         found["label"].append(labels.values)
         classes.append(labels.class_names or ())
-        if "split" in batch.column_names:
-            found["split"].append(split_codes(batch["split"]))
+        if (bits := split_bits(batch, columns)) is not None:
+            found["split"].append(bits)
     record: dict[str, Any] = {"nulls": nulls, "rows": span.rows, "null_labels": null_labels, "stripped": stripped}
     if nulls:
         return record
-    if label_columns and len(label_columns) == 1 and is_text(table.empty.schema.field(label_columns[0]).type):
+    if labelled and len(columns.labels) == 1 and is_text(table.empty.schema.field(columns.labels[0]).type):
         record["classes"] = _save_named(folder, number, found.pop("label"), classes)
     if found["id"]:
         ids = np.concatenate(found.pop("id"))
@@ -88,20 +91,6 @@ def integers(column: pa.ChunkedArray, what: str = "nodes.id") -> AnyArray:
     return signed(column, what).to_numpy()
 
 
-class UnequalListsError(InputError):
-    """Lists are null or differ in length; which of them, `explain_lists` says."""
-
-    def __init__(self, text: str = "lists are null or differ in length") -> None:
-        super().__init__(text)
-
-
-def _labels(batch: pa.Table, columns: Sequence[str]) -> GivenLabels:
-    try:
-        return labels_of(batch, columns)
-    except InputError as e:
-        raise (UnequalListsError() if any(is_list(batch[c].type) for c in columns) else e) from e
-
-
 def ascend(records: Sequence[dict[str, Any]]) -> bool:
     """True if integer ids rise from row to row, so that nodes have the numbers of their rows."""
     ends = [record["ends"] for record in records]
@@ -111,7 +100,7 @@ def ascend(records: Sequence[dict[str, Any]]) -> bool:
 def joined_rows(arrays: Sequence[AnyArray]) -> AnyArray:
     """Rows of all arrays. Raises UnequalListsError if they have several widths."""
     if len({a.shape[1:] for a in arrays}) > 1:
-        raise UnequalListsError
+        raise UnequalListsError(DIFFER)
     return np.concatenate(arrays)
 
 
@@ -145,7 +134,7 @@ def gathered_labels(
     else:
         pieces, ordered = [np.load(path) for path in paths], None
     if len({piece.shape[1:] for piece in pieces}) > 1:
-        raise UnequalListsError
+        raise UnequalListsError(DIFFER)
     out = np.empty((total, *pieces[0].shape[1:]), np.result_type(*pieces))
     for piece, at in zip(pieces, numbers):
         out[at] = piece
@@ -155,7 +144,7 @@ def gathered_labels(
 def gathered_split(
     folder: Path, spans: int, numbers: Sequence[npt.NDArray[np.int64] | slice], total: int
 ) -> npt.NDArray[np.uint8] | None:
-    """Split codes of all nodes; None if the nodes have no such column."""
+    """Bits of the sets of all nodes, see `split_bits`; None if the nodes have no split."""
     if not file_of(folder, "split", 0).exists():
         return None
     out = np.empty(total, np.uint8)

@@ -10,29 +10,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, RunError
-from ...storage.typed.graph_types import RelationType
-from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.csv_file import read_blocks
+from ..datasets.readers.csv_file import is_csv, read_blocks
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
-from ..datasets.readers.parquet import is_list
 from ..datasets.readers.tables import (
     EXAMPLES,
-    IDS,
-    check_columns,
+    as_text,
     check_ratio,
-    files_of,
-    is_text_first,
     joined,
-    nodes_beside,
     plain,
     reading,
-    renamed,
+    tables_of_edge_file,
+    tables_of_folder,
 )
-from ..datasets.readers.typed_names import are_typed, edge_files, node_files
-from ..datasets.readers.typed_tables import about
-from .url_files import UrlFile, files_at, names_at, opened
+from ..datasets.schema.columns import is_list
+from ..datasets.schema.files import tables_of
+from ..datasets.schema.source import GraphTables, Kind, SourceTable
+from .url_files import UrlFile, names_at, opened
 
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at a time."""
@@ -61,77 +56,50 @@ class Span:
 class Table:
     """Files that hold one table, the edges or the nodes."""
 
-    stem: str
-    """edges or nodes."""
-    files: tuple[File, ...]
-    """The user's."""
+    source: SourceTable
+    """With the user's files."""
     paths: tuple[File, ...]
     """Files that are read: CSV is imported first."""
     empty: pa.Table
-    """No rows; the columns by Millrace's names, and their types."""
+    """No rows; the columns, and their types."""
+    heads: tuple[pa.Schema, ...]
+    """Columns of each file."""
     rows: int
     row_bytes: int
     """Bytes of a row in memory, estimated."""
-    from_csv: bool = False
-    title: str | None = None
-    """Name in messages, if it is another than `stem`."""
+    numbers: Mapping[str, bool] = field(default_factory=dict)
+    """True for a column of CSV that is read as text, if all its values are whole numbers."""
+
+    @property
+    def from_csv(self) -> bool:
+        """True if its files were imported."""
+        return is_csv(self.files[0])
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The user's."""
+        return self.source.files
 
     @property
     def called(self) -> str:
         """Its name in messages."""
-        return self.title or self.stem
+        return "nodes" if self.source.kind == "nodes" else self.source.title
+
+    def pieces(self, rows: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows of some columns, so many at a time."""
+        for span in spans_of(self, rows):
+            yield from batches(self, span, columns, rows)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Files of edges and of nodes that the user named."""
-
-    path: Path | str
-    name: str
-    edges: tuple[File, ...]
-    nodes: tuple[File, ...]
-    notes: tuple[str, ...] = ()
-    node_types: Mapping[str, tuple[File, ...]] = field(default_factory=dict)
-    """Files of each node type of a graph with several; empty: there is one."""
-    relations: Mapping[RelationType, tuple[File, ...]] = field(default_factory=dict)
-    """Files of each relation, likewise."""
-
-
-def find_source(path: Path | str, options: ReadOptions) -> Source:
-    """The files of a folder of tables, or of a URL; or a file of edges and the one of nodes beside it. Raises
-    InputError."""
-    at_url = isinstance(path, str)
-    names = [f.name for f in path.iterdir()] if not at_url and path.is_dir() else []
-    if at_url:
-        names = [name for name in names_at(path) if name.endswith(".parquet")]
-    if are_typed(names):
-        return _typed_source(path, names)
-    check_no_target(options)
-    if isinstance(path, str):
-        if options.nodes_file is not None:
-            raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
-        return Source(path, PurePosixPath(path).name, files_at(path, "edges"), files_at(path, "nodes"))
-    if path.is_dir():
-        if options.nodes_file is not None:
-            raise InputError(f"nodes_file is given, but {path} is a folder, whose nodes* are read; leave it out")
-        return Source(path, path.name, tuple(files_of(path, "edges")), tuple(files_of(path, "nodes")))
-    nodes, stem = nodes_beside(path, options), path.name.partition(".")[0]
-    name = path.resolve().parent.name if stem == "edges" else stem
-    return Source(path, name, (path,), (nodes,), (f"The nodes were read from {nodes}.",))
-
-
-def _typed_source(path: Path | str, names: list[str]) -> Source:
-    """The files of a folder, or of a URL, of tables of several types, whose names are given."""
-    name = PurePosixPath(path).name if isinstance(path, str) else path.resolve().name
-    with about(name):
-
-        def files(names: list[str]) -> tuple[File, ...]:
-            return tuple(UrlFile(path, n) if isinstance(path, str) else path / n for n in names)
-
-        nodes = {t: files(found) for t, found in node_files(names).items()}
-        edges = {key: files(found) for key, found in edge_files(names).items()}
-    of_edges, of_nodes = (tuple(f for found in table.values() for f in found) for table in (edges, nodes))
-    return Source(path, name, of_edges, of_nodes, (), nodes, edges)
+def find_source(path: Path | str, options: ReadOptions) -> GraphTables:
+    """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. Raises InputError."""
+    if isinstance(path, Path):
+        return (tables_of_folder if path.is_dir() else tables_of_edge_file)(path, options)
+    if options.nodes_file is not None:
+        raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
+    entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}
+    tables = tuple(tables_of(entries, path))
+    return GraphTables(PurePosixPath(path).name, path, tables)
 
 
 def stamp_of(path: File) -> tuple[int, int]:
@@ -143,25 +111,19 @@ def stamp_of(path: File) -> tuple[int, int]:
 
 
 def describe(
-    files: Sequence[File],
-    stem: str,
-    options: ReadOptions,
-    imported: Sequence[Path] | None = None,
-    title: str | None = None,
+    table: SourceTable, imported: Sequence[Path] | None = None, numbers: Mapping[str, bool] | None = None
 ) -> Table:
     """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
-        files: the user's.
-        stem: edges or nodes.
-        options: weights or features may be left out.
+        table: with the user's files.
         imported: Parquet files that were made of them, if they are CSV.
-        title: name in messages, if it is another than `stem`.
+        numbers: see `Table.numbers`.
 
     Raises:
-        InputError: a file is neither, or their columns differ in type, or see `check_columns`.
+        InputError: a file is neither, or their columns differ in type.
     """
-    paths = tuple(imported or files)
+    files, paths = table.files, tuple(imported or table.files)
     empties, rows, size = [], 0, 0
     for file, path in zip(files, paths):
         with reading(file):
@@ -174,27 +136,28 @@ def describe(
             metadata = pq.read_metadata(opened(path))
             if imported is None:
                 check_ratio(path, metadata, stamp_of(path)[0])
-            empties.append(renamed(metadata.schema.to_arrow_schema().empty_table(), stem))
+            empties.append(metadata.schema.to_arrow_schema().empty_table())
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
-    check_columns([table.schema for table in empties], files, stem, options)
+    heads = tuple(empty.schema for empty in empties)
     empty = plain(joined(empties, files, from_csv=imported is not None))
-    return Table(stem, tuple(files), paths, empty, rows, max(1, size // max(1, rows)), imported is not None, title)
+    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers or {})
 
 
-def import_csv(path: Path, stem: str, into: Path) -> dict[str, Any]:
-    """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers."""
+def import_csv(path: Path, kind: Kind, options: ReadOptions, into: Path) -> dict[str, Any]:
+    """Write a CSV file as Parquet, block by block; say of each column of text first whether all are whole numbers."""
     into.parent.mkdir(exist_ok=True)
-    with _Import(stem, into) as imported, reading(path):
-        read_blocks(path, is_text_first(stem), EXAMPLES[stem], imported.begin)
+    texts = as_text(kind, options)
+    with _Import(texts, into) as imported, reading(path):
+        read_blocks(path, texts, EXAMPLES[kind], imported.begin)
     return imported.are_numbers
 
 
 class _Import:
     """Writes the Parquet file of a CSV file. Use as a context manager."""
 
-    def __init__(self, stem: str, into: Path) -> None:
-        self._stem, self._into = stem, into
+    def __init__(self, texts: Callable[[str], bool], into: Path) -> None:
+        self._texts, self._into = texts, into
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self.are_numbers: dict[str, bool] = {}
@@ -212,13 +175,13 @@ class _Import:
         """Begin the file anew."""
         if self._writer is not None:
             self._writer.close()
-        self._held, empty = [], plain(renamed(schema.empty_table(), self._stem))
+        self._held, empty = [], plain(schema.empty_table())
         self._writer = pq.ParquetWriter(self._into, empty.schema)
-        self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if name in IDS[self._stem]}
+        self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if self._texts(name)}
         return self._add
 
     def _add(self, block: pa.Table) -> None:
-        block = plain(renamed(block, self._stem))
+        block = plain(block)
         for name, so_far in self.are_numbers.items():
             column = block[name]
             self.are_numbers[name] = so_far and not column.null_count and as_numbers(column) is not None
@@ -282,17 +245,13 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
             f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
         ) from e
     with reading(table.files[table.paths.index(span.path)]), file:
-        theirs = file.schema_arrow.names
-        ours = renamed(file.schema_arrow.empty_table(), table.stem).column_names
-        there = dict(zip(ours, theirs))
-        picked = [there[c] for c in wanted if c in there]
+        picked = [c for c in wanted if c in file.schema_arrow.names]
         if not picked:
             for first in range(0, span.rows, rows):
                 yield _conformed(pa.table({}), table, wanted, min(rows, span.rows - first))
             return
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
-            found = pa.Table.from_batches([batch]).rename_columns([c for c in wanted if c in there])
-            yield _conformed(found, table, wanted, batch.num_rows)
+            yield _conformed(pa.Table.from_batches([batch]).select(picked), table, wanted, batch.num_rows)
 
 
 def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:

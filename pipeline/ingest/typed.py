@@ -1,7 +1,7 @@
 """An ingest of tables of several types: node types are ranges of ids, and a relation is part of the key that edges are
 sorted by."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,32 +15,18 @@ from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
-from ..datasets.readers.parquet import column_of, feature_rows, labels_of, text_without_ids
-from ..datasets.readers.typed_tables import (
-    about,
-    check_ends,
-    check_named_of_edges,
-    check_named_of_nodes,
-    check_options,
-    columns_of_edges,
-    columns_of_nodes,
-    labels_of_type,
-    no_nodes,
-    target_of,
-    tell_unread,
-    title_of,
-)
-from . import edges as edge_tasks
+from ..datasets.readers.graph import about, check_ends, check_options, dropped_note
+from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
+from ..datasets.schema.columns import Columns
 from .arrays import Matrix
-from .nodes import NodeTable, are_text
+from .nodes import NodeTable
 from .run import Ingest, Written
-from .scan import UnequalListsError
 from .source import Table
 
 KEYS = 1 << 63
 """Numbers of (destination, relation, source) that a key can tell apart."""
 AS_THEY_ARE = ReadOptions(direction="directed", duplicates="keep")
-"""Treatment of edges."""
+"""Treatment of edges, but for those with an end that is no node."""
 
 
 class TypedIngest(Ingest):
@@ -73,85 +59,49 @@ class TypedIngest(Ingest):
     # -- what is there
 
     def _describe_all(self) -> dict[RelationType, Table]:
-        """The schemas of all tables, and what they refuse before any row is read. Returns those of relations."""
-        self.flags = {}
-        source, options, path = self.source, self.settings.options, self.source.path
-        nodes, labels = dict[str, Table](), dict[str, tuple[str, ...] | None]()
-        for t, files in source.node_types.items():
-            nodes[t] = self._table(files, "nodes", f"nodes-{len(nodes)}")
-            if not nodes[t].rows:
-                raise no_nodes(t, files[0].name)
-            labels[t] = labels_of_type(nodes[t].empty, path, options)
-        self.target = target_of(labels, options)
-        edges = {
-            key: self._table(files, "edges", f"edges-{k}", title_of(key))
-            for k, (key, files) in enumerate(source.relations.items())
-        }
-        check_named_of_edges(options, [table.empty for table in edges.values()])
-        of_edges = {key: self._edge_columns(key, table, nodes) for key, table in edges.items()}
-        self.ids_are_text_of = {t: self._are_text(t, k, table, edges) for k, (t, table) in enumerate(nodes.items())}
-        check_named_of_nodes(options, [table.empty for table in nodes.values()])
-        self.later_notes = list[str]()
-        of_nodes = {t: self._node_columns(t, table, labels) for t, table in nodes.items()}
-        tell_unread(self.target, labels, {t: table.empty for t, table in nodes.items()}, self.later_notes)
+        """The columns of all tables, and what they refuse before any row is read. Returns the tables of relations."""
+        options, source = self.settings.options, self.source
+        of_tables = {t.type: t for t in source.edges if isinstance(t.type, tuple)}
+        for key in of_tables:
+            check_ends(key, [str(own.type) for own in source.nodes])
+        schema = self._read_schema()
+        assert schema.target is not None, "links are read in memory"
+        self.target = schema.target
+        edges = dict(zip(of_tables, self.edge_tables))
+        of_edges = dict(zip(edges, schema.edges))
+        nodes = {str(t.source.type): (t, own) for t, own in zip(self.node_tables, schema.nodes)}
+        self.ids_are_text_of = {}
+        for t, (table, own) in nodes.items():
+            ends = [(e, of_edges[key], i) for key, e in edges.items() for i in (0, 1) if key[2 * i] == t]
+            with about(f"node type '{t}'"):
+                self.ids_are_text_of[t] = self._are_text(table, own, ends)
+        for key, table in edges.items():
+            with about(f"relation {','.join(key)}"):
+                feature_rows(table.empty, of_edges[key].features, table.called)
         self.of_types = {}
         for t in sorted(nodes, key=lambda t: t != self.target):
-            number, given = len(self.of_types), labels[t] if t == self.target else None
+            table, own = nodes[t]
+            number, labelled = len(self.of_types), t == self.target
             folder, common = self.folder / "types" / str(number), (self.stages, self.budget)
             with about(f"node type '{t}'"):
-                self.of_types[t] = NodeTable(nodes[t], folder, *common, given, of_nodes[t], number, t)
+                feature_rows(table.empty, own.features)
+                labels_of(table.empty, own.labels)
+                self.of_types[t] = NodeTable(table, folder, *common, own, labelled, number, t)
         self._make_types(edges, of_edges)
-        given = [key for key, table in edges.items() if "weight" in table.empty.column_names]
+        self.later_notes = list[str]()
+        given = [key for key, own in of_edges.items() if own.weight is not None]
         if given and options.edge_weights == "ignore":
             self.later_notes.append(IGNORED)
         elif given:
             tell_unweighted([key for key in edges if key not in given], self.later_notes)
         return edges
 
-    def _edge_columns(self, key: RelationType, table: Table, nodes: Mapping[str, Table]) -> tuple[str, ...]:
-        """Columns of features of a relation's edges."""
-        check_ends(key, nodes)
-        for end in edge_tasks.ENDS:
-            column_of(table.empty, end, table.called, self.source.path)
-        with about(f"relation {','.join(key)}"):
-            found = columns_of_edges(self.source.path, key, table.empty, self.settings.options, self.notes)
-            feature_rows(table.empty, found, table.called)
-        return found
-
-    def _node_columns(
-        self, node_type: str, table: Table, labels: Mapping[str, tuple[str, ...] | None]
-    ) -> tuple[str, ...]:
-        """Columns of features of a node type."""
-        with about(f"node type '{node_type}'"):
-            options, own = self.settings.options, labels[node_type]
-            found = columns_of_nodes(self.source.path, node_type, table.empty, own, options, self.later_notes)
-            feature_rows(table.empty, found)
-            if node_type == self.target:
-                labels_of(table.empty, own or ())
-        return found
-
-    def _are_text(self, node_type: str, number: int, table: Table, edges: Mapping[RelationType, Table]) -> bool:
-        """True if the nodes of a type, and the ends of edges there, are called by text."""
-        columns = {
-            f"{of_edges.called}.{end}": self._id_column(of_edges, f"edges-{k}", end)
-            for k, (key, of_edges) in enumerate(edges.items())
-            for end, t in zip(edge_tasks.ENDS, (key[0], key[2]))
-            if t == node_type
-        }
-        if "id" in table.empty.column_names:
-            columns["nodes.id"] = self._id_column(table, f"nodes-{number}", "id")
-        with about(f"node type '{node_type}'"):
-            found = are_text(columns)
-            if found and "nodes.id" not in columns:
-                raise text_without_ids(nodes=f"nodes-{node_type}")
-        return found
-
-    def _make_types(self, edges: Mapping[RelationType, Table], columns: Mapping[RelationType, Sequence[str]]) -> None:
+    def _make_types(self, edges: Mapping[RelationType, Table], columns: Mapping[RelationType, Columns]) -> None:
         """The types of the graph, and the tables of its relations."""
         self.tables = []
         for key, table in edges.items():
             with about(f"relation {','.join(key)}"):
-                self.tables.append(self._edge_table(table, tuple(columns[key]), key))
+                self.tables.append(self._edge_table(table, columns[key]))
         widest = max(own.width for own in self.tables)
         if widest:  # rows of all relations are so wide
             self.tables = [self._in_pieces(own, 4 * widest) for own in self.tables]
@@ -166,7 +116,10 @@ class TypedIngest(Ingest):
                 f"there are {offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers below 2**63, "
                 "and nodes times nodes times relations are more: leave some out"
             )
-        self.work = replace(self._edge_work(offsets, len(both)), options=AS_THEY_ARE)
+        self.work = replace(
+            self._edge_work(offsets, len(both)),
+            options=replace(AS_THEY_ARE, dangling_edges=self.settings.options.dangling_edges),
+        )
         self._check_space(list(self.of_types.values()), self.work, turned)
 
     # -- nodes and edges
@@ -177,7 +130,6 @@ class TypedIngest(Ingest):
             with about(f"node type '{t}'"):
                 self.of_types[t].number(self.ids_are_text_of[t], self.settings.options, own_notes)
             self.notes += noted(t, own_notes)
-        self.notes += self.later_notes
 
     def _spill_relations(self, edges: Mapping[RelationType, Table]) -> None:
         """Spill all edges, and check what was seen of them."""
@@ -197,8 +149,8 @@ class TypedIngest(Ingest):
         for t, is_text in self.ids_are_text_of.items():
             ends = [
                 (f"{edges[key].called}.{end}", edges[key].from_csv, found, i)
-                for key, found in seen.items()
-                for i, end in enumerate(edge_tasks.ENDS)
+                for own, (key, found) in zip(self.tables, seen.items())
+                for i, end in enumerate(own.columns.ends)
                 if key[2 * i] == t
             ]
             with about(f"node type '{t}'"):
@@ -207,12 +159,14 @@ class TypedIngest(Ingest):
                 for what, _, found, i in ends:
                     if count := found["unknown"][i]:
                         raise unknown(count, what, found["first_unknown"][i])
+        self.notes += [dropped_note(r["dropped"], edges[key].called) for key, r in seen.items() if r["dropped"]]
+        self.notes += self.later_notes
         for key, found in seen.items():
             with about(f"relation {','.join(key)}"):
                 check_weights(WeightFaults(found["infinite"], found["negative"], found["least_weight"]))
             own_notes: list[str] = []
             with about(f"relation {','.join(key)}"):
-                columns = next(own.columns for own in self.tables if own.relation == key)
+                columns = next(own.columns.features for own in self.tables if own.table.source.type == key)
                 Seen.of_record(found["features"]).check(self.settings.options, own_notes, columns, "edge")
             self.notes += [f"Relation {','.join(key)}: {note}" for note in own_notes]
 

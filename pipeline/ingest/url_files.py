@@ -67,19 +67,6 @@ def names_at(url: str) -> list[str]:
     return sorted(n for n in _location(url).files() if "/" not in n)
 
 
-def files_at(url: str, stem: str) -> tuple[UrlFile, ...]:
-    """The files ``stem*.parquet`` directly below a URL, in order.
-
-    Raises:
-        InputError: there are none.
-        RunError: the object store does not answer.
-    """
-    names = [n for n in names_at(url) if n.startswith(stem) and n.endswith(".parquet")]
-    if not names:
-        raise InputError(f"{url} holds no {stem}*.parquet; expected a folder with edges*.parquet and nodes*.parquet")
-    return tuple(UrlFile(url, name) for name in names)
-
-
 def holds_store(url: str) -> bool:
     """True if a store lies at a URL."""
     return _location(url).has("")

@@ -116,5 +116,6 @@ def _store_at(spec: str | Path | object) -> Path | None:
 
 def with_keys(text: str) -> str:
     """Replace the options in a reader's message by the configuration keys that the user of a job sets."""
-    options = "|".join(f.name for f in fields(ReadOptions))
+    # A job has a split of its own.
+    options = "|".join(f.name for f in fields(ReadOptions) if f.name != "split")
     return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)

@@ -81,35 +81,36 @@ def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return numbers if numbers.cast(column.type).equals(column) else None
 
 
-def numbered_by_name(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, AnyArray]]:
-    """Names of nodes in the order of their rows, and the ends of edges as row numbers.
+def numbered_by_name(
+    ids: pa.ChunkedArray, ends: Columns, what: str = "nodes.id"
+) -> tuple[NodeNames, dict[str, AnyArray]]:
+    """Names of nodes in the order of their rows, and the ends of edges as row numbers, -1 where they are no nodes.
 
     Raises:
-        InputError: a name belongs to two nodes, or to none.
+        InputError: a name belongs to two nodes; `what` is their column.
     """
     known: Any = ids.cast(pa.large_string())
     counted = pc.value_counts(known)
     if len(counted) < len(known):
-        raise repeated(next(f"'{c['values'].as_py()}'" for c in counted if c["counts"].as_py() > 1))
+        raise repeated(next(f"'{c['values'].as_py()}'" for c in counted if c["counts"].as_py() > 1), what)
     known = NodeNames.of_arrow(known)
     found = {}
-    for what, column in ends.items():
+    for end, column in ends.items():
         at = pc.index_in(column.cast(pa.large_string()), value_set=known.as_arrow())
-        if at.null_count:
-            first = column.filter(at.is_null())[0]
-            raise unknown(at.null_count, what, f"'{first}'")
-        found[what] = at.to_numpy()
+        found[end] = pc.fill_null(at, -1).to_numpy()
     return known, found
 
 
-def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str = "nodes.id") -> AnyArray | None:
     """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
     if (ids[1:] == ids[:-1]).any():
-        raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]))
-    return ids if len(ids) and have_gaps(len(ids), ids[0], ids[-1], options, notes) else None
+        raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]), what)
+    return ids if len(ids) and have_gaps(len(ids), ids[0], ids[-1], options, notes, what) else None
 
 
-def have_gaps(count: int, least: Any, largest: Any, options: ReadOptions, notes: list[str]) -> bool:
+def have_gaps(
+    count: int, least: Any, largest: Any, options: ReadOptions, notes: list[str], what: str = "nodes.id"
+) -> bool:
     """True if `count` distinct ids are not 0 to V - 1, which is noted.
 
     Raises:
@@ -119,27 +120,24 @@ def have_gaps(count: int, least: Any, largest: Any, options: ReadOptions, notes:
         return False
     if options.missing_ids == "error":
         raise InputError(
-            f"column nodes.id has gaps: {count} ids between {least} and {largest}; expected 0 to {count - 1}: set "
+            f"column {what} has gaps: {count} ids between {least} and {largest}; expected 0 to {count - 1}: set "
             "missing_ids=compact to renumber the nodes"
         )
     notes.append(f"Node ids had gaps: {count} nodes were renumbered from 0 in ascending order of id.")
     return True
 
 
-def repeated(shown: str) -> InputError:
+def repeated(shown: str, what: str = "nodes.id") -> InputError:
     """Error for an id of several nodes."""
-    return InputError(f"column nodes.id holds {shown} more than once; expected one row for each node")
+    return InputError(f"column {what} holds {shown} more than once; expected one row for each node")
 
 
 def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
-    """Edge ends as positions in the ascending `ids`."""
+    """Edge ends as positions in the ascending `ids`, -1 where they are none of them."""
     found = {}
     for what, column in ends.items():
         at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
-        absent = ids[at] != column
-        if absent.any():
-            raise unknown(int(absent.sum()), what, str(column[absent][0]))
-        found[what] = at
+        found[what] = np.where(ids[at] == column, at, -1)
     return found
 
 
@@ -147,5 +145,5 @@ def unknown(count: int, what: str, first: str) -> InputError:
     """Error for ends of edges that are not nodes."""
     return InputError(
         f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or "
-        "drop the edges"
+        "set dangling_edges=drop to leave these edges out, or dangling_edges=add to add the nodes"
     )

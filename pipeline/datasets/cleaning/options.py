@@ -8,8 +8,11 @@ from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
-FREE += ("edge_time", "node_time", "relation", "triples")
+FREE += ("id", "src", "dst", "weight", "relation_column", "split", "edge_time", "node_time", "relation", "triples")
 """Options with values other than a choice of words."""
+ONE_COLUMN = ("id", "src", "dst", "weight", "relation_column", "edge_time", "node_time")
+COLUMNS = ("feature_columns", "edge_feature_columns", "label_columns", "split", *ONE_COLUMN)
+"""Options that name columns of tables."""
 Direction = Literal["directed", "undirected", "reverse"]
 Overlaps = Literal["error", "first"]
 
@@ -44,6 +47,22 @@ class ReadOptions:
     nodes_file: str | None = None
     """File of the nodes of a single file of edges, as a path from its folder; None: nodes.csv or nodes.parquet
     there."""
+    id: str | None = None
+    """Column of a table of nodes with the ids that edges call them by; none: nodes are numbered by their rows. None: a
+    word for it in its name, see `schema.words`."""
+    src: str | None = None
+    """Column of a table of edges with the source of each."""
+    dst: str | None = None
+    """Column of a table of edges with the destination of each."""
+    weight: str | None = None
+    """Column of a table of edges with their weights; none: edges have none."""
+    relation_column: str | None = None
+    """Column of a table of edges with the relation of each: the graph then has one node type and these relations."""
+    dangling_edges: Literal["error", "drop", "add"] = "error"
+    """Edges with an end that is no node. drop: they are left out; add: these nodes are added, without label."""
+    split: str | tuple[str, ...] | None = None
+    """Column of a table with the set of each row (train, val or test), or columns that flag the sets, such as
+    "train_mask,val_mask,test_mask"; none: the table has no split."""
     feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as features, in this order: names, or a text such as "age,income"; "*": all
     numeric columns. None: features, x, or feature_0, feature_1, ..."""
@@ -105,6 +124,10 @@ class ReadOptions:
     unlabelled_in_split: Literal["error", "drop"] = "error"
     """Nodes of the stored split without a label."""
 
+    def names(self, key: str) -> tuple[str, ...] | None:
+        """Names of columns that a key has; None if it has none."""
+        return _names(getattr(self, key))
+
     @property
     def named_features(self) -> tuple[str, ...] | None:
         """The names in `feature_columns`."""
@@ -139,15 +162,17 @@ class ReadOptions:
         return ReadOptions(**{**before, **self.given})
 
     def __post_init__(self) -> None:
-        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation"):
+        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation", "split"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
-        for key in ("feature_columns", "edge_feature_columns", "label_columns"):
+        for key in COLUMNS:
             given = getattr(self, key)
             if not (given is None or isinstance(given, str | tuple)) or not all(
                 isinstance(c, str) and c for c in _names(given) or ()
             ):
                 raise InputError(f"{key} is {given!r}; expected names of columns such as ('age', 'income')")
+            if key in ONE_COLUMN and len(_names(given) or ()) > 1:
+                raise InputError(f"read.{key} is {given!r}; expected one column")
         given = self.ignored_labels
         if not isinstance(given, int | str | tuple | None) or not all(
             (c and type(c) in (int, str)) or c == 0 for c in self.ignored

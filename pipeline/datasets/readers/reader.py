@@ -35,8 +35,8 @@ class Reader:
     """True if a source, a string, a path or an object, is of this kind. It reads no contents and imports nothing heavy;
     at most one reader recognises a source."""
     read: Callable[[Any, Request], Any]
-    """Reads a source: a `Raw`, which is then checked, cleaned and split according to the request, `Triples`, whose sets
-    become links, or a `Dataset`."""
+    """Reads a source: `GraphTables`, whose columns get roles by their names and the options; a `Raw`, which is then
+    checked, cleaned and split according to the request; `Triples`, whose sets become links; or a `Dataset`."""
     form: str = ""
     """Written form of such a source in messages: ``sbm:nodes=...``."""
     is_clean: bool = True

@@ -20,15 +20,16 @@ from ..generated.ratings import generate_ratings
 from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
+from ..schema.files import SUFFIXES, entries_in
+from ..schema.source import GraphTables
 from .foreign.matrices import SAINT, read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .npz import raw_of, read_arrays, read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
 from .triples import files_of, read_triples
-from .typed_names import are_typed
 
-TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = SUFFIXES
 """Suffixes of files with tables."""
 
 
@@ -59,14 +60,11 @@ def _folder(source: Any) -> str | None:
         return "store"
     if (path / SAINT["adj"]).exists():
         return "graphsaint"
-    files = list(path.iterdir())
     if (path / "raw").is_dir() and not (path / "processed").is_dir():
         return "ogb"
     if files_of(path):
         return "triples"
-    if are_typed(f.name for f in files):
-        return "typed-tables"
-    return "tables" if any(is_table(f) for f in files) else None
+    return "tables" if any(name.lower().endswith(TABLES) for name in entries_in(path)) else None
 
 
 def _is_object_of(source: Any, package: str) -> bool:
@@ -90,22 +88,11 @@ def check_no_table_options(path: Path, request: Request) -> None:
 
 
 # pyarrow is imported inside functions: otherwise every rank and command would wait for it.
-def _read_edge_file(source: Any, request: Request) -> Raw:
-    from .parquet import read_edge_file
+def _read_tables(source: Any, request: Request) -> GraphTables:
+    from .tables import tables_of_edge_file, tables_of_folder
 
-    return read_edge_file(expanded(source), request.options, request.name)
-
-
-def _read_tables(source: Any, request: Request) -> Raw:
-    from .parquet import read_parquet_folder
-
-    return read_parquet_folder(expanded(source), request.options, request.name)
-
-
-def _read_typed_tables(source: Any, request: Request) -> Dataset:
-    from .typed_tables import read_typed_folder
-
-    return read_typed_folder(expanded(source), request.options, request.name, request.split, request.seed)
+    path = expanded(source)
+    return (tables_of_folder if path.is_dir() else tables_of_edge_file)(path, request.options, request.name)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
@@ -199,20 +186,12 @@ READERS: Registry[Reader] = Registry(
         Reader("graphsaint", lambda source: _folder(source) == "graphsaint", _of_arrays(_saint), is_clean=False),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(
-            "edge-file",
-            lambda source: _is_file(source, *TABLES, ".npy"),
-            _read_edge_file,
-            "a .csv, .parquet or .npy file of edges",
-            is_clean=False,
-        ),
-        Reader(
             "tables",
-            lambda source: _folder(source) == "tables",
+            lambda source: _folder(source) == "tables" or _is_file(source, *TABLES, ".npy"),
             _read_tables,
-            "a folder of Parquet or CSV",
+            "a folder of Parquet or CSV, a .csv, .parquet or .npy file of edges",
             is_clean=False,
         ),
-        Reader("typed-tables", lambda source: _folder(source) == "typed-tables", _read_typed_tables, is_clean=False),
         Reader(
             "triples",
             lambda source: _folder(source) == "triples",

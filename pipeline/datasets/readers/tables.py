@@ -1,8 +1,9 @@
-"""Tables of edges and nodes from Parquet or CSV files, with the column names that Millrace uses."""
+"""Rows of the files of a table, with the column names that its user gave."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,73 +14,83 @@ from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import is_full
 from ....storage.store.paths import expanded
 from ..cleaning.options import ReadOptions
-from .csv_file import SUFFIXES, AsText, is_csv, read_csv
+from ..schema import files as of_folder
+from ..schema.columns import Columns
+from ..schema.source import GraphTables, Kind, SourceTable
+from ..schema.words import is_text_first
+from .csv_file import is_csv, read_csv
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
-ALIASES = {
-    "edges": {
-        "src": ("source", "from", "source_id", "src_id", "u"),
-        "dst": ("target", "to", "destination", "dest", "target_id", "dst_id", "v"),
-        "weight": ("edge_weight", "w"),
-    },
-    "nodes": {"id": ("node_id", "node"), "label": ("y", "class"), "split": ()},
-}
-"""Other names of columns, in upper or lower case."""
-_AS_TEXT = {
-    stem: {name for key in keys for name in (key, *ALIASES[stem][key])}
-    for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
-}
-IDS = {"edges": ("src", "dst"), "nodes": ("id",)}
-"""Columns of ids."""
-_OR_LEFT_OUT = {("edges", "weight"): ", or set edge_weights=ignore to read none"}
 EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
-KINDS = (".parquet", *SUFFIXES)
-FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
-"""Names of columns of features."""
 
 
-def is_text_first(stem: str) -> AsText:
-    """True for the names of CSV columns that are read as text first: 007 is not a number, and one name among numbers
-    makes all of them names."""
-    return lambda name: name.lower() in _AS_TEXT[stem]
+def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
+    """True for the names of columns of CSV that are read as text: ids and splits, unless a key says that a column holds
+    numbers."""
+    keys = ("feature_columns", "edge_feature_columns", "label_columns", "weight", "edge_time", "node_time")
+    numbers = {c for key in keys for c in options.names(key) or ()}
+    texts = {c for key in ("id", "src", "dst", "split", "relation_column") for c in options.names(key) or ()}
+    return partial(_is_text, kind, texts, numbers)
 
 
-def is_label(column: str) -> bool:
-    """True for a name of the column of labels, which `renamed` calls label."""
-    return column.strip().lower() in ("label", *ALIASES["nodes"]["label"])
+def _is_text(kind: Kind, texts: set[str], numbers: set[str], name: str) -> bool:
+    return name in texts or (name not in numbers and is_text_first(name, kind))
 
 
-def tables_in(folder: Path, stem: str) -> list[Path]:
-    """Files of a folder whose names begin with `stem`, in order: Parquet files; without any, CSV files; without these,
-    edges in ``.npy`` files."""
-    files = sorted(folder.glob(f"{stem}*.parquet"))
-    files = files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
-    return files or (sorted(folder.glob("edges*.npy")) if stem == "edges" else [])
-
-
-def files_of(folder: Path, stem: str) -> list[Path]:
-    """`tables_in`, or InputError if there are none."""
-    if not (files := tables_in(folder, stem)):
-        others = " or edges*.npy" if stem == "edges" else ""
-        raise InputError(
-            f"{folder} holds no {stem}*.parquet or {stem}*.csv{others}; expected edges* (columns src, dst) and nodes* "
-            "(columns id, label, features)"
-        )
-    return files
-
-
-def nodes_beside(edges: Path, options: ReadOptions) -> Path:
-    """The file of the nodes of a file of edges: `nodes_file`, or nodes.csv or nodes.parquet in its folder.
+def tables_of_folder(folder: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
+    """The tables of a folder. See `schema.files`.
 
     Raises:
-        InputError: the file does not exist.
+        InputError: it is not clear what its files are, or a table is missing.
     """
-    if edges.name.startswith("nodes") and (others := tables_in(edges.parent, "edges")):
-        raise InputError(f"{edges} is a file of nodes; give the file of edges, {others[0]}, or the folder")
+    if options.nodes_file is not None:
+        raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
+    entries, left = of_folder.entries_in(folder), list[tuple[str, str]]()
+    if options.pairs is not None:
+        pairs = expanded(options.pairs).resolve()
+        left = [(n, "it is the file of pairs") for n, files in entries.items() if pairs in {f.resolve() for f in files}]
+    entries = {n: files for n, files in entries.items() if n not in dict(left)}
+    return GraphTables(
+        name or folder.resolve().name,
+        folder,
+        tuple(of_folder.tables_of(entries, folder, needs_nodes(options))),
+        tuple(left),
+    )
+
+
+def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
+    """One file of edges, and the file of their nodes (see `nodes_beside`), if they need one."""
+    nodes, stem = nodes_beside(path, options), path.name.partition(".")[0]
+    tables = () if nodes is None else (SourceTable("nodes", (nodes,)),)
+    notes = () if nodes is None else (f"The nodes were read from {nodes}.",)
+    name = name or (path.resolve().parent.name if stem == "edges" else stem)
+    return GraphTables(name, path, (*tables, SourceTable("edges", (path,))), notes=notes)
+
+
+def needs_nodes(options: ReadOptions) -> bool:
+    """True if nodes have labels, so that they need a table."""
+    return options.task != "link" and options.labels_of != "edges"
+
+
+def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
+    """The file of the nodes of a file of edges: `nodes_file`, or nodes.csv or nodes.parquet in its folder; None if
+    there is none and none is needed.
+
+    Raises:
+        InputError: the file does not exist, or there are several.
+    """
+    if edges.name.startswith("nodes"):
+        names = [
+            p.name for p in edges.parent.iterdir() if p.name.startswith("edges") and of_folder.are_tables([p.name])
+        ]
+        if names:
+            raise InputError(
+                f"{edges} is a file of nodes; give the file of edges, {edges.parent / names[0]}, or the folder"
+            )
     if options.nodes_file is not None:
         path = edges.parent / expanded(options.nodes_file)
         if not path.is_file():
@@ -88,13 +99,18 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
                 f"{edges.name}"
             )
         return path
-    found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
-    if not found:
+    found = [p for kind in of_folder.SUFFIXES if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
+    if len(found) > 1:
+        raise InputError(
+            f"{' and '.join(map(str, found))} are both the nodes of {edges.name}; set nodes_file={found[0].name}, or "
+            "move one away"
+        )
+    if not found and needs_nodes(options):
         raise InputError(
             f"{edges} is read as a list of edges, and the labels of its nodes are missing: put nodes.csv (columns id, "
-            "label, features) beside it, or set nodes_file=FILE"
+            "label, features) beside it, or set nodes_file=FILE; task=link predicts edges, and their ends are the nodes"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -118,25 +134,41 @@ def check_ratio(path: object, metadata: pq.FileMetaData, size: int) -> None:
         )
 
 
-def read_table(files: Sequence[Path], stem: str, options: ReadOptions | None = None) -> pa.Table:
-    """Rows of all files, one after the other.
+@dataclass(frozen=True, eq=False)
+class ReadTable:
+    """A table of a source with its rows in memory."""
 
-    Raises:
-        InputError: a file cannot be read, their columns differ in type, or with `options` see `check_columns`.
-    """
-    tables = list[pa.Table]()
-    for path in files:
-        with reading(path):
-            tables.append(renamed(_read_file(path, stem), stem))
-    if options is not None:
-        check_columns([table.schema for table in tables], files, stem, options)
-    return plain(joined(tables, files, from_csv=is_csv(files[0])))
+    table: SourceTable
+    rows: pa.Table
+    heads: tuple[pa.Schema, ...]
+    """Columns of each file."""
+
+    @property
+    def from_csv(self) -> bool:
+        """True if ids that are numbers are text here."""
+        return bool(self.table.files) and is_csv(self.table.files[0])
+
+    def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows of some columns, in one piece."""
+        yield self.rows.select(list(columns))
 
 
-def _read_file(path: Path, stem: str) -> pa.Table:
-    if is_csv(path):
-        return read_csv(path, is_text_first(stem), EXAMPLES[stem])
-    return read_ends(path) if is_npy(path) else read_parquet(path)
+def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
+    """The rows of a table. Raises InputError if a file cannot be read, or its columns differ in type from those of
+    others."""
+    if table.rows is not None:
+        return ReadTable(table, plain(table.rows), (table.rows.schema,))
+    found = [read_file(path, table.kind, options) for path in table.files]
+    rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
+    return ReadTable(table, rows, tuple(t.schema for t in found))
+
+
+def read_file(path: Path, kind: Kind, options: ReadOptions) -> pa.Table:
+    """Rows of one file. Raises InputError if it cannot be read."""
+    with reading(path):
+        if is_csv(path):
+            return read_csv(path, as_text(kind, options), EXAMPLES[kind])
+        return read_ends(path) if is_npy(path) else read_parquet(path)
 
 
 @contextmanager
@@ -175,25 +207,25 @@ def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) 
         raise InputError(f"{files[0].parent} cannot be read ({first_line(e)}); write the files again") from e
 
 
-def check_columns(schemas: Sequence[pa.Schema], files: Sequence[Any], stem: str, options: ReadOptions) -> None:
-    """Check that a column of ids, weights or features is in every file of a table, or in none.
+def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Columns, options: ReadOptions) -> None:
+    """Check that a column of ids, weights, labels or features is in every file of a table.
 
     Raises:
         InputError: names the column, a file without it and one that has it.
     """
-    needed, named = set(IDS[stem]), options.named_features if stem == "nodes" else options.named_edge_features
-    if stem == "edges" and options.edge_weights == "use":
-        needed.add("weight")
-    if stem == "edges" or options.nan_features == "error":
-        every = {name for schema in schemas for name in schema.names}
-        needed |= {c for c in every if FEATURE.fullmatch(c) or c in ("features", "x")} if named is None else {*named}
-    for name in sorted(needed):
-        with_it = [file for file, schema in zip(files, schemas) if name in schema.names]
-        without = [file for file, schema in zip(files, schemas) if name not in schema.names]
+    needed: set[str | None] = set(columns.ends) if table.kind == "edges" else {columns.id}
+    if table.kind == "edges" or options.nan_features == "error":
+        needed |= {*columns.features}
+    if options.edge_weights == "use":
+        needed.add(columns.weight)
+    for name in sorted(n for n in needed if n is not None):
+        with_it = [file for file, head in zip(table.files, heads) if name in head.names]
+        without = [file for file, head in zip(table.files, heads) if name not in head.names]
         if with_it and without:
+            how = ", or set edge_weights=ignore to read none" if name == columns.weight else ""
             raise InputError(
-                f"{without[0]} has no column '{name}', but {with_it[0].name} has; expected it in every file of {stem}, "
-                f"or in none: write the files again with the same columns{_OR_LEFT_OUT.get((stem, name), '')}"
+                f"{without[0]} has no column '{name}', but {with_it[0].name} has; expected it in every file of "
+                f"{table.kind}, or in none: write the files again with the same columns{how}"
             )
 
 
@@ -203,14 +235,3 @@ def plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))
     return table
-
-
-def renamed(table: pa.Table, stem: str) -> pa.Table:
-    """The table with Millrace's names for columns that have others; it may be empty."""
-    names, lower = list(table.column_names), [n.strip().lower() for n in table.column_names]
-    for key, others in ALIASES[stem].items():
-        if key not in names:
-            at = next((lower.index(name) for name in (key, *others) if name in lower), None)
-            if at is not None:
-                names[at] = key
-    return table.rename_columns(names)

@@ -183,7 +183,7 @@ BAD_PARQUET = [
     (None, NODES, "no edges*.parquet"),
     (EDGES, None, "no nodes*.parquet"),
     ({"sorc": [0], "dst": [1]}, NODES, "did you mean 'sorc'"),
-    (EDGES, {"labels": [0, 1, 0]}, "did you mean 'labels'"),
+    (EDGES, {"lables": [0, 1, 0]}, "did you mean 'lables'"),
     ({"src": ["a"], "dst": ["b"]}, NODES, "the ends of edges are text, but nodes has no column 'id'"),
     ({"src": [0.0], "dst": [1]}, NODES, "edges.src is double; expected ids: whole numbers or text"),
     ({"src": [0, None], "dst": [1, 0]}, NODES, "edges.src holds 1 nulls"),
@@ -195,7 +195,7 @@ BAD_PARQUET = [
     (EDGES, {**NODES, "x": [["a"], ["b"], ["c"]]}, "nodes.x is string"),
     (EDGES, {**NODES, "x": [1.0, 2.0, 3.0]}, "nodes.x is double"),
     (EDGES, {"label": [0, 1, 0], "feature_0": [1.0, None, 2.0]}, "nan_features=zero"),
-    (EDGES, {**NODES, "split": ["train", "valid", "test"]}, "did you mean 'val'"),
+    (EDGES, {**NODES, "split": ["train", "vla", "test"]}, "did you mean 'val'"),
     (EDGES, {**NODES, "id": [0, 1, 1]}, "nodes.id holds 1 more than once"),
     (EDGES, {**NODES, "id": [0, 1, 5]}, "missing_ids=compact"),
     (

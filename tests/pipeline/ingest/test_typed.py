@@ -68,7 +68,7 @@ def graph(folder, seed):
         width, form = rng.integers(0, 5), rng.integers(4)
         x = rng.normal(size=(count, width)) * 50
         if form == 0 and width:
-            columns |= {f"x{i}": pa.array(x[:, i], pa.float64()) for i in range(width)} | {"age": np.arange(count)}
+            columns |= {f"x{i}": pa.array(x[:, i], pa.float64()) for i in range(width)} | {"age": np.arange(count) // 2}
         elif form == 1 and width:
             columns["x"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1).astype("f2")), int(width))
         elif form == 2:
@@ -111,7 +111,7 @@ def test_the_store_is_that_of_the_reader_in_memory(tmp_path):
             continue
         with pytest.raises(InputError) as got:
             mr.convert(folder, tmp_path / "out", verbose=False, **given)
-        assert str(got.value).replace("read.", "") == refusal
+        assert str(got.value).replace("read.", "") == refusal.replace("read.", "")
         assert not list(tmp_path.glob(".ingest*"))
     assert opened >= 7
 

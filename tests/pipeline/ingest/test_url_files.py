@@ -9,7 +9,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.ingest import run, url_files
-from millrace.pipeline.ingest.url_files import UPLOAD, files_at, holds_store, opened
+from millrace.pipeline.ingest.url_files import UPLOAD, UrlFile, holds_store, opened
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.store.manifest import MANIFEST
@@ -76,7 +76,9 @@ def test_in_out_and_back(tables, here, s3):
 
 
 def test_a_url_without_tables_or_access_is_a_sentence(here, tables, s3):
-    with pytest.raises(InputError, match=r"in holds no edges\*\.parquet; expected a folder with"):
+    with pytest.raises(
+        InputError, match=r"in holds no edges\*\.parquet or edges\*\.csv or edges\*\.npy; expected edges"
+    ):
         mr.convert(f"s3://{BUCKET}/in", "x", verbose=False)
     with pytest.raises(StoreError, match="cannot be used"):
         mr.convert("s3://nobody/graph", "x", verbose=False)
@@ -117,7 +119,7 @@ def test_typed_tables_of_other_kinds_at_a_url(here, s3):
 def test_a_file_that_is_lost_on_the_way(here, tables, s3, monkeypatch):
     s3.put_object(Bucket=BUCKET, Key="lost/edges.parquet", Body=(tables / "edges-0.parquet").read_bytes())
     s3.put_object(Bucket=BUCKET, Key="lost/nodes.parquet", Body=(tables / "nodes.parquet").read_bytes())
-    (file,) = files_at(f"s3://{BUCKET}/lost/", "edges")
+    file = UrlFile(f"s3://{BUCKET}/lost/", "edges.parquet")
     assert (str(file), file.suffixes) == (f"s3://{BUCKET}/lost/edges.parquet", [".parquet"])
     assert opened(file).read(4) == b"PAR1" and opened(tables) is tables
 

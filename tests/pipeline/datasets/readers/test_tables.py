@@ -189,7 +189,7 @@ BAD_CSV = [
     ({"nodes": "id,label\nbob,1\nbob,0\n"}, "nodes.id holds 'bob' more than once"),
     ({"nodes": "id,label\nbob,1\n,0\n"}, "nodes.id holds 1 nulls"),
     ({"nodes": "label\n1\n0\n"}, "the ends of edges are text, but nodes has no column 'id'"),
-    ({"nodes": "id,labels\nbob,1\n"}, "nodes has no column 'label'"),
+    ({"nodes": "id,lable\nbob,1\n"}, "nodes has no column 'label'"),
     ({"nodes": "id,label\n"}, "there are no nodes"),
     ({"nodes": NODES.replace("train", "tran")}, "nodes.split holds 'tran'"),
     ({"nodes": None}, "holds no nodes*.parquet or nodes*.csv"),

@@ -1,0 +1,216 @@
+"""Which files of a folder form which table, by their names.
+
+A table is one file ``nodes.csv`` or ``edges.csv``, or parts of it that are numbered (``edges-0.csv``,
+``edges.part.10.parquet``), in the order of their numbers. Types are in names: ``nodes-USER`` and
+``edges-USER-BUYS-ITEM``, or with ``_`` in place of ``-``. Whatever else begins with ``nodes`` or ``edges`` is refused:
+a copy of a table, a left-over, or one of several sets of edges.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....storage.errors import InputError
+from ....storage.typed.graph_types import RelationType
+from . import words
+from .columns import listed, quoted
+from .source import Kind, SourceTable
+
+SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+"""Ends of the names of files with tables."""
+_OF_EDGES = (*SUFFIXES, ".npy")
+_NAME = r"[^\W\d][^-.,]*"
+_PART = r"(?:[-._ ]*(?:(?:part|shard|chunk)[-._ ]*)?\d+(?:-of-\d+)?)+"
+_NUMBERED = re.compile(rf"(.*?)({_PART}(?:[-._](?:[0-9a-f]{{8}}-[0-9a-f-]+|c\d+|snappy|zstd|gz))*)?", re.IGNORECASE)
+FORMS = "edges-SOURCE-RELATION-DESTINATION and nodes-TYPE, whose names begin with a letter and have no dash or dot"
+
+
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """Key that sorts names by the numbers in them: part.2 before part.10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
+def entries_in(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Files of a folder by the name of what they are part of."""
+    return {path.name: (path,) for path in sorted(folder.iterdir(), key=lambda p: natural(p.name)) if path.is_file()}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """One file of a table by its name."""
+
+    kind: Kind
+    of: str
+    """What stands behind ``nodes`` or ``edges``, without the number of a part."""
+    part: str
+    """Number of the part; empty: the file is the whole table."""
+    suffix: str
+    name: str
+
+
+def _named(name: str) -> _Named | None:
+    """The parts of a name; None for a file of something else."""
+    kind: Kind = "nodes" if name.lower().startswith("nodes") else "edges"
+    suffixes = SUFFIXES if kind == "nodes" else _OF_EDGES
+    end = next((s for s in sorted(suffixes, key=len, reverse=True) if name.lower().endswith(s)), None)
+    if end is None or not name.lower().startswith(kind):
+        return None
+    found = _NUMBERED.fullmatch(name[len(kind) : -len(end)])
+    assert found is not None, "the pattern matches all texts"
+    return _Named(kind, found[1], found[2] or "", end, name)
+
+
+@dataclass
+class Found:
+    """Tables by their types, as names of files in order."""
+
+    nodes: dict[str | None, list[str]] = field(default_factory=dict)
+    edges: dict[RelationType | None, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_typed(self) -> bool:
+        """True for tables of a graph with several types."""
+        return any(t is not None for t in (*self.nodes, *self.edges))
+
+
+def find(names: Iterable[str], folder: Any) -> Found:
+    """The tables that files with these names form.
+
+    Raises:
+        InputError: some are two versions of a table, or it is not clear what they are.
+    """
+    files = [file for name in sorted(names, key=natural) if (file := _named(name)) is not None]
+    groups: dict[tuple[Kind, str], list[_Named]] = {}
+    for file in files:
+        groups.setdefault((file.kind, file.of), []).append(file)
+    faults = [fault for (kind, of), own in groups.items() if (fault := _versions(kind + of, own)) is not None]
+    nodes = [of for kind, of in groups if kind == "nodes"]
+    edges = [of for kind, of in groups if kind == "edges"]
+    found = Found()
+    types = _types(nodes, edges)
+    if types is not None:
+        of_nodes, of_edges = types
+        found.nodes = {t: [f.name for f in groups["nodes", of]] for of, t in of_nodes.items()}
+        found.edges = {t: [f.name for f in groups["edges", of]] for of, t in of_edges.items()}
+        other = [f for of in nodes if of not in of_nodes for f in groups["nodes", of]]
+        other += [f for of in edges if of not in of_edges for f in groups["edges", of]]
+        if other:
+            faults.append(f"there is {listed([f.name for f in other])} among tables of several types; expected {FORMS}")
+    else:
+        kinds: tuple[tuple[Kind, list[str], dict[Any, list[str]]], ...]
+        kinds = (("nodes", nodes, found.nodes), ("edges", edges, found.edges))
+        for kind, others, table in kinds:
+            if len(others) > 1 or others[:1] not in ([], [""]):
+                faults.append(_unclear(kind, [f for of in others for f in groups[kind, of]], folder))
+            elif others:
+                table[None] = [f.name for f in groups[kind, ""]]
+    if faults:
+        raise InputError(f"{folder}: {'; '.join(faults)}")
+    return found
+
+
+def _versions(stem: str, files: Sequence[_Named]) -> str | None:
+    """Fault of files that are versions of one table."""
+    whole, parts = [f for f in files if not f.part], [f for f in files if f.part]
+    if len(whole) > 1:
+        return (
+            f"{' and '.join(f.name for f in whole)} are both the table {stem}, a copy or another version; move all but "
+            "one of the two files away"
+        )
+    if whole and parts:
+        return (
+            f"{whole[0].name} is beside the numbered {listed([f.name for f in parts])}, and would count twice if it is "
+            "the whole table; move one or the other away"
+        )
+    kinds = sorted({f.suffix for f in parts})
+    if len(kinds) > 1:
+        return f"parts of {stem} are files of several kinds ({', '.join(kinds)}), two versions of it; move one away"
+    return None
+
+
+_COPIED = ("old", "bak", "backup", "copy", "orig", "original", "tmp", "new")
+
+
+def _unclear(kind: Kind, files: Sequence[_Named], folder: Any) -> str:
+    """Fault of files of which it is not clear what they are."""
+    shown = listed([f.name for f in files])
+    plain = next((f.name for f in files if not f.of and not f.part), None)
+    if {words.part_of(f.of.strip("-._ ")) for f in files} - {None}:
+        return (
+            f"{shown} look like the sets of a split, which would be lost if they were joined; give one table of {kind} "
+            "with a column split, or for links one file of edges, and pairs=FILE, a table outside the folder with the "
+            "columns src, dst and split"
+        )
+    if plain is not None:
+        take = f"move the others away, or read that file alone: millrace inspect {quoted(f'{folder}/{plain}')}"
+        return f"there are several tables of {kind}: {shown}. If {plain} is the one, {take}"
+    if len(files) == 1 and kind == "edges":
+        return f"{shown} is the only table of edges; call it edges{files[0].suffix}, or give that file, not the folder"
+    return (
+        f"it is not clear how {shown} form the table of {kind}: call parts of one table {kind}-0, {kind}-1, ..., and "
+        f"tables of several types {FORMS}"
+    )
+
+
+def _types(nodes: Sequence[str], edges: Sequence[str]) -> tuple[dict[str, str], dict[str, RelationType]] | None:
+    """Types in what stands behind ``nodes`` and ``edges`` in names; None unless both have some."""
+    of_nodes = {of: m[1] for of in nodes if (m := re.fullmatch(rf"-({_NAME})", of))}
+    of_edges = {of: m for of in edges if (m := re.fullmatch(rf"-({_NAME})-({_NAME})-({_NAME})", of))}
+    if of_nodes and of_edges:
+        return of_nodes, {of: (m[1], m[2], m[3]) for of, m in of_edges.items()}
+    if of_edges and not nodes:
+        return {}, {of: (m[1], m[2], m[3]) for of, m in of_edges.items()}
+    by_word = {of: m[1] for of in nodes if (m := re.fullmatch(rf"[_.-]({_NAME})", of)) and words.part_of(m[1]) is None}
+    relations = {of: r for of in edges if len(r := _relations(of, by_word.values())) == 1}
+    if by_word and relations:
+        return by_word, {of: r[0] for of, r in relations.items()}
+    return None
+
+
+def _relations(of: str, types: Iterable[str]) -> list[RelationType]:
+    """Relations that a name may have whose words are joined by ``_``, for node types whose names may have one too."""
+    found: list[RelationType] = []
+    body = of[1:] if of[:1] in ("_", ".", "-") else ""
+    for source in types:
+        for target in types:
+            for sign in "_.-":
+                begin, end = source + sign, sign + target
+                if body.startswith(begin) and body.endswith(end) and len(body) > len(begin) + len(end):
+                    relation = body[len(begin) : -len(end)]
+                    if re.fullmatch(_NAME, relation):
+                        found.append((source, relation, target))
+    return found
+
+
+def are_tables(names: Iterable[str]) -> bool:
+    """True if one of the files with these names is a table by its name and suffix."""
+    return any(_named(name) is not None for name in names)
+
+
+def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: Any, needs_nodes: bool = True) -> list[SourceTable]:
+    """The tables that files of a folder form.
+
+    Args:
+        entries: as from `entries_in`.
+        folder: for messages.
+        needs_nodes: there must be a table of nodes.
+
+    Raises:
+        InputError: see `find`; or a table is missing.
+    """
+    found = find(entries, folder)
+    for kind, own in (("edges", found.edges), ("nodes", found.nodes)):
+        if not own and (kind == "edges" or needs_nodes):
+            others = " or edges*.npy" if kind == "edges" else ""
+            raise InputError(
+                f"{folder} holds no {kind}*.parquet or {kind}*.csv{others}; expected edges* (columns src, dst) and "
+                "nodes* (columns id, label, features)"
+            )
+    nodes = [_table("nodes", t, names, entries) for t, names in found.nodes.items()]
+    return [*nodes, *(_table("edges", t, names, entries) for t, names in found.edges.items())]
+
+
+def _table(kind: Kind, of: Any, names: Sequence[str], entries: Mapping[str, tuple[Any, ...]]) -> SourceTable:
+    return SourceTable(kind, tuple(file for name in names for file in entries[name]), of)

@@ -1,0 +1,237 @@
+"""The schema of a source: the files of each table, and one role for every column."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ....storage.errors import InputError, nearest
+from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, Problems, no_column
+from .source import GraphTables, Kind, Role, SourceTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..cleaning.options import ReadOptions
+
+SHOWN_FEATURES = 8
+"""Most columns of features that a note names one by one."""
+_OF_NODES = ("id", "node_time", "feature_columns")
+_OF_EDGES = ("src", "dst", "weight", "relation_column", "edge_time", "edge_feature_columns")
+
+
+class ColumnRole(NamedTuple):
+    """The role of one column, and the reason."""
+
+    table: str
+    column: str
+    role: Role
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    """The tables of a source and the roles of all their columns."""
+
+    source: GraphTables
+    of_tables: tuple[Columns, ...]
+    """One for each table of the source, in order."""
+    target: str | None = None
+    """Node type that is predicted, of a graph with several."""
+    notes: tuple[str, ...] = ()
+    """What was chosen, and what is not read."""
+
+    def of(self, table: SourceTable) -> Columns:
+        """The columns of a table of the source."""
+        return self.of_tables[self.source.tables.index(table)]
+
+    @property
+    def nodes(self) -> tuple[Columns, ...]:
+        """The columns of each table of nodes."""
+        return tuple(self.of(t) for t in self.source.nodes)
+
+    @property
+    def edges(self) -> tuple[Columns, ...]:
+        """The columns of each table of edges."""
+        return tuple(self.of(t) for t in self.source.edges)
+
+    @property
+    def roles(self) -> tuple[ColumnRole, ...]:
+        """The role of every column."""
+        return tuple(
+            ColumnRole(c.table, name, role, why) for c in self.of_tables for name, (role, why) in c.roles.items()
+        )
+
+    def show(self) -> dict[str, str]:
+        """Lines for people: files of each table, files left out, and each column with its role and the reason."""
+        shown = {f"files of {t.title}": files_text(t) for t in self.source.tables if t.files}
+        shown |= {f"left out: {name}": why for name, why in self.source.left_out}
+        return shown | {
+            f"{table}.{column or '(no name)'}": f"{role} ({why})" for table, column, role, why in self.roles
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Plain values of the same, for JSON."""
+        return {
+            "files": {t.title: [str(f) for f in t.files] for t in self.source.tables},
+            "left_out": dict(self.source.left_out),
+            "columns": [role._asdict() for role in self.roles],
+        }
+
+
+def files_text(table: SourceTable) -> str:
+    """The files of a table: by name, or the first and the last."""
+    names = [f.name for f in table.files]
+    return ", ".join(names) if len(names) < 3 else f"{len(names)} files, {names[0]} to {names[-1]}"
+
+
+def read_note(table: SourceTable, columns: Columns) -> str:
+    """Note on what is read of a table, and from where."""
+    of_role: dict[Role, list[str]] = {}
+    for name, (role, _) in columns.roles.items():
+        of_role.setdefault(role, []).append(name or "(no name)")
+    features = of_role.get("feature", [])
+    if len(features) > SHOWN_FEATURES:
+        of_role["feature"] = [f"{features[0]} to {features[-1]} ({len(features)})"]
+    read = [f"{role} {' '.join(names)}" for role, names in of_role.items() if role != "not read"]
+    files = f" ({files_text(table)})" if table.files else ""
+    return f"Read of {table.title}{files}: {', '.join(read) or 'its rows'}."
+
+
+def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadOptions") -> Schema:
+    """The schema of a source by the names and types of its columns, `heads`, one for each table.
+
+    Raises:
+        InputError: names every column that is missing or unclear, and the keys that settle them.
+    """
+    labelled = options.task != "link" and options.labels_of == "nodes"
+    why_not = "the labels are those of edges" if options.labels_of == "edges" else "the task is link"
+    typed = any(t.type is not None for t in source.tables)
+    found: dict[int, tuple[Columns, Assignment]] = {}
+    alone: dict[Kind, bool] = {"nodes": len(source.nodes) == 1, "edges": len(source.edges) == 1}
+
+    def assign(i: int, labelled: bool, why_not: str) -> None:
+        table = source.tables[i]
+        given = Assignment(table, heads[i], options, source.path, () if alone[table.kind] else EVERY)
+        if table.kind == "nodes":
+            found[i] = given.nodes(labelled=labelled, why_not=why_not), given
+        else:
+            found[i] = given.edges(labelled=options.labels_of == "edges" and options.pairs is None), given
+
+    for i, table in enumerate(source.tables):
+        assign(i, labelled or (typed and options.target is not None and table.kind == "nodes"), why_not)
+    target, notes = None, list[str]()
+    nodes = [i for i, t in enumerate(source.tables) if t.kind == "nodes"]
+    problems = Problems()
+    for key in (*_OF_NODES, *_OF_EDGES):
+        _check_named(key, source, heads, options, alone, problems)
+    for _, given in found.values():
+        for text in given.problems.texts:
+            problems.add(text)
+        problems.keys |= given.problems.keys
+    if typed and (labelled or options.target is not None) and nodes:
+        try:
+            target = target_of({str(source.tables[i].type): found[i][0].labels for i in nodes}, options)
+        except InputError as e:
+            problems.add(str(e))
+        for i in nodes:
+            if (t := str(source.tables[i].type)) != target:
+                assign(i, False, f"'{target}' is predicted")
+                unread = [n for n, (_, why) in found[i][0].roles.items() if why == f"'{target}' is predicted"]
+                if unread:
+                    notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
+    elif labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None:
+        _add_missing_label(source, found[nodes[0]][0], heads, problems)
+    if problems.texts:
+        raise InputError(problems.message(source.path))
+    told = [read_note(t, found[i][0]) for i, t in enumerate(source.tables)]
+    told += [f"{name} was left out: {why}." for name, why in source.left_out]
+    for i, table in enumerate(source.tables):
+        told += _noted(table, found[i][1].notes)
+    return Schema(source, tuple(found[i][0] for i in range(len(source.tables))), target, tuple(told + notes))
+
+
+EVERY = (*ONE_OF_A_TABLE, "feature_columns", "edge_feature_columns", "label_columns")
+"""Keys that may name columns of another table of a typed graph."""
+
+
+def columns_of_pairs(head: "pa.Schema", path: Any, options: "ReadOptions", *, labelled: bool) -> Columns:
+    """The columns of a table of pairs of nodes, a file of its own: its ends need not be called as those of the graph.
+
+    Raises:
+        InputError: see `schema_of`.
+    """
+    given = Assignment(SourceTable("edges"), head, options, path, ONE_OF_A_TABLE)
+    found = given.edges(labelled=labelled)
+    if labelled and not found.labels:
+        given.problems.add(no_column(path, "edges", "label", head.names))
+    if given.problems.texts:
+        raise InputError(given.problems.message(path))
+    return found
+
+
+def _noted(table: SourceTable, notes: Sequence[str]) -> list[str]:
+    """Notes on a table, with its type."""
+    if table.type is None:
+        return list(notes)
+    what = f"Node type '{table.type}'" if table.kind == "nodes" else f"Relation {','.join(table.type)}"
+    return [f"{what}: {note[0].lower()}{note[1:]}" for note in notes]
+
+
+def _check_named(
+    key: str,
+    source: GraphTables,
+    heads: Sequence["pa.Schema"],
+    options: "ReadOptions",
+    alone: Mapping[Kind, bool],
+    problems: Problems,
+) -> None:
+    """Add the columns that a key names and none of several tables has."""
+    kind: Kind = "nodes" if key in _OF_NODES else "edges"
+    named = options.names(key)
+    if named is None or named in (("*",), (NONE,)) or alone[kind]:
+        return
+    every = sorted({name for t, head in zip(source.tables, heads) if t.kind == kind for name in head.names})
+    what = "nodes-TYPE" if kind == "nodes" else "edges-SOURCE-RELATION-DESTINATION"
+    for c in named:
+        if c not in every:
+            problems.add(f"{key} has '{c}', which no {what} has; expected one of {', '.join(every)}{nearest(c, every)}")
+
+
+def _add_missing_label(source: GraphTables, columns: Columns, heads: Sequence["pa.Schema"], problems: Problems) -> None:
+    """Add that nodes have no labels, with a column that may hold them."""
+    import pyarrow as pa
+
+    i = next(i for i, t in enumerate(source.tables) if t.kind == "nodes")
+    kinds = {f.name: f.type for f in heads[i]}
+    spare = [n for n in columns.unread if n and not pa.types.is_floating(kinds[n])]
+    spare.sort(key=lambda n: pa.types.is_integer(kinds[n]))  # text first
+    text = no_column(source.path, columns.table, "label", list(columns.roles))
+    text += ": set label_columns to the column of the classes or targets, or task=link to predict edges"
+    if any("label" in head.names for t, head in zip(source.tables, heads) if t.kind == "edges"):
+        text += ". Edges have one: set labels_of=edges to predict it"
+    problems.add(text, label_columns=spare[0] if spare else None)
+
+
+def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> str:
+    """The node type that is predicted, by the columns of labels of each type.
+
+    Raises:
+        InputError: none has labels, or several do and the options choose none of them.
+    """
+    labelled = [t for t, columns in labels.items() if columns]
+    if (wanted := options.target) is not None:
+        if wanted not in labels:
+            raise InputError(
+                f"target is '{wanted}', which is no node type; expected one of {', '.join(labels)}"
+                f"{nearest(wanted, list(labels))}"
+            )
+        if wanted not in labelled:
+            columns = ", ".join(options.named_labels or ("label",))
+            raise InputError(f"target is '{wanted}', but nodes-{wanted} has no column {columns}; add the labels")
+        return wanted
+    if not labelled:
+        columns = ", ".join(options.named_labels or ("label",))
+        raise InputError(f"no nodes-TYPE has the column {columns}; give the labels of the node type to predict")
+    if len(labelled) > 1:
+        raise InputError(f"the node types {', '.join(labelled)} have labels; set target={labelled[0]}, or another")
+    return labelled[0]

@@ -1,0 +1,58 @@
+"""Which files of a folder form which table."""
+
+import pytest
+
+from millrace.pipeline.datasets.schema.files import entries_in, find, natural, tables_of
+from millrace.storage.errors import InputError
+
+
+def test_parts_are_in_the_order_of_their_numbers():
+    names = [f"nodes.part.{i}.parquet" for i in (10, 2, 1)] + ["edges-00002-of-00003.csv", "edges-00000-of-00003.csv"]
+    found = find(names, "g")
+    assert found.nodes[None] == [f"nodes.part.{i}.parquet" for i in (1, 2, 10)]
+    assert found.edges[None] == ["edges-00000-of-00003.csv", "edges-00002-of-00003.csv"]
+    assert sorted(["p10", "p9", "p"], key=natural) == ["p", "p9", "p10"]
+
+
+def test_types_by_dashes_and_by_underscores():
+    found = find(["nodes-user-0.csv", "nodes-user-1.csv", "edges-user-has_seen-film.csv", "nodes-film.csv"], "g")
+    assert found.nodes == {"film": ["nodes-film.csv"], "user": ["nodes-user-0.csv", "nodes-user-1.csv"]}
+    assert list(found.edges) == [("user", "has_seen", "film")]
+    found = find(["nodes_user.csv", "nodes_tv_show.csv", "edges_user_has_seen_tv_show.csv"], "g")
+    assert found.is_typed and list(found.edges) == [("user", "has_seen", "tv_show")]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["links.csv", "edges.tsv", "edges.csv.gz", "nodes.csv"], "edges.csv.gz and edges.tsv are both the table edges"),
+        (["edges.csv", "edges.parquet", "nodes.csv"], "edges.csv and edges.parquet are both"),
+        (["nodes.csv", "nodes-1.csv", "edges.csv"], "nodes.csv is beside the numbered nodes-1.csv"),
+        (["edges-0.csv", "edges-1.parquet", "nodes.csv"], "parts of edges are files of several kinds"),
+        (["edges.csv", "edges (copy).csv", "nodes.csv"], r"several tables of edges: edges \(copy\).csv, edges.csv"),
+        (["edges.csv", "nodes.csv", "nodes-backup.csv"], "several tables of nodes: nodes-backup.csv, nodes.csv"),
+        (["edges-train.csv", "edges-dev.csv", "nodes.csv"], "edges-dev.csv, edges-train.csv look like the sets of a split"),
+        (["edges_jan.csv", "edges_feb.csv", "nodes.csv"], "not clear how edges_feb.csv, edges_jan.csv form"),
+        (["edges-list.csv", "nodes.csv"], "edges-list.csv is the only table of edges; call it edges.csv"),
+        (["nodes-a.csv", "edges-a-r-a.csv", "nodes-3.csv"], "there is nodes-3.csv among tables of several types"),
+        (["edges.csv"], r"holds no nodes\*\.parquet"),
+        (["nodes.csv"], r"holds no edges\*\.parquet"),
+    ],
+)
+def test_files_that_are_no_one_table_are_named(names, told):
+    with pytest.raises(InputError, match=told):
+        tables_of({name: (name,) for name in names}, "g")
+
+
+def test_all_faults_come_together():
+    with pytest.raises(InputError) as e:
+        find(["edges.csv", "edges.tsv", "nodes.csv", "nodes_old.csv"], "g")
+    assert "edges.csv and edges.tsv" in str(e.value) and "nodes_old.csv" in str(e.value)
+
+
+def test_entries_are_files_in_natural_order(tmp_path):
+    for name in ("edges-10.csv", "edges-9.csv", "notes.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "sub").mkdir()
+    assert [n for n in entries_in(tmp_path) if n.endswith("csv")] == ["edges-9.csv", "edges-10.csv"]
+    assert tables_of({"edges.csv": ("f",)}, "g", needs_nodes=False)[0].files == ("f",)
