@@ -303,7 +303,8 @@ class Assignment:
             why_not: the reason if they are not.
         """
         node_type = self.table.type if isinstance(self.table.type, str) else None
-        candidates = [] if self.options.id or self.stated("id") else words.id_columns(self._may_be_id(), node_type)
+        by_key = self.options.id is not None and (self.options.id in (*self.names, NONE) or "id" not in self.elsewhere)
+        candidates = [] if by_key or self.stated("id") else words.id_columns(self._may_be_id(), node_type)
         if len(candidates) > 1:
             self.problems.add(
                 f"{self.source}: {self.table.title} has several columns that look like ids: {', '.join(candidates)}; "
@@ -388,7 +389,7 @@ class Assignment:
             by_words = [pair[i] for pair in found[:1]] or sides[i][:1]
             column = self.one(key, role, [c for c in by_words if c not in self.roles])  # ty: ignore
             ends.append(column if column is not None else "")
-        if "" in ends and not self.problems.texts:
+        if "" in ends and not several:
             spare = [n for n in free if n not in ends and not (is_list(self.kinds[n]))]
             for i, key in enumerate(("src", "dst")):
                 if not ends[i]:

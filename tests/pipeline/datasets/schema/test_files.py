@@ -25,13 +25,19 @@ def test_types_by_dashes_and_by_underscores():
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["links.csv", "edges.tsv", "edges.csv.gz", "nodes.csv"], "edges.csv.gz and edges.tsv are both the table edges"),
+        (
+            ["links.csv", "edges.tsv", "edges.csv.gz", "nodes.csv"],
+            "edges.csv.gz and edges.tsv are both the table edges",
+        ),
         (["edges.csv", "edges.parquet", "nodes.csv"], "edges.csv and edges.parquet are both"),
         (["nodes.csv", "nodes-1.csv", "edges.csv"], "nodes.csv is beside the numbered nodes-1.csv"),
         (["edges-0.csv", "edges-1.parquet", "nodes.csv"], "parts of edges are files of several kinds"),
         (["edges.csv", "edges (copy).csv", "nodes.csv"], r"several tables of edges: edges \(copy\).csv, edges.csv"),
         (["edges.csv", "nodes.csv", "nodes-backup.csv"], "several tables of nodes: nodes-backup.csv, nodes.csv"),
-        (["edges-train.csv", "edges-dev.csv", "nodes.csv"], "edges-dev.csv, edges-train.csv look like the sets of a split"),
+        (
+            ["edges-train.csv", "edges-dev.csv", "nodes.csv"],
+            "edges-dev.csv, edges-train.csv look like the sets of a split",
+        ),
         (["edges_jan.csv", "edges_feb.csv", "nodes.csv"], "not clear how edges_feb.csv, edges_jan.csv form"),
         (["edges-list.csv", "nodes.csv"], "edges-list.csv is the only table of edges; call it edges.csv"),
         (["nodes-a.csv", "edges-a-r-a.csv", "nodes-3.csv"], "there is nodes-3.csv among tables of several types"),

@@ -1,0 +1,175 @@
+"""People's own tables are read rightly, or refused: the same in memory and out of core, unless said."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import millrace as mr
+from millrace.storage.errors import InputError
+from millrace.tests.contracts.ingest import same
+
+V = 24
+ORDER = np.random.default_rng(7).permutation(V)
+"""Id of the node in each row."""
+SPLIT = ["train", "val", "test"]
+
+
+def edges_csv(src="src", dst="dst", more=""):
+    rows = "".join(f"{v},{(v * 5 + 1) % V}{',1' if more else ''}\n" for v in range(V))
+    return f"{src},{dst}{more and ',' + more}\n{rows}"
+
+
+def nodes_csv(header, row):
+    return header + "\n" + "".join(",".join(map(str, row(int(v)))) + "\n" for v in ORDER)
+
+
+def write(folder, **files):
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name.replace('__', '.')}.csv").write_text(text)
+    return folder
+
+
+def check(data):
+    """The labels and features are those of the node with the id v."""
+    ids = [int(n) for n in data.node_names] if data.node_names else range(data.num_nodes)
+    kinds = [(data.class_names or ("0", "1", "2"))[k] for k in data.labels]
+    assert [(int(k[-1]), int(x)) for k, x in zip(kinds, data.features.gather(np.arange(V)).ravel())] == [
+        (v % 3, 100 + v // 2) for v in ids
+    ]
+
+
+OPTIONS = {"direction": "directed", "feature_columns": "age", "label_columns": "kind"}
+
+
+@pytest.mark.parametrize("word", ["Node ID", "VERTEX", "customerId", "key_id", "__index_level_0__", "Unnamed: 0", ""])
+def test_ids_under_any_word(tmp_path, word):
+    folder = write(
+        tmp_path / "g",
+        nodes=nodes_csv(f"{word},age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}")),
+        edges=edges_csv("startNode", "endNode"),
+    )
+    check(same(folder, tmp_path, mr.ReadOptions(**OPTIONS), split="fraction:0.5,0.2"))
+
+
+def test_typed_tables_likewise(tmp_path):
+    folder = write(
+        tmp_path / "g",
+        nodes_person=nodes_csv("personId,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}")),
+        nodes_firm="firm_id,size\n1,5\n0,6\n",
+        edges_person_works_at_firm="personId,firmId\n" + "".join(f"{v},{v % 2}\n" for v in range(V)),
+    )
+    options = mr.ReadOptions(**OPTIONS)
+    with pytest.raises(InputError, match=r"edges-person-works_at-firm has no column 'src'; it holds personId, firmId"):
+        mr.open_dataset(folder, options=options)
+    named = mr.ReadOptions(**OPTIONS, src="personId", dst="firmId")
+    data = same(folder, tmp_path, named, split="fraction:0.5,0.2")
+    assert data.graph.types.node_types == ("person", "firm")
+    assert data.features.gather(np.arange(V))[:, 0].tolist() == [100 + v // 2 for v in range(V)]
+
+
+def test_shards_without_ids_are_in_the_order_of_their_numbers(tmp_path):
+    (folder := tmp_path / "g").mkdir()
+    for k in range(12):
+        part = {"age": [100 + v // 2 for v in (2 * k, 2 * k + 1)], "kind": [f"k{v % 3}" for v in (2 * k, 2 * k + 1)]}
+        pq.write_table(pa.table(part), folder / f"nodes-{k}.parquet")
+    (folder / "edges.csv").write_text(edges_csv())
+    check(same(folder, tmp_path, mr.ReadOptions(**OPTIONS), split="fraction:0.5,0.2"))
+
+
+SPLITS = {
+    "flags": ("train_mask,val_mask,test_mask", lambda s: [str(s == p) for p in SPLIT]),
+    "bits": ("is_train,is_valid,is_test", lambda s: [int(s == p) for p in SPLIT]),
+    "bare": ("train,validation,test", lambda s: [("" if s != p else 1) for p in SPLIT]),
+    "column": ("Set", lambda s: [{"train": "Training", "val": "VALID", "test": "test"}[s]]),
+    "mask": ("mask", lambda s: [s]),
+}
+
+
+@pytest.mark.parametrize("form", SPLITS)
+def test_splits_in_any_form_are_read(tmp_path, form):
+    columns, row = SPLITS[form]
+    folder = write(
+        tmp_path / "g",
+        nodes=nodes_csv(f"id,age,kind,{columns}", lambda v: (v, 100 + v // 2, f"k{v % 3}", *row(SPLIT[(v // 3) % 3]))),
+        edges=edges_csv(),
+    )
+    for features in ("age", "*"):
+        data = same(folder, tmp_path, mr.ReadOptions(**{**OPTIONS, "feature_columns": features}))
+        check(data)
+        for part in SPLIT:
+            assert getattr(data.split, part).tolist() == [v for v in range(V) if SPLIT[(v // 3) % 3] == part]
+        assert not any("stores no split" in note for note in data.notes)
+
+
+def test_flags_that_are_none_and_nodes_in_two_sets(tmp_path):
+    nodes = nodes_csv("id,age,kind,test", lambda v: (v, 100 + v // 2, f"k{v % 3}", v))
+    folder = write(tmp_path / "g", nodes=nodes, edges=edges_csv())
+    told = r"column nodes\.test holds \d+, and by its name flags the nodes of a set; .* set read\.split=none"
+    with pytest.raises(InputError, match=told):
+        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS))
+    check(same(folder, tmp_path, mr.ReadOptions(**OPTIONS, split="none"), split="fraction:0.5,0.2"))
+    nodes = nodes_csv("id,age,kind,train,test", lambda v: (v, 100 + v // 2, f"k{v % 3}", 1, int(v < 3)))
+    folder = write(tmp_path / "h", nodes=nodes, edges=edges_csv())
+    with pytest.raises(InputError, match="3 nodes of the test split"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS))
+    data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, overlapping_splits="first"))
+    assert len(data.split.train) == V
+
+
+def test_edges_with_ends_that_are_no_nodes(tmp_path):
+    nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
+    edges = edges_csv(more="weight") + "3,99,5\n-4,7,5\n99,2,5\n"
+    folder = write(tmp_path / "g", nodes=nodes, edges=edges)
+    with pytest.raises(InputError, match=r"destination|source"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS))
+    data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, dangling_edges="drop"), split="fraction:0.5,0.2")
+    check(data)
+    assert data.graph.num_edges == V and set(data.graph.edge_weight.tolist()) == {1.0}
+    assert "3 edges of edges were left out, since an end is no node (dangling_edges=drop)." in data.notes
+    given = {**OPTIONS, "dangling_edges": "add", "missing_ids": "compact", "nan_features": "zero"}
+    data = same(folder, tmp_path, mr.ReadOptions(**given), split="fraction:0.5,0.2")
+    names = list(data.node_names)
+    assert data.num_nodes == V + 2 and (names[0], names[-1]) == ("-4", "99")
+    assert data.labels[0] == data.labels[-1] == -1 and data.graph.num_edges == V + 3
+
+
+def test_edges_alone_for_links(tmp_path):
+    folder = write(tmp_path / "g", edges="source,target\nann,bob\nbob,eve\neve,ann\ndan,ann\nbob,dan\n")
+    with pytest.raises(InputError, match="holds no nodes"):
+        mr.open_dataset(folder, options=mr.ReadOptions(direction="directed"))
+    for path in (folder, folder / "edges.csv"):
+        data = same(path, tmp_path, mr.ReadOptions(direction="directed", task="link"), split="fraction:0.6,0.2")
+        assert list(data.node_names) == ["ann", "bob", "dan", "eve"]
+        assert any("4 nodes were taken from the ends of the edges" in note for note in data.notes)
+
+
+def test_relations_of_a_column(tmp_path):
+    nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
+    rows = "".join(f"{v},{(v + 1) % V},{['knows', 'likes'][v % 2]}\n" for v in range(V))
+    folder = write(tmp_path / "g", nodes=nodes, edges="src,dst,how\n" + rows)
+    data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, relation_column="how"), split="fraction:0.5,0.2")
+    assert data.graph.types.relations == (("node", "knows", "node"), ("node", "likes", "node"))
+    assert np.bincount(data.graph.edge_type).tolist() == [V // 2, V // 2]
+    with pytest.raises(InputError, match="has no column 'kind_of'"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, relation_column="kind_of"))
+
+
+def test_a_file_of_edges_without_rows(tmp_path):
+    nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
+    folder = write(tmp_path / "g", nodes=nodes, edges="src,dst\n")
+    for read in (
+        mr.open_dataset,
+        lambda path, options: mr.convert(path, tmp_path / "o", options=options, verbose=False),
+    ):
+        with pytest.raises(InputError, match=r"edges\.csv has a header and no rows"):
+            read(folder, options=mr.ReadOptions(**OPTIONS))
+
+
+def test_labels_of_edges_are_not_their_weights(tmp_path):
+    nodes = nodes_csv("id,age", lambda v: (v, v))
+    folder = write(tmp_path / "g", nodes=nodes, edges=edges_csv(more="weight"))
+    options = mr.ReadOptions(direction="directed", labels_of="edges", label_columns="weight", task="regression")
+    data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
+    assert not data.graph.is_weighted and data.labels.ravel().tolist() == [1.0] * V

@@ -1,0 +1,68 @@
+"""Columns that have the ids that edges use are not left unread, in memory and out of core."""
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.storage.errors import InputError
+from millrace.tests.contracts.ingest import same
+
+NODES = "key,age,label\n2,30,a\n0,41,b\n1,52,a\n3,63,b\n"
+EDGES = "src,dst\n0,1\n1,2\n2,3\n3,0\n"
+DIRECTED = {"direction": "directed", "feature_columns": "age"}
+
+
+def write(folder, nodes=NODES, edges=EDGES):
+    folder.mkdir(exist_ok=True)
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "edges.csv").write_text(edges)
+    return folder
+
+
+def refused(folder, told, **options):
+    given = mr.ReadOptions(**{**DIRECTED, **options})
+    with pytest.raises(InputError, match=told) as want:
+        mr.open_dataset(folder, options=given, split="fraction:0.5,0.2")
+    with pytest.raises(InputError) as got:
+        mr.convert(folder, folder.parent / "out", options=given, split="fraction:0.5,0.2", verbose=False)
+    assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+def test_a_permutation_of_the_ids(tmp_path):
+    folder = write(tmp_path / "g")
+    refused(folder, r"the column 'key' of nodes is not read, but has all ids .* set read\.id=key .* or read\.id=none")
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, id="key"), split="fraction:0.5,0.2")
+    assert data.features.gather(np.arange(4)).ravel().tolist() == [41, 52, 30, 63]
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, id="none"), split="fraction:0.5,0.2")
+    assert data.features.gather(np.arange(4)).ravel().tolist() == [30, 41, 52, 63]
+
+
+def test_names_that_edges_use(tmp_path):
+    names = {str(i): name for i, name in enumerate(("ann", "bob", "eve", "dan"))}
+    nodes = "\n".join(
+        ",".join(names.get(c, c) if k == 0 else c for k, c in enumerate(line.split(","))) for line in NODES.split()
+    )
+    edges = "src,dst\n" + "\n".join(",".join(names[c] for c in line.split(",")) for line in EDGES.split()[1:]) + "\n"
+    refused(write(tmp_path / "g", nodes + "\n", edges), r"the column 'key' of nodes is not read")
+
+
+def test_two_columns_of_ids(tmp_path):
+    nodes = (
+        NODES.replace("key", "id,new_no")
+        .replace("\n2,", "\n10,2,")
+        .replace("\n0,", "\n11,0,")
+        .replace("\n1,", "\n12,1,")
+        .replace("\n3,", "\n13,3,")
+    )
+    refused(write(tmp_path / "g", nodes), r"the column 'new_no' .* set read\.id=new_no .*, or read\.id=id to keep")
+
+
+def test_what_says_the_same_as_the_ids_or_repeats_is_left(tmp_path):
+    rows = "key,age,label\n0,30,a\n1,41,b\n2,52,a\n3,63,b\n"
+    same(write(tmp_path / "rows", rows), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
+    copy = "id,copy,age,label\n2,2,30,a\n0,0,41,b\n1,1,52,a\n3,3,63,b\n"
+    same(write(tmp_path / "copy", copy), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
+    repeats = NODES.replace("3,63", "2,63")
+    same(write(tmp_path / "repeats", repeats), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
+    others = NODES.replace("3,63", "9,63")
+    same(write(tmp_path / "others", others), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
