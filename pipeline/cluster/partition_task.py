@@ -14,6 +14,7 @@ from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import assign_nodes, write_part
+from ...stages.rapids import named_cluster
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND as DATASET_KIND
 from ...storage.dataset_store import features_access, graph_access, open_stored
@@ -59,7 +60,9 @@ class Cutting:
         """
         arguments = self.dataset, partitioner, parts, self.out, seed, fingerprint
         if not can_travel(partitioner):
-            _assign(*arguments)
+            # Its GPUs, if each worker has one, are those of this cluster.
+            with named_cluster(self.client):
+                _assign(*arguments)
             return
         tuple(_done(self.watch, [self.client.submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
 

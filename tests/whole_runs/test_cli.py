@@ -295,7 +295,7 @@ BAD = {
     "run: flag unknown": ("run --nope", "No such option: --nope"),
     "run: flag of another library": ("run --learning-rate 1", "no such option: --learning-rate; give --lr"),
     "run: flag for a key": ("run --weight-decay 1", "give --set train.weight_decay=..."),
-    "sample: flag of run": ("sample --hidden 3", "no such option: --hidden; give --set model.hidden=..."),
+    "sample: flag of run alone": ("sample --resume", "no such option: --resume"),
     "run: flag that cannot be": ("run --callbacks 1", "no such option: --callbacks; it is code, not a key"),
     "run: flag without value": ("run --epochs", "requires an argument"),
     "run: flag of another type": ("run --epochs many", "Invalid value for '--epochs'"),
