@@ -275,7 +275,43 @@ __all__ = [
 ]
 
 
+_PYG_LOADERS = (
+    "AffinityMixin",
+    "CachedLoader",
+    "ClusterData",
+    "ClusterLoader",
+    "DataListLoader",
+    "DataLoader",
+    "DenseDataLoader",
+    "DynamicBatchSampler",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
+    "GraphSAINTSampler",
+    "ImbalancedSampler",
+    "LinkLoader",
+    "NodeLoader",
+    "PrefetchLoader",
+    "RandomNodeLoader",
+    "ShaDowKHopSampler",
+    "TemporalDataLoader",
+    "ZipLoader",
+)
+"""Names of `torch_geometric.loader` that a script imports beside ours: they are PyG's own."""
+
+
+def _of_pyg(name: str) -> Any:
+    try:
+        return getattr(import_module("torch_geometric.loader"), name)
+    except (ImportError, AttributeError) as e:
+        raise ImportError(
+            f"millrace has no {name} of its own: it is torch_geometric.loader.{name}, which cannot be imported ({e})"
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PYG_LOADERS:
+        return _of_pyg(name)
     if name not in _HOMES:
         raise AttributeError(f"module 'millrace' has no attribute '{name}'")
     module, _, inner = _HOMES[name].partition(":")

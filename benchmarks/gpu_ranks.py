@@ -73,7 +73,7 @@ def ranks(lab: Lab) -> None:
 def rapids(lab: Lab) -> None:
     """Part "rapids": every check of `rapids.py`."""
     if find_spec("cudf") is None:
-        lab.say("  RAPIDS is not installed here: pip install 'millrace-gnn[gpu]'")
+        lab.say("  RAPIDS is not installed here: pip install '.[gpu]'")
         return
     import rapids as checks
 

@@ -1,6 +1,6 @@
 """Runs everything that needs RAPIDS 26.10 on this machine's GPUs, and reports for each check if it passed.
 
-    pip install 'millrace-gnn[gpu]'
+    pip install '.[gpu]'
     python benchmarks/rapids.py
 
 Nobody has done so yet: tests stand in for RAPIDS by fakes with the names and parameters of its wheels. With several

@@ -228,7 +228,7 @@ def minibatches(
     sampling = sampling_of(job, data, own, stored=samples is not None)
     check_samples(sampling, samples)
     _check(sampling)
-    placement = placement_of(sampling.job, data, edges)
+    placement = placement_of(sampling.job, data, edges, loops=True)
     return Minibatches(sampling, Outline.of(data, job), placement, samples, rank, ranks)
 
 

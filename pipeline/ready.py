@@ -19,6 +19,7 @@ from .config.systems import System
 from .custom.own_code import OwnCode
 from .interop.model_argument import as_record_or_module
 from .machine.compilers import check_compiler
+from .not_read import not_read
 from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
@@ -87,6 +88,7 @@ def ready_to_run(
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
+    untold = (*untold, *not_read(prepared))
     if prepared.job.start_from is not None and not resume:
         start = prepared.job, prepared.outline.unit, prepared.outline.types
         untold = (*untold, f"{start_of(prepared.build_model(), *start)}.")

@@ -12,6 +12,7 @@ from ..storage.dataset import Task
 from ..storage.errors import InputError
 from .losses import LOSSES, NamedLoss
 from .messages import Begun, Fetched, Loss, WorkDone
+from .nn.lone_rows import lone_rows
 from .random import Purpose, stream, torch_seed
 
 
@@ -122,7 +123,7 @@ def loss_of(
     loss: Loss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or wider."""
-    with _precision(fetched, matmul_precision):
+    with _precision(fetched, matmul_precision), lone_rows(model, [n.num_dst for n in fetched.neighbourhoods]):
         logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     if fetched.links is not None:
         logits = fetched.links.scores(logits.float() if logits.dtype == torch.bfloat16 else logits)

@@ -93,7 +93,8 @@ class Placement:
     labels: Tensor
     """int64 [V] or floating [V, C]."""
     degree: Tensor
-    """[V] in-degree in the whole graph (weighted: sum of weights), in the dtype of the run."""
+    """[V] in-degree in the whole graph (weighted: sum of weights), in the dtype of the run; [V, 3] with self loops
+    beside it (`stages.self_loops`), if the graph has any and the model reads them."""
     split: Split
     edge_features: FeatureStore | None = field(default=None, kw_only=True)
     """[E, D], row e is of the graph's edge at position e; None: there are none, or the model reads none."""
@@ -151,8 +152,9 @@ class Peers(Protocol):
         """A whole part."""
         ...
 
-    def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
-        """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph."""
+    def rows(self, number: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+        """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph; with
+        `loops` [N, 3], see `stages.self_loops`."""
         ...
 
 
@@ -289,6 +291,8 @@ class RankJob:
     """Learnt features, `learned.table.LearnedTable`; None: there are none."""
     measures: Any = None
     """Metrics of a validation, `evaluate.measures.Measures`; None: those of the labels, without further ones."""
+    reads_loops: bool = False
+    """True if the model reads self loops, which degrees of a part then have beside them."""
     resident: bool = False
     """True if minibatches are sampled on `device` and stay there."""
     arrays: Arrays = field(default_factory=Arrays)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Any
 
-from ..storage.errors import InputError, MissingExtraError
+from ..storage.errors import InputError, MissingExtraError, install
 
 NEEDED = ("cupy", "cudf", "cugraph", "pylibcugraph")
 NEEDED_BY_SEVERAL = ("dask_cuda", "dask_cudf", "raft_dask")
@@ -99,7 +99,7 @@ def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
     if lacking:
         raise MissingExtraError(
             f"{what} needs an NVIDIA GPU and RAPIDS, but {', '.join(lacking)} cannot be found; use {instead}, "
-            "or pip install 'millrace-gnn[gpu]' where there is a GPU"
+            f"or {install('gpu')}, where there is a GPU"
         )
 
 

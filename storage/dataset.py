@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError, MissingExtraError
+from .errors import InputError, MissingExtraError, install
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
 from .links.pairs import PairLabels, Pairs, by_relation, check_pairs, node_ranges
@@ -191,7 +191,7 @@ class Dataset:
             from torch_geometric.data import Data, HeteroData
         except ImportError:
             raise MissingExtraError(
-                "to_pyg needs PyTorch Geometric; install it with pip install 'millrace-gnn[pyg]'"
+                f"to_pyg needs PyTorch Geometric, which is not installed: {install('pyg')}"
             ) from None
         import torch
 

@@ -29,6 +29,11 @@ class MissingExtraError(InputError, ImportError):
     """An optional package is needed for what was asked. The message names the extra that installs it."""
 
 
+def install(extra: str) -> str:
+    """Command that installs an extra: from a clone, as no index has a release."""
+    return f"pip install '.[{extra}]' in a clone of Millrace"
+
+
 class StoreError(InputError):
     """A store is absent, incomplete, damaged, of another schema, or made from something else."""
 

@@ -3,6 +3,7 @@ takes."""
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,16 @@ def test_type_checkers_and_python_are_told_the_same():
 def test_each_name_leads_somewhere(name):
     assert getattr(mr, name).__doc__
     assert name in dir(mr)
+
+
+def test_names_of_pygs_loaders_are_handed_through(monkeypatch):
+    loader = pytest.importorskip("torch_geometric.loader")
+    for name in loader.__all__:
+        found = getattr(mr, name)
+        assert found is getattr(loader, name) or name in mr.__all__
+    monkeypatch.setitem(sys.modules, "torch_geometric.loader", None)
+    with pytest.raises(ImportError, match=r"it is torch_geometric.loader.ShaDowKHopSampler, which cannot be imported"):
+        from millrace import ShaDowKHopSampler  # noqa: F401
 
 
 def test_an_unknown_name_is_refused():

@@ -67,9 +67,9 @@ class Parts:
             self.types,
         )
 
-    def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """See `Peers.rows`. Raises StoreError if the part is damaged."""
-        features, degree = open_neighbours(self.folder, number)
+        features, degree = open_neighbours(self.folder, number, loops)
         return self._converted(features), degree
 
     def _of_edges(self, features: FeatureStore | None, num_edges: int) -> FeatureStore | None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...stages.rapids import NEEDED, NEEDED_BY_SEVERAL
+from ...storage.errors import install
 from .shared.flags import JsonFlag
 from .shared.output import say
 
@@ -20,7 +21,7 @@ EXTRAS = {
     "report": ("matplotlib",),
 }
 
-INSTALL = "pip install 'millrace-gnn[gpu]'"
+INSTALL = install("gpu")
 FOR_GPUS = {
     "triton": ("triton", ("triton",), 'device = "cuda" and kernel = "cuda" need it: install torch with CUDA'),
     "dask-cuda": ("dask_cuda", ("dask-cuda",), f'device = "cuda" with executor = "dask" needs it: {INSTALL}'),
@@ -98,8 +99,7 @@ def _extras() -> dict[str, str]:
     extras = {}
     for extra, modules in EXTRAS.items():
         missing = [m for m in modules if find_spec(m) is None]
-        install = f"lacks {', '.join(missing)}: pip install 'millrace-gnn[{extra}]'"
-        extras[extra] = install if missing else "complete"
+        extras[extra] = f"lacks {', '.join(missing)}: {install(extra)}" if missing else "complete"
     return extras
 
 

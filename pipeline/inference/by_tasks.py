@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
-from ...stages.models.base import check_initialised, layered, reads_edges
+from ...stages.models.base import check_initialised, layered, reads_edges, reads_loops
 from ...stages.neighbourhood.checks import no_edge_features
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError, whole_number
@@ -102,7 +102,8 @@ def outputs_by_tasks(
         _folder(scratch) as folder,
         executing(job, workers.count, False, emit) as (execute, slots),
     ):
-        layout = lay_out(folder, data.graph, data.features, wanted, int(layered(model).num_layers), dtype, edges)
+        layers, loops = int(layered(model).num_layers), reads_loops(model)
+        layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges, loops)
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
         for k in layers.stages:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ...stages.evaluate.layerwise import outputs
 from ...stages.evaluate.temporal import Chunk, temporal_outputs
-from ...stages.models.base import as_model
+from ...stages.models.base import as_model, reads_loops
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
+from ...stages.self_loops import degree_of
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
 from ...storage.plural import counted
@@ -112,7 +113,7 @@ class Opened:
         elif self.workers is not None:
             return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
         else:
-            degree = torch.from_numpy(data.graph.degree)
+            degree = torch.from_numpy(degree_of(data.graph, reads_loops(model)))
             limits: Any = {"scratch": self.scratch, "on_progress": advance}
             rows = outputs(model, data.graph, data.features, degree, nodes, **limits)
         if self.of_pairs and rows.device.type != device_of(model).type:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.errors import InputError, MissingExtraError
+from ...storage.errors import InputError, MissingExtraError, install
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
 
@@ -155,9 +155,7 @@ def require_pyg(what: str) -> None:
     try:
         import torch_geometric  # noqa: F401
     except ImportError:
-        raise MissingExtraError(
-            f"{what} needs PyTorch Geometric, which is not installed: pip install 'millrace-gnn[pyg]'"
-        ) from None
+        raise MissingExtraError(f"{what} needs PyTorch Geometric, which is not installed: {install('pyg')}") from None
 
 
 def _owned(array: npt.NDArray[np.integer]) -> Tensor:

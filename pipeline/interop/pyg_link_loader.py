@@ -1,6 +1,7 @@
 """`LinkNeighborLoader`, PyG's loader of that name on Millrace's sampler. Only the import of a script changes."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,6 +183,13 @@ class LinkNeighborLoader(NeighborLoader):
                 f"edge_label has shape {list(labels.shape)}; expected [{len(self._seeds)}], one for each pair"
             )
         shifted = self.neg_sampling is not None and len(labels) and labels.min() == 0
+        if shifted and set(labels.unique().tolist()) == {0, 1}:
+            warnings.warn(
+                "edge_label has 0 and 1 already, as RandomLinkSplit gives negatives, and neg_sampling draws more: as "
+                "in PyG the given labels become 1 and 2, and those drawn are 0; leave neg_sampling out, or use "
+                "RandomLinkSplit(add_negative_train_samples=False)",
+                stacklevel=4,
+            )
         return labels + 1 if shifted else labels
 
     def _checked_weights(self, name: str, ids: range) -> npt.NDArray[np.float64] | None:

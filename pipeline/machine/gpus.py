@@ -12,14 +12,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ...storage.errors import InputError, MissingExtraError, nearest
+from ...storage.errors import InputError, MissingExtraError, install, nearest
 from ..config.load import Job
 
 if TYPE_CHECKING:
     import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-INSTALL = "pip install 'millrace-gnn[gpu]'"
+INSTALL = install("gpu")
 BY_UCX = ("enable_tcp_over_ucx", "enable_nvlink", "enable_infiniband", "enable_rdmacm")
 """Options that make dask-cuda use UCX."""
 SET_HERE = ("CUDA_VISIBLE_DEVICES", "n_workers", "threads_per_worker", "memory_limit", "local_directory")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, install
 
 INK, FAINT = "#1c2024", "#d3d7db"
 """Colours of text and of grid lines; pages replace them by their own."""
@@ -95,8 +95,7 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise InputError(
-            "a report draws with matplotlib, which is not installed; install the extra: pip install "
-            "'millrace-gnn[report]'"
+            f"a report draws with matplotlib, which is not installed; install the extra: {install('report')}"
         ) from None
     settings: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),

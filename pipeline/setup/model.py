@@ -183,7 +183,7 @@ def model_of(
     """A function that builds the model, a description of it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
-    given = _typed_input(job, outline)
+    given = typed_input(job, outline)
     if isinstance(record, nn.Module):
         if not system.schedule.takes_modules:
             raise InputError(
@@ -233,7 +233,7 @@ def model_of(
     return make, {"name": record.name, **options, **decoder}, record.name
 
 
-def _typed_input(job: Job, outline: Outline) -> TypedInput | None:
+def typed_input(job: Job, outline: Outline) -> TypedInput | None:
     """Input of a model of relations, with the columns of learnt features; None: the graph has one type."""
     if outline.types is None:
         return None
@@ -251,7 +251,7 @@ def check_outputs(model: nn.Module, job: Job, outline: Outline) -> None:
     if outline.task == "link":
         _check_relations_read(model, outline)
         return
-    found = rows_of_small_graph(model, outline.num_features, outline.edge_width, _typed_input(job, outline))
+    found = rows_of_small_graph(model, outline.num_features, outline.edge_width, typed_input(job, outline))
     if found is None:
         return
     (tried, rows), whose = found, f"the model {type(model).__name__} gives nodes"

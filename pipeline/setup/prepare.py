@@ -14,7 +14,8 @@ from torch import nn
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Loss, Part, Placement
 from ...stages.models import MODELS
-from ...stages.models.base import reads_edges
+from ...stages.models.base import reads_edges, reads_loops
+from ...stages.self_loops import degree_of
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
@@ -61,6 +62,8 @@ class Prepared(Sampling):
     """The user's own loss, or the configuration's; None: the default of a multi-class or multi-label task."""
     reads_edges: bool = False
     """True if the model reads the features of edges."""
+    reads_loops: bool = False
+    """True if the model reads the graph's self loops."""
 
     @cached_property
     def data(self) -> Placement | Part:
@@ -140,17 +143,18 @@ def prepare(
         whole=dataset,
         outline=outline,
         build_model=make,
-        place_data=lambda: placement_of(job, dataset, edges),
+        place_data=lambda: placement_of(job, dataset, edges, reads_loops(built)),
         fingerprint=fingerprint,
         model_name=name,
         code=code,
         loss=loss,
         reads_edges=edges,
+        reads_loops=reads_loops(built),
     )
 
 
-def placement_of(job: Job, dataset: Dataset, edges: bool) -> Placement:
-    """The whole dataset, in the types of the job."""
+def placement_of(job: Job, dataset: Dataset, edges: bool, loops: bool) -> Placement:
+    """The whole dataset, in the types of the job, with what the model reads: features of edges, self loops."""
     dtype = TORCH_DTYPES[job.dtype]
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
@@ -160,7 +164,7 @@ def placement_of(job: Job, dataset: Dataset, edges: bool) -> Placement:
     labels = torch.from_numpy(dataset.labels) if pairs is None else torch.zeros(dataset.num_nodes, dtype=torch.int64)
     if pairs is None and dataset.task in MATRIX_TASKS:
         labels = labels.to(dtype)
-    degree = torch.from_numpy(dataset.graph.degree).to(dtype)
+    degree = torch.from_numpy(degree_of(dataset.graph, loops)).to(dtype)
     of_edges = dataset.graph.edge_features if edges else None
     if of_edges is not None and of_edges.dtype != np.dtype(job.dtype):
         of_edges = ConvertedFeatures(of_edges, job.dtype)
@@ -187,9 +191,9 @@ def with_learned_width(job: Job, features: FeatureStore, *, typed: bool) -> Feat
 def with_data_read(prepared: Prepared) -> Prepared:
     """The same job once the arrays of its lazy dataset are read, and checked. Raises StoreError if they are damaged."""
     assert isinstance(prepared.whole, LazyDataset)
-    edges = prepared.reads_edges
+    edges, loops = prepared.reads_edges, prepared.reads_loops
     whole = prepared.whole.as_read(edges)
-    return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges))
+    return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges, loops))
 
 
 def prepare_part(

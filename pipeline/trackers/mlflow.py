@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from ...storage.errors import install as installation
 from .base import Axis, Tracked, Tracker
 
 BATCH = 100
@@ -21,7 +22,7 @@ class MLflow(Tracker):
 
     name = "mlflow"
     package = "mlflow"
-    install = "pip install 'millrace-gnn[mlflow]'"
+    install = installation("mlflow")
 
     def start(self, run: Tracked) -> Any:
         """See `Tracker.start`."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ...storage.errors import install as installation
 from .base import Axis, Tracked, Tracker
 
 FOLDER = "tensorboard"
@@ -15,7 +16,7 @@ class TensorBoard(Tracker):
 
     name = "tensorboard"
     package = "tensorboard"
-    install = "pip install 'millrace-gnn[tensorboard]'"
+    install = installation("tensorboard")
 
     def start(self, run: Tracked) -> Any:
         """See `Tracker.start`."""

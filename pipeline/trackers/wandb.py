@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from ...storage.errors import install as installation
 from .base import Axis, Tracked, Tracker
 
 EXIT = {"done": 0, "stopped": 130, "failed": 3}
@@ -16,7 +17,7 @@ class WeightsAndBiases(Tracker):
 
     name = "wandb"
     package = "wandb"
-    install = "pip install 'millrace-gnn[wandb]'"
+    install = installation("wandb")
 
     def start(self, run: Tracked) -> Any:
         """See `Tracker.start`."""

@@ -258,5 +258,6 @@ def _whole_of(part: Part, system: System, job: RankJob) -> Part:
 def _all_of(part: Part, job: RankJob) -> Share:
     """The rows of a rank, where it trains on something else."""
     with job.group.counting("evaluation"):
-        batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group, job.arrays.graph)
+        rows = part.shards, part.owned, part.split.train
+        batch = arrange(*rows, job.num_layers, False, job.group, job.arrays.graph, job.reads_loops)
         return share(part, batch, job.arrays.features)

@@ -22,6 +22,7 @@ from ...stages.evaluate.measures import ALWAYS, METRICS, Measures, Scored, main_
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
+from ...stages.models.base import reads_loops
 from ...stages.partition.base import Partitioner
 from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
@@ -247,6 +248,7 @@ def rank_job_of(
         generation=generation,
         fingerprint=digest_record(prepared.fingerprint),
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
+        reads_loops=reads_loops(model),
         device=device,
         measures=measures_of(prepared),
         arrays=arrays_at(job.graph, job.features, out) if isinstance(prepared.data, Part) else Arrays(),

@@ -26,6 +26,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
+from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
 from .direct import ROW_EDGES, LayerBlocks, Limits, PartsRun, layer_counts
 from .layerwise import apply_layer, naming_features
@@ -61,6 +62,7 @@ def lay_out(
     layers: int,
     dtype: torch.dtype,
     edges: FeatureStore | None = None,
+    reads_loops: bool = False,
 ) -> Layout:
     """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
 
@@ -72,6 +74,7 @@ def lay_out(
         layers: L.
         dtype: of the model.
         edges: features of edges, [E, D], if the model reads them.
+        reads_loops: the model reads the graph's self loops.
 
     Raises:
         RunError: the disk is full.
@@ -90,7 +93,10 @@ def lay_out(
     if graph.edge_type is not None:
         _write(folder / "edge_type.npy", graph.edge_type.shape, graph.edge_type.dtype, [graph.edge_type])
     mapped = _graph(folder, weighted)
-    _write(folder / "degree.npy", (num_nodes,), torch.empty(0, dtype=dtype).numpy().dtype, _degrees(mapped))
+    reads_loops = reads_loops and any(len(loops_of_rows(rows, first)) for first, rows in _some_rows(mapped))
+    degrees = (with_loops(rows, first) if reads_loops else rows.degree for first, rows in _some_rows(mapped))
+    shape = (num_nodes, COLUMNS) if reads_loops else (num_nodes,)
+    _write(folder / "degree.npy", shape, torch.empty(0, dtype=dtype).numpy().dtype, degrees)
     of_nodes = _file_of(features, folder / "features.npy")
     of_edges = None if edges is None else _file_of(edges, folder / "edge_features.npy")
     needed = needed_rows(mapped, wanted, layers + 1)
@@ -315,12 +321,12 @@ def _graph(folder: Path, weighted: bool, types: GraphTypes | None = None) -> Gra
     return Graph(indptr, indices, weight, types=types, edge_type=kinds)
 
 
-def _degrees(graph: Graph) -> Iterator[npt.NDArray[np.float64]]:
-    """See `Graph.degree`, for some of the rows after the other."""
+def _some_rows(graph: Graph) -> Iterator[tuple[int, Graph]]:
+    """Some of the rows after the other: the first one, and their in-edges."""
     first, step = 0, PIECE_BYTES // 8
     while first < graph.num_nodes:
         reach = int(np.searchsorted(graph.indptr, graph.indptr[first] + step, "right")) - 1
         stop = min(max(reach, first + 1), first + step, graph.num_nodes)
         rows = graph.rows(first, stop)
-        yield Graph(rows.indptr, rows.indices, rows.edge_weight).degree
+        yield first, Graph(rows.indptr, rows.indices, rows.edge_weight)
         first = stop

@@ -20,11 +20,12 @@ from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..memory.arena import Arena, reusing
-from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges
+from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges, reads_loops
 from ..models.pyg.model import PyGModel, evaluating
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.checks import no_edge_features
 from ..nodes import node_ids
+from ..self_loops import COLUMNS, degree_of
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
 from .cuda import DeviceBudget, Layers, layers_for, rows_fit
 from .direct import Limits, infer_in_parts, layer_counts
@@ -75,7 +76,7 @@ def infer(
         features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has
             its own.
         degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default
-            the graph's.
+            the graph's, with its self loops where the model reads them.
         nodes: ids in [0, V) in any order, that may repeat (a list, an array, a tensor), or a mask [V]; of a dataset
             also ``"train"``, ``"val"`` or ``"test"``. By default all.
         max_bytes: see above.
@@ -110,7 +111,12 @@ def infer(
             )
         _check_width(model, dataset.features, graph)
         return outputs(
-            model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits
+            model,
+            graph,
+            dataset.features,
+            _degree(model, graph, degree),
+            node_ids(nodes, graph.num_nodes, dataset),
+            **limits,
         )
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
@@ -118,7 +124,7 @@ def infer(
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
     store = _store(features)
     _check_width(model, store, graph)
-    return outputs(model, graph, store, _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+    return outputs(model, graph, store, _degree(model, graph, degree), node_ids(nodes, graph.num_nodes), **limits)
 
 
 def _check_width(model: nn.Module, features: FeatureStore, graph: Graph) -> None:
@@ -133,8 +139,16 @@ def _store(features: Any) -> FeatureStore:
     return ArrayFeatures(rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32))
 
 
-def _degree(graph: Graph, degree: Any) -> Tensor:
-    return torch.as_tensor(graph.degree if degree is None else degree)
+def _degree(model: nn.Module, graph: Graph, degree: Any) -> Tensor:
+    known = torch.as_tensor(degree_of(graph, reads_loops(model)))
+    if degree is None:
+        return known
+    given = torch.as_tensor(degree)
+    if known.ndim == given.ndim or given.ndim > 1 or len(given) != len(known):
+        return given
+    rows = known.clone()
+    rows[:, :2] += (given.to(known) - known[:, 0])[:, None]
+    return rows
 
 
 def outputs(
@@ -395,7 +409,7 @@ def _check(graph: Graph, features: FeatureStore, degree: Tensor, max_bytes: int)
     n = graph.num_nodes
     if features.num_rows != n:
         raise InputError(f"features have {features.num_rows} rows; the graph has {n} nodes")
-    if degree.shape != (n,):
+    if degree.shape not in ((n,), (n, COLUMNS)):
         raise InputError(f"degree has shape {list(degree.shape)}; expected [{n}], one for each node")
     if max_bytes < 1:
         raise InputError(f"max_bytes is {max_bytes}; expected at least 1")

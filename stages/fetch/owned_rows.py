@@ -106,7 +106,7 @@ class OwnedRows(Owned):
             first: row of `own` that this rank's block begins with.
             book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
-            degree: [N] of this rank's block, if ranks know only their own.
+            degree: [N] or [N, 3] of this rank's block, if ranks know only their own.
             empty: makes the array for the rows.
 
         Raises:
@@ -177,7 +177,7 @@ class OwnedRows(Owned):
 
         degree = None
         if self._degree is not None:
-            came = torch.empty(n, dtype=self._degree.dtype)
+            came = self._degree.new_empty(n, *self._degree.shape[1:])
             *into, mine_out, hot_out = came.split(counts)
             message = torch.cat(
                 [self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)]

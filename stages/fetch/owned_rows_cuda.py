@@ -111,7 +111,7 @@ class OwnedOnDevice(Owned):
 
         degree = None
         if self._degree is not None and self._hot_degree is not None:
-            came = self._degree.new_empty(n)
+            came = self._degree.new_empty(n, *self._degree.shape[1:])
             *into, mine, near = came.split(counts)
             mine.copy_(self._degree[own.long()])
             near.copy_(self._hot_degree[hot.long()])

@@ -15,6 +15,7 @@ from ..kernels.runtime.device_memory import to_device
 from ..messages import PairsToScore, Placement, RankJob
 from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
+from ..self_loops import OTHERS
 from .decoders import decoder_of
 from .plan import Ends, LinkPlan
 
@@ -97,10 +98,12 @@ class PlannedPairs:
             data = self.placement
             until = degrees_until(data.graph, work, ends.moments)
             return torch.from_numpy(until).to(data.degree.dtype).to(self.device or "cpu")
-        found = degree().clone()
+        found, links = degree().clone(), self.plan.links
         numbers = self.plan.numbers(work.index // self.ranks, work.epoch)
-        lost = to_device(self.plan.links.lost_degree(numbers, work.seeds), found.device)
-        found[: len(lost)] -= lost.to(found.dtype)
+        columns = [found] if found.ndim == 1 else [found[:, 0], found[:, OTHERS]]
+        for column, of in zip(columns, (numbers, numbers[links.pairs[numbers, 0] != links.pairs[numbers, 1]])):
+            lost = to_device(links.lost_degree(of, work.seeds), found.device)
+            column[: len(lost)] -= lost.to(found.dtype)
         return found.clamp_(min=0)
 
 

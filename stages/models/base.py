@@ -33,6 +33,8 @@ class Model(nn.Module, ABC):
     """True if a layer needs all rows that it reads in one block, including those of other ranks."""
     reads_edges: bool = False
     """True if a layer reads `Neighbourhood.edge_features`."""
+    reads_loops: bool = False
+    """True if a layer reads `Neighbourhood.loops`."""
     keeps_edges: bool = False
     """True if a layer keeps rows for each edge, as those do that read their features: evaluation's chunks are as much
     smaller."""
@@ -68,16 +70,16 @@ def as_model(module: object) -> nn.Module:
     wanted = "expected an nn.Module with an integer num_layers and a method layer(i, neighbourhood, h) -> h"
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}; {wanted}")
-    if not callable(getattr(module, "layer", None)) and "edge_index" in signature(module.forward).parameters:
+    if not callable(getattr(module, "layer", None)):
+        takes = "takes a whole edge_index" if "edge_index" in signature(module.forward).parameters else "is whole"
         raise InputError(
-            f"{type(module).__name__}.forward takes a whole edge_index, but Millrace trains layer by layer; give its "
-            "convolutions as mr.PyGModel([conv1, conv2]), or write num_layers and layer(i, neighbourhood, h) -> h"
+            f"{type(module).__name__}.forward {takes} and there is no layer(i, neighbourhood, h), but Millrace trains "
+            "layer by layer; give the module's convolutions as mr.PyGModel([conv1, conv2]), write num_layers and "
+            "layer(i, neighbourhood, h) -> h, or keep your own loop over mr.NeighborLoader"
         )
     layers = getattr(module, "num_layers", None)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise InputError(f"{type(module).__name__}.num_layers is {layers!r}; {wanted}")
-    if not callable(getattr(module, "layer", None)):
-        raise InputError(f"{type(module).__name__} has no method 'layer'; {wanted}")
     if type(module).forward is nn.Module.forward:
         module.forward = MethodType(Model.forward, module)
     return module
@@ -98,6 +100,12 @@ def reads_edges(module: object) -> bool:
     if isinstance(module, ModelConfig) and getattr(module, "edge_width", 0) > 0:
         return True
     return getattr(module, "reads_edges", False) is True
+
+
+def reads_loops(module: object) -> bool:
+    """See `Model.reads_loops`: of a module, if one of its convolutions does."""
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    return any(getattr(m, "reads_loops", False) is True for m in modules)
 
 
 def keeps_edges(module: nn.Module) -> bool:
@@ -171,6 +179,7 @@ class Stack(Model):
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(NORMS[norm](width) for width in widths)
         self.reads_edges = any(map(reads_edges, convs))
+        self.reads_loops = any(map(reads_loops, convs))
         self.keeps_edges = any(map(keeps_edges, convs))
         self.dropout = dropout
         self.activation = activation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..memory.lazy_rows import LazyRows
-from ..neighbourhood.base import Neighbourhood
+from ..neighbourhood.base import Loops, Neighbourhood
 from ..nn.compile_boundary import hide, untraced
 from .base import Stack, layered
 
@@ -64,6 +64,11 @@ class Seen:
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
         return untraced(getattr, self.inner, "degree")
+
+    @property
+    def loops(self) -> Loops | None:
+        """See `Neighbourhood.loops`."""
+        return untraced(getattr, self.inner, "loops")
 
 
 def _call(name: str) -> Callable[..., Any]:

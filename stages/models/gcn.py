@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, destinations
 from ..neighbourhood.destinations import Destinations
+from ..neighbourhood.loops import gcn_norm, gcn_scale, loops_of_all
 from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
 from .gine import check_edge_width
@@ -19,8 +20,10 @@ from .parts import ConvParts
 class GCNConv(AggregateFirst):
     """``D^-1/2 (A + I) D^-1/2 h W + b`` with D the in-degrees of the *whole* graph plus one.
 
-    A self loop in the graph stays, beside the one added here.
+    A node that has a self loop keeps it, with its weight, in place of the one that is added: as PyG's.
     """
+
+    reads_loops = True
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -41,11 +44,16 @@ class GCNConv(AggregateFirst):
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
         """See `InParts.parts`."""
-        scale = (degree + 1).rsqrt()
+        loops = loops_of_all(degree, len(degree))
+        scale = gcn_scale(degree, loops)
 
         def aggregate(block: Destinations) -> Tensor:
-            here = scale[torch.from_numpy(block.nodes)]
-            return block.sum(factor=scale, own=here * here, scale=here)
+            here = scale[nodes := torch.from_numpy(block.nodes)]
+            own = here * here
+            if loops is not None:
+                times = 1 if block.reach is None else torch.from_numpy(block.reach)
+                own = own * (loops.weight[nodes] - loops.present[nodes] * times)
+            return block.sum(factor=scale, own=own, scale=here)
 
         if self.aggregates_first(counts):
             return ConvParts(aggregate, self.combine)
@@ -57,9 +65,8 @@ class GCNConv(AggregateFirst):
 
     def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the normalised sum."""
-        scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()
-        here = destinations(neighbourhood, scale)
-        return neighbourhood.sum(h, factor=scale, own=here) * here[:, None]
+        scale, own = gcn_norm(neighbourhood, h.dtype)
+        return neighbourhood.sum(h, factor=scale, own=own) * destinations(neighbourhood, scale)[:, None]
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
         """See `AggregateFirst.combine`."""
@@ -75,10 +82,11 @@ class EdgeGCNConv(nn.Module):
 
     ``w_uv = softplus(<a, e_uv> + s)`` for features e of the edge, at first 1 for every edge. The constants are those of
     `GCNConv`, ``c_uv = 1 / sqrt((d_u + 1) (d_v + 1))``, times the edge's weight in the graph if it has one, with d the
-    in-degrees of the *whole* graph, which do not depend on w.
+    in-degrees of the *whole* graph, which do not depend on w. A self loop of the graph is an edge with a
+    learnt weight, in place of ``c_vv h_v``.
     """
 
-    reads_edges = True
+    reads_edges = reads_loops = True
 
     def __init__(self, width_in: int, width_out: int, edge_width: int) -> None:
         super().__init__()
@@ -93,10 +101,12 @@ class EdgeGCNConv(nn.Module):
         edge, weight = neighbourhood.edge_features, self.linear.weight
         check_edge_width(edge, self.a.shape[1])
         product_first = weight.shape[0] < weight.shape[1]
-        scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()[:, None]
-        rows = (linear(h, weight) if product_first else h) * scale
-        total = neighbourhood.apply(_times_weight, rows, edge=F.softplus(F.linear(edge, self.a, self.s)))
-        out = (total + destinations(neighbourhood, rows)) * destinations(neighbourhood, scale)
+        scale, own = gcn_norm(neighbourhood, h.dtype)
+        rows = linear(h, weight) if product_first else h
+        weights = F.softplus(F.linear(edge, self.a, self.s))
+        total = neighbourhood.apply(_times_weight, rows * scale[:, None], edge=weights)
+        itself = destinations(neighbourhood, rows) * own[:, None]
+        out = (total + itself) * destinations(neighbourhood, scale)[:, None]
         return activate(out, self.bias, activation) if product_first else linear(out, weight, self.bias, activation)
 
 

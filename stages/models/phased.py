@@ -55,6 +55,11 @@ class FrozenInputs:
     aggregated: Tensor | None = None
     """[num_dst, A], if the convolution can aggregate first. Without dropout, which comes after it."""
 
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self.neighbourhood.num_dst
+
     @cached_property
     def names(self) -> IntArray | Tensor | None:
         """See `Neighbourhood.names`. With the rows on a GPU a copy there: every epoch drops elements of the same

@@ -12,6 +12,7 @@ from ...storage.minibatch import Block
 from ...storage.typed.graph_types import GraphTypes
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.relations import EdgeTypes
+from ..self_loops import degree_rows
 from .base import layered
 from .relational import TypedInput
 
@@ -30,6 +31,10 @@ class SmallGraph:
     """[E], relations."""
     attr: Tensor
     """[E, D], features of edges; their type and device are those of rows."""
+    weight: npt.NDArray[np.float32] | None = None
+    """[E], weights of edges, or None."""
+    nodes: int = SMALL
+    """V of a graph of one type."""
 
     @classmethod
     def of(cls, given: TypedInput | None, edge_width: int, like: Tensor) -> "SmallGraph":
@@ -47,29 +52,53 @@ class SmallGraph:
     @property
     def num_nodes(self) -> int:
         """V."""
-        return SMALL if self.types is None else self.types.offsets[-1]
+        return self.nodes if self.types is None else self.types.offsets[-1]
+
+    @property
+    def _degrees(self) -> npt.NDArray[np.float64]:
+        """[V, 3], see `stages.self_loops`."""
+        loops = np.flatnonzero(self.ends[0] == self.ends[1])
+        degree = np.bincount(self.ends[1], self.weight, minlength=self.num_nodes)
+        return degree_rows(degree, self.ends[1, loops], None if self.weight is None else self.weight[loops])
 
     def block(self, names: npt.NDArray[np.int64], num_dst: int) -> BlockNeighbourhood:
-        """All in-edges of the first `num_dst` of the nodes `names`, which are all."""
-        src, dst = np.argsort(names)[self.ends]
+        """All in-edges of the first `num_dst` of the nodes `names`, which hold the sources of these."""
+        place = np.full(self.num_nodes, self.num_nodes)
+        place[names] = np.arange(len(names))
+        src, dst = place[self.ends]
         kept = np.lexsort((self.kinds, dst))
         kept = kept[dst[kept] < num_dst]
         indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
-        degree = torch.from_numpy(np.bincount(self.ends[1], minlength=len(names))[names]).to(self.attr)
+        degree = torch.from_numpy(self._degrees[names]).to(self.attr)
         edge_types = None
         if self.types is not None:
             device = None if self.attr.device.type == "cpu" else self.attr.device
             edge_types = EdgeTypes(self.types, lambda: self.kinds[kept], device=device)
         return BlockNeighbourhood(
-            Block(num_dst, names, indptr, src[kept].astype(np.int32)),
+            Block(
+                num_dst, names, indptr, src[kept].astype(np.int32), None if self.weight is None else self.weight[kept]
+            ),
             degree,
             edges=(lambda: self.attr[kept]) if self.attr.shape[1] else None,
             edge_types=edge_types,
         )
 
 
+def weights_tried(count: int) -> npt.NDArray[np.float32]:
+    """Weights of so many edges, few of them alike."""
+    return ((1 + np.arange(count) % 5) / 2).astype(np.float32)
+
+
+def reads_weights(model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None) -> bool:
+    """True if a model's rows of a small graph change with the weights of its edges; and of a model that cannot be
+    tried. Arguments as of `rows_of_small_graph`."""
+    found = [rows_of_small_graph(model, num_features, edge_width, given, weighted=w) for w in (False, True)]
+    rows = [of[1] for of in found if of is not None]
+    return len(rows) < 2 or not torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
+
+
 def rows_of_small_graph(
-    model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None
+    model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None, weighted: bool = False
 ) -> tuple[nn.Module, Tensor] | None:
     """A copy of a model in evaluation mode, and the rows that it gives the nodes of a small graph, [V, D]; None if it
     cannot be copied or fails there, of which training will tell more.
@@ -79,15 +108,18 @@ def rows_of_small_graph(
         num_features: F.
         edge_width: D, columns of the edges' features; 0: they have none.
         given: types of the graph, and its features' widths; None: there is one of each.
+        weighted: edges have weights other than 1.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             tried = copy.deepcopy(model).cpu().eval()
             like = next((p for p in tried.parameters() if p.is_floating_point()), torch.zeros(0))
             graph = SmallGraph.of(given, edge_width, like)
+            if weighted:
+                graph = replace(graph, weight=weights_tried(len(graph.kinds)))
             whole = graph.block(np.arange(graph.num_nodes), graph.num_nodes)
             width = num_features if given is None else max(1, *given.widths)
-            h = torch.zeros(graph.num_nodes, width).to(like)
+            h = torch.linspace(-1, 1, graph.num_nodes * width).view(-1, width).to(like)
             for i in range(layered(tried).num_layers):
                 h = layered(tried).layer(i, whole, h)
         except Exception:

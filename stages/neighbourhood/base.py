@@ -6,7 +6,7 @@ a layer is written once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,18 @@ from torch import Tensor
 
 from ..memory.lazy_rows import head
 from ..nn.compile_boundary import untraced
+
+
+class Loops(NamedTuple):
+    """Self loops of a graph that has some, see `loops`."""
+
+    others: Tensor
+    """[num_src], in-degree of each row in the whole graph without its self loops."""
+    weight: Tensor
+    """[num_src], weight of the row's last self loop, 1 where it has none: that of the one which a GCN adds."""
+    present: Tensor
+    """[num_dst], sum of the coefficients of the self loops among the edges that are present."""
+
 
 Message = Callable[..., Tensor]
 """``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge; with values
@@ -60,6 +72,11 @@ class Neighbourhood(EdgeCounts, Protocol):
     def degree(self) -> Tensor:
         """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in
         the dtype of the features. Never depends on sampling or partitioning."""
+        ...
+
+    @property
+    def loops(self) -> "Loops | None":
+        """Self loops of the whole graph; None if it has none, or if no layer of the model `reads_loops`."""
         ...
 
     @property

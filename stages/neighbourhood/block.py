@@ -18,7 +18,8 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
-from .base import Message, Reduce
+from ..self_loops import degree_of
+from .base import Loops, Message, Reduce
 from .checks import (
     alike,
     as_matrix,
@@ -34,6 +35,7 @@ from .checks import (
     no_edge_features,
 )
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
+from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
 from .stacked import TypeMeans
@@ -55,8 +57,9 @@ class ListNeighbourhood(ABC):
     ) -> None:
         """
         Args:
-            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
-                or a function that returns it, called when a layer first needs it.
+            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights),
+                or [num_src, 3] with its self loops beside it (`stages.self_loops`); or a function that returns them,
+                called when a layer first needs them.
             kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the lists.
@@ -98,11 +101,31 @@ class ListNeighbourhood(ABC):
         return False
 
     @property
-    def degree(self) -> Tensor:
-        """See `Neighbourhood.degree`."""
+    def degree_rows(self) -> Tensor:
+        """`degree`, with self loops beside it if they are known: [num_src] or [num_src, 3]."""
         if not isinstance(self._degree, Tensor):
             self._degree = self._degree()
         return self._degree
+
+    @property
+    def degree(self) -> Tensor:
+        """See `Neighbourhood.degree`."""
+        return degrees_alone(self.degree_rows)
+
+    @property
+    def loops(self) -> Loops | None:
+        """See `Neighbourhood.loops`."""
+        if (found := loops_of_all(rows := self.degree_rows, self.num_dst)) is None:
+            return None
+        # Of a sample the coefficients say how often each loop counts. Padding after the last edge is no row's.
+        of_loops = self.coefficients(rows.dtype) * self.is_loop(rows.device)
+        ones = rows.new_ones(self.num_src, 1)
+        return found._replace(present=self._kernels(ones).spmm(self.lists, ones, of_loops)[:, 0])
+
+    def is_loop(self, device: torch.device) -> Tensor:
+        """bool [e], true for the edges from a row to itself, on that device."""
+        src, dst = self._ends(self.lists, device)
+        return src == dst()
 
     @property
     def has_edge_features(self) -> bool:
@@ -311,8 +334,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         """
         Args:
             block: one layer's edges.
-            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
-                or a function that returns it, called when a layer first needs it.
+            degree: see `ListNeighbourhood`.
             kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: keys of edges for attention dropout; by default their positions in the block.
@@ -322,7 +344,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         Raises:
             InputError: degree has another shape.
         """
-        if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
+        if isinstance(degree, Tensor) and degree.shape[:1] != (block.num_src,):
             raise InputError(
                 f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for "
                 "each"
@@ -402,15 +424,11 @@ def whole_graph(
     """The graph as one block: every node is a destination with all its in-edges."""
     nodes = np.arange(graph.num_nodes, dtype=graph.indices.dtype)
     block = Block(graph.num_nodes, nodes, graph.indptr, graph.indices, graph.edge_weight)
-    degree = graph.in_degree
-    if graph.edge_weight is not None:
-        rows = np.repeat(np.arange(graph.num_nodes), degree)
-        degree = np.bincount(rows, graph.edge_weight.astype(np.float64), minlength=graph.num_nodes)
     rows = graph.edge_features
     edges = None if rows is None else lambda: torch.from_numpy(rows.gather(np.arange(graph.num_edges))).to(dtype)
     return BlockNeighbourhood(
         block,
-        torch.from_numpy(degree).to(dtype),
+        lambda: torch.from_numpy(degree_of(graph, loops=True)).to(dtype),
         kernels,
         edge_types=types_of_edges(graph, slice(None)),
         edges=edges,

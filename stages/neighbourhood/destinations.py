@@ -37,7 +37,7 @@ class Destinations:
     graph: Graph
     """V nodes."""
     degree: Tensor
-    """[V], see `Neighbourhood.degree`; its dtype is that of the results."""
+    """[V] or [V, 3], see `ListNeighbourhood.degree_rows`; its dtype is that of the results."""
     nodes: npt.NDArray[np.int64]
     """int64 [n], ascending."""
     rows: LayerRows
@@ -45,6 +45,16 @@ class Destinations:
     @cached_property
     def _kept(self) -> npt.NDArray[np.int64]:
         return self.graph.indptr[self.nodes + 1] - self.graph.indptr[self.nodes]
+
+    @cached_property
+    def reach(self) -> npt.NDArray[np.floating] | None:
+        """[n], how many edges each one stands for in sums: 1, unless degrees are given that say otherwise; None: edges
+        have weights."""
+        if self.graph.edge_weight is not None:
+            return None
+        degree = self.degree.numpy()
+        degree = degree[self.nodes] if degree.ndim == 1 else degree[self.nodes, 0]
+        return degree / np.maximum(self._kept, 1).astype(self._real)
 
     @property
     def _real(self) -> npt.DTypeLike:
@@ -103,10 +113,8 @@ class Destinations:
             scale: [n]; ones when absent.
         """
         of_row = None if scale is None else scale.numpy()
-        if self.graph.edge_weight is None:
-            # An edge stands for as many as are missing: none, unless degrees are given that say otherwise.
-            reach = self.degree.numpy()[self.nodes] / np.maximum(self._kept, 1).astype(self._real)
-            of_row = reach if of_row is None else of_row * reach
+        if self.reach is not None:
+            of_row = self.reach if of_row is None else of_row * self.reach
         kind = "NOTHING" if own is None else "ADDED"
         return self._sums(self.rows.matrix.shape[1], of_row, kind, factor, own)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
-from .base import Message, Reduce
+from .base import Loops, Message, Reduce
 
 
 class EdgeIndexNeighbourhood:
@@ -30,6 +30,18 @@ class EdgeIndexNeighbourhood:
         self.weight = None if weight is None else weight.to(dtype)
         ones = torch.ones_like(self.dst, dtype=dtype)
         self.degree = self._added((ones if weight is None else weight.to(dtype))[:, None])[:, 0]
+
+    @property
+    def loops(self) -> Loops:
+        """See `Neighbourhood.loops`: of any graph, since a program is made before its graph is known."""
+        loop = self.src == self.dst
+        weight = self.degree.new_ones(1).expand(self.num_edges) if self.weight is None else self.weight
+        total = self._added((weight * loop)[:, None])[:, 0]
+        # Edge e of a node's loops has the number e + 1: the last one is the largest.
+        numbers = torch.arange(1, self.num_edges + 1, device=self.dst.device) * loop
+        last = numbers.new_zeros(self.num_dst).scatter_reduce(0, self.dst, numbers, "amax")
+        kept = torch.cat([weight.new_ones(1), weight])[last]
+        return Loops(self.degree - total, kept, total)
 
     @property
     def num_edges(self) -> int:

@@ -7,7 +7,7 @@ edge).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,8 @@ from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
+from ..self_loops import degree_rows
+from .loops import agreed, degrees_alone
 
 IdArray = npt.NDArray[np.int64]
 RowIds = npt.NDArray[np.int32] | Tensor
@@ -153,14 +155,15 @@ class FullBatch:
     layers: tuple[View, ...]
     """For each layer, from the input on, the part that the seeds' results need; `whole` without pruning."""
     epoch: int = 0
+    degree_rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    """float64 [N] or [N, 3], `degree` with the self loops of the whole graph beside it if it has any and the model
+    reads them."""
 
-    @cached_property
+    @property
     def degree(self) -> Tensor:
         """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights), whatever edges are
         pruned."""
-        return torch.from_numpy(
-            self.whole.kept.astype(np.float64) if self.whole.weights is None else self.whole.weights
-        )
+        return degrees_alone(self.degree_rows)
 
     @property
     def num_edges(self) -> int:
@@ -216,6 +219,7 @@ def arrange(
     prune: bool,
     group: Group,
     empty: Empty = in_memory,
+    reads_loops: bool = False,
 ) -> FullBatch:
     """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 
@@ -229,6 +233,7 @@ def arrange(
         prune: leave out rows and edges of each layer that the seeds' results do not depend on.
         group: the ranks, one for each part.
         empty: makes the arrays of edges, those of their transposes too.
+        reads_loops: the model reads the self loops of the whole graph.
     """
     num_rows, rank = len(owned), group.rank
     hops = np.full(num_rows, FAR, np.uint8)
@@ -282,7 +287,18 @@ def arrange(
         own=(shards.total_edges + owned)[order],
         edge=None,
     )
-    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers)
+    degree = whole.kept.astype(np.float64) if whole.weights is None else whole.weights
+    rows = agreed(_loops_beside(degree, whole.shards[rank]), group) if reads_loops else torch.from_numpy(degree)
+    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers, degree_rows=rows)
+
+
+def _loops_beside(degree: npt.NDArray[np.float64], own: Shard) -> npt.NDArray[np.float64]:
+    """float64 [N, 3], see `stages.self_loops`; `own` are the edges between the rank's rows."""
+    loops = np.flatnonzero(own.lists.indices == own.lists.rows)
+    # In the order of the part, of which the last loop stays.
+    loops = loops[np.argsort(own.edge[loops], kind="stable")]
+    weight = None if own.weight is None else own.weight.numpy()[loops]
+    return degree_rows(degree, own.lists.rows[loops], weight)
 
 
 def _part_indptr(shards: EdgeShards, num_rows: int) -> IdArray:

@@ -21,10 +21,11 @@ from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..kernels.runtime.device_memory import to_device
 from ..memory.arena import empty
-from .base import Message, Reduce
+from .base import Loops, Message, Reduce
 from .block import BlockNeighbourhood
 from .checks import as_matrix, check_scale
 from .full_batch import FullBatch, Shard, View
+from .loops import loops_of_all
 from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows
 from .relations_cuda import DeviceTypedRows
 from .ring import KIND, Ring
@@ -62,8 +63,9 @@ class Halo:
         src = np.arange(lists.num_src)
         weight = None if whole.weight is None else whole.weight.numpy()
         block = Block(view.num_dst, src, lists.indptr, lists.indices, weight)
-        degree = torch.zeros(len(src), dtype=dtype)
-        degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
+        known = batch.degree_rows[: view.num_src].to(dtype)
+        degree = known.new_zeros(len(src), *known.shape[1:])
+        degree[: view.num_src] = known
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
         self.edges = None if edge_rows is None else lambda: edge_rows[to_device(whole.edge, edge_rows.device)]
         """Returns the features of the edges."""
@@ -162,6 +164,11 @@ class HaloNeighbourhood:
         return self._halo.neighbourhood.degree[: self.num_src]
 
     @property
+    def loops(self) -> Loops | None:
+        """See `Neighbourhood.loops`."""
+        return loops_of_all(self._halo.neighbourhood.degree_rows[: self.num_src], self.num_dst)
+
+    @property
     def names(self) -> npt.NDArray[np.int64]:
         """See `Neighbourhood.names`."""
         return self._halo.batch.names[: self.num_src]
@@ -202,10 +209,10 @@ class HaloNeighbourhood:
     def _all_degrees(self) -> Tensor:
         halo = self._halo
         if self._group.size > 1 and halo.exchanged_degree is None:
-            halo.exchanged_degree = self._all(halo.neighbourhood.degree[: self.num_src, None].contiguous())[
-                :, 0
-            ].clone()
-        return halo.neighbourhood.degree if halo.exchanged_degree is None else halo.exchanged_degree
+            known = halo.neighbourhood.degree_rows
+            rows = (known[:, None] if known.ndim == 1 else known)[: self.num_src].contiguous()
+            halo.exchanged_degree = self._all(rows).reshape(-1, *known.shape[1:]).clone()
+        return halo.neighbourhood.degree_rows if halo.exchanged_degree is None else halo.exchanged_degree
 
     @property
     def edge_features(self) -> Tensor:

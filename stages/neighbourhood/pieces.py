@@ -38,7 +38,7 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         of_edges = None
         if neighbourhood.has_edge_features:
             of_edges = lambda edges=edges: neighbourhood.edge_features[edges]  # noqa: E731
-        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree[rows], edges=of_edges), rows
+        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree_rows[rows], edges=of_edges), rows
         start = stop
         if start >= neighbourhood.num_dst:
             return

@@ -113,4 +113,8 @@ class ResidentNeighbourhood(ListNeighbourhood):
     def _ends(self, lists: DeviceLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
         kept = torch.diff(lists.indptr)
         rows = torch.arange(len(kept), device=device)
+        if isinstance(self._where[0], Frame):
+            # Padding follows the last edge, and is given to the last row.
+            edges = torch.arange(len(lists.indices), dtype=lists.indptr.dtype, device=device)
+            return lists.indices.long(), lambda: torch.searchsorted(lists.indptr[1:-1], edges, right=True)
         return lists.indices.long(), lambda: torch.repeat_interleave(rows, kept, output_size=lists.num_edges)

@@ -36,6 +36,7 @@ from ...storage.store.manifest import MANIFEST, write_manifest
 from ...storage.store.scratch import Empty, in_memory
 from ...storage.store.store import Store, open_store, write_store
 from ...storage.stored.edge_features import OF_EDGES
+from ..self_loops import degree_rows
 from .base import InPasses, Partitioner, check_parts, make_book, reads_rows
 from .quality import PartCounts, PartitionQuality, count_part
 
@@ -43,6 +44,8 @@ KIND = "partitioning"
 ROWS_KIND = "partition-rows"
 WEIGHTED = "weighted_degree"
 """Array of weighted degrees among a part's rows, if edges have weights."""
+LOOPS = "self_loops"
+"""Number of a part's self loops, among the metadata of its rows; not written by earlier versions."""
 LAYOUT = 2
 """Layout of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
 WriteParts = Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]]
@@ -324,11 +327,12 @@ def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeSha
     return shards, owned, _open_rows(folder, whole, len(owned))
 
 
-def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+def open_neighbours(out: Path, part: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
     """Open the data that other parts may need of the nodes of part `part`: their features, and the sum of their
-    in-edges' weights.
+    in-edges' weights, [N]; with `loops` also their self loops, [N, 3].
 
-    The part's edges are not read: a rank calls this for all other parts, repeatedly.
+    The part's edges are not read, unless it has self loops or an earlier version has written it: a rank calls this for
+    all other parts, repeatedly.
 
     Raises:
         StoreError: see `open_part`.
@@ -346,7 +350,19 @@ def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.
     features = ZarrFeatures.inside(rows, "features")
     with proving(rows.path):
         require_vector(degree, np.float64, features.num_rows, "the degree of its nodes")
-    return features, degree
+    if not loops:
+        return features, degree
+    own, weight = np.empty(0, np.int64), None
+    if rows.meta.get(LOOPS, 1):
+        own, weight = _self_loops(open_partition(folder / "graph", fingerprint=whole.fingerprint))
+    return features, degree_rows(degree, own, weight)
+
+
+def _self_loops(partition: Partition) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+    """The row of each self loop in the order of edges, and its weight."""
+    rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
+    at = np.flatnonzero(partition.indices == rows)
+    return rows[at], None if partition.edge_weight is None else partition.edge_weight[at]
 
 
 def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
@@ -415,9 +431,8 @@ def _write_rows(
         arrays[WEIGHTED] = _weighted_degree(partition)
     if own.edge_features is not None:
         arrays[OF_EDGES] = own.edge_features
-    write_store(
-        path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True
-    )
+    meta = {"counts": asdict(counts), LOOPS: len(_self_loops(partition)[0])}
+    write_store(path, ROWS_KIND, fingerprint=fingerprint, meta=meta, arrays=arrays, overwrite=True)
 
 
 def _commit(out: Path, fingerprint: dict[str, str], meta: dict[str, Any]) -> None:

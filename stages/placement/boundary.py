@@ -14,6 +14,7 @@ from ..kernels.aggregation.lists import InLists
 from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.halo import together
+from ..self_loops import degree_rows
 from .sharded import Sharded, Share
 
 IdArray = npt.NDArray[np.int64]
@@ -86,17 +87,19 @@ class Boundary:
 
     def _edges(self, present: npt.NDArray[np.bool_] | None) -> "Edges":
         lists, edge, weight = self.whole.lists, self.whole.edge, self.whole.weight
-        degree = self.batch.degree[: self.view.num_dst]
+        degree = self.batch.degree_rows[: self.view.num_dst]
         if present is not None:
             kept = np.flatnonzero(present[lists.indices] & present[lists.rows])
             indptr = np.zeros(lists.num_dst + 1, np.int64)
             counts = np.bincount(lists.rows[kept], minlength=lists.num_dst)
             np.cumsum(counts, out=indptr[1:])
             weight = None if weight is None else weight[torch.from_numpy(kept)]
-            degree = torch.from_numpy(
-                counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
-            )
+            sums = counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
             lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
+            if degree.ndim > 1:
+                at = np.flatnonzero(lists.indices == lists.rows)
+                sums = degree_rows(sums, lists.rows[at], None if weight is None else weight.numpy()[at])
+            degree = torch.from_numpy(sums)
         degree = degree.to(torch.float64)
         # Over all nodes, on any rank: coefficients must not depend on the owners.
         return Edges(
@@ -117,7 +120,7 @@ class Edges:
     edge: npt.NDArray[np.integer]
     weight: Tensor | None
     degree: Tensor
-    """[N + B]."""
+    """[N + B], or [N + B, 3] with self loops beside it."""
     names: IdArray
     """int64 [N + B], global ids."""
     numbers: EdgeNumbers

@@ -27,9 +27,11 @@ from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Arrays, Empty
 from ..kernels.partition import join
 from ..messages import Part, Phase, Placement, RankJob
+from ..neighbourhood.loops import agreed
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 from ..random import Purpose, draw, node_words, stream
+from ..self_loops import COLUMNS, degree_rows
 from .chunk_schedule import ChunkSchedule, Rotation
 
 IdArray = npt.NDArray[np.int64]
@@ -46,7 +48,7 @@ class Chunk:
     degree: IdArray
     """int64 [N], in-degree in the whole graph."""
     weighted_degree: npt.NDArray[np.float64]
-    """[N], sum of the weights of all in-edges."""
+    """[N], sum of the weights of all in-edges; [N, 3] with self loops beside it, if the model reads them."""
     split: Split
     edge_features: FeatureStore | None = None
     """See `Part.edge_features`."""
@@ -191,7 +193,8 @@ class Chunks:
         labels = torch.cat([c.labels for c in chunks.values()])
         labels = torch.cat([labels, labels.new_zeros((len(halo), *labels.shape[1:]))])
         # No in-edges of halo nodes are present.
-        count = np.concatenate([*(c.degree for c in chunks.values()), (halo_degree > 0).astype(np.int64)])
+        of_halo = halo_degree if halo_degree.ndim == 1 else halo_degree[:, 0]
+        count = np.concatenate([*(c.degree for c in chunks.values()), (of_halo > 0).astype(np.int64)])
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
@@ -204,7 +207,7 @@ class Chunks:
             graph,
             ArrayFeatures(features),
             labels,
-            torch.from_numpy(degree).to(job.dtype),
+            (agreed(degree, None) if job.reads_loops else torch.from_numpy(degree)).to(job.dtype),
             Split(*sets),
             num_base=num_base,
             num_visible=visible,
@@ -234,14 +237,14 @@ class Chunks:
         self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]
     ) -> npt.NDArray[np.float64]:
         """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
-        degree = np.empty(len(halo))
+        degree = np.empty((len(halo), COLUMNS) if job.reads_loops else len(halo))
         owner = halo >> 40
         assert data.peers is not None
         bounds = np.flatnonzero(np.diff(owner, prepend=-1, append=-1)) if len(halo) else ()
         for begin, end in zip(bounds, bounds[1:]):
             s = int(owner[begin])
             local = halo[begin:end] - (s << 40)
-            store, degrees = data.peers.rows(s)
+            store, degrees = data.peers.rows(s, job.reads_loops)
             store.gather(local, out=out[begin:end])
             degree[begin:end] = degrees[local]
         job.ledger.add("store", "features", out.nbytes)
@@ -257,6 +260,11 @@ def load(part: Part, job: RankJob) -> Chunk:
         weighted = np.bincount(
             np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n
         ).astype(np.float64)
+    if job.reads_loops:
+        rows, counts, indices, weight = lists_of(shards, shards.part)
+        of_edges = np.repeat(rows, counts)
+        loops = np.flatnonzero(indices == of_edges)
+        weighted = degree_rows(weighted, of_edges[loops], None if shards.edge_weight is None else weight[loops])
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
     return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features, part.owned)
 

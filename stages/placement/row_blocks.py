@@ -29,9 +29,11 @@ from ...storage.store.scratch import Empty, in_memory
 from ...storage.typed.graph_types import GraphTypes
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
+from ..neighbourhood.loops import agreed
 from ..neighbourhood.relations import EdgeTypes
 from ..partition.base import Partitioner
 from ..partition.contiguous import Contiguous
+from ..self_loops import with_loops
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,10 @@ class Blocks:
         graph, order = rows_of(shards, book, ranges, edges is not None, types, job.arrays.graph)
         if edges is not None and order is not None:
             edges = ReorderedFeatures(edges, order)
-        pairs = data.pairs
+        pairs, first = data.pairs, int(book.offsets[shards.part])
         if pairs is not None and not ranges:
             pairs = _renumbered(pairs, data, book, column)
+        degree = agreed(with_loops(graph, first), column) if job.reads_loops else torch.from_numpy(graph.degree)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
         message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
@@ -202,7 +205,7 @@ class Blocks:
             graph,
             data.features,
             data.labels,
-            torch.from_numpy(graph.degree).to(job.dtype),
+            degree.to(job.dtype),
             _only_train(torch.cat(message).numpy() if pairs is None else pairs.sets["train"]),
             book=book,
             block=shards.part,

@@ -105,6 +105,7 @@ class Sharded:
             self.prune and not job.needs_all_rows,
             job.group,
             job.arrays.graph,
+            job.reads_loops,
         )
         rows, of_edges = (
             None if store is None else CountedFeatures(store, job.ledger, "store")

@@ -1,7 +1,7 @@
 """Batch normalisation on several ranks, equal to that of one rank with every row: running statistics only, or all of
 it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...storage.errors import InputError
 from ..autograd import once_differentiable
 from ..comm.base import Group
+from ..nn.lone_rows import by_running_statistics, set_forward
 
 BLOCK_ELEMENTS = 1 << 16
 """Elements that are normalised at a time."""
@@ -152,27 +153,19 @@ class GlobalBatchNorm:
         none.
 
         Raises:
-            InputError: inside, on every rank: a module was called with a single row in total, or with another number of
-                channels.
+            InputError: inside, on every rank: a module was called with another number of channels, or with a single row
+                in total and keeps no running statistics, by which that row is normalised.
         """
         assert 0 <= position < of
         with ExitStack() as restored:
             for norm in self._norms:
                 if norm.training:
-                    restored.callback(_set_forward, norm, vars(norm).get("forward"))
-                    _set_forward(norm, partial(_normalise, norm, self._group))
+                    restored.callback(set_forward, norm, vars(norm).get("forward"))
+                    set_forward(norm, partial(_normalise, norm, self._group))
             yield
 
     def finish(self, of: int) -> None:
         """End a step: no effect, since every forward pass has updated the running statistics of all ranks."""
-
-
-def _set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> None:
-    """Give this one module its own `forward`; None restores that of its class."""
-    if forward is None:
-        del norm.forward
-    else:
-        norm.forward = forward
 
 
 def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
@@ -192,12 +185,9 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
             sums[:-1] += b.double().sum(0)
         group.all_reduce(sums, "activations")
         count = int(sums[-1])
-        if count == 1:
-            raise InputError(
-                "Expected more than 1 value per channel when training, got input size "
-                f"{torch.Size([1, norm.num_features])} over all "
-                "ranks: train on more rows, or without batch normalisation"
-            )
+    if count == 1:
+        return by_running_statistics(norm, input)
+    with torch.no_grad():
         mean = sums[:-1] / max(1, count)
         squares = torch.zeros_like(mean)
         for b in _blocks(rows):

@@ -17,6 +17,7 @@ from ..kernels.row_block.segments import draw_segments, ends_until
 from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners
 from ..random import NODE, mix
+from ..self_loops import COLUMNS, LOOP, OTHERS, loops_of_rows
 from .base import per_layer
 
 if TYPE_CHECKING:
@@ -126,11 +127,17 @@ class TimedGraph:
 
     def degree(self, nodes: IdArray, moments: Times) -> npt.NDArray[np.float64]:
         """float64 [n], the number of in-edges of each node that are not later than its moment; with weights, their
-        sum."""
-        found = np.zeros(len(nodes))
+        sum. Of a graph with self loops [n, 3], with those until then beside it: see `stages.self_loops`."""
+        of_edges = [None if self.graph.edge_weight is None else self._sums, *self._sums_of_loops]
+        found = np.zeros((len(nodes), len(of_edges)))
         for _, at, rows in self.parts(nodes):
             begin, end = self.graph.indptr[rows], self.ends(rows, moments[at])
-            found[at] += end - begin if self.graph.edge_weight is None else self._sums[end] - self._sums[begin]
+            for column, sums in enumerate(of_edges):
+                found[at, column] += end - begin if sums is None else sums[end] - sums[begin]
+        if len(of_edges) == 1:
+            return found[:, 0]
+        found[:, OTHERS] = np.maximum(found[:, 0] - found[:, OTHERS], 0)
+        found[:, LOOP] += 1
         return found
 
     @cached_property
@@ -138,7 +145,20 @@ class TimedGraph:
         """float64 [E+1], sums of the weights before each edge."""
         weight = self.graph.edge_weight
         assert weight is not None
-        return np.concatenate([[0.0], np.cumsum(weight, dtype=np.float64)])
+        return _sums_before(weight)
+
+    @cached_property
+    def _sums_of_loops(self) -> tuple[npt.NDArray[np.float64], ...]:
+        """float64 [E+1] each, sums before each edge: of the weights of self loops, and of the steps from 1 to the
+        weight of a row's first loop, and from loop to loop. Empty without self loops, and with types."""
+        at = loops_of_rows(self.graph) if self.relations is None else np.empty(0, np.int64)
+        if not len(at):
+            return ()
+        loops, steps = np.zeros((2, self.graph.num_edges))
+        loops[at] = weight = 1.0 if self.graph.edge_weight is None else self.graph.edge_weight[at]
+        first = np.diff(self.graph.indices[at], prepend=-1) != 0
+        steps[at] = weight - np.where(first, 1.0, np.roll(loops[at], 1))
+        return _sums_before(loops), _sums_before(steps)
 
     def on_device(self, where: "MemoryKind | None" = None) -> "DeviceTimes":
         """Its copy on the device, made once: where it was placed before, else as `where` says, or if it fits.
@@ -168,10 +188,16 @@ class TimedGraph:
         """`degree` of the nodes of minibatches on the device, at the moments of their trees."""
         from ..kernels import sampling_backend
 
-        times, sums = self.on_device(), None
-        if self.graph.edge_weight is not None:
-            sums = times.beside("sums", self._sums)
-        return sampling_backend("cuda").degrees_until(times, of_bulk, sums)
+        times, until = self.on_device(), sampling_backend("cuda").degrees_until
+        sums = None if self.graph.edge_weight is None else times.beside("sums", self._sums)
+        degree = until(times, of_bulk, sums)
+        if not (of_loops := self._sums_of_loops):
+            return degree
+        found = degree.new_empty(len(degree), COLUMNS)
+        found[:, 0] = degree
+        found[:, OTHERS] = (degree - until(times, of_bulk, times.beside("loops", of_loops[0]))).clamp(min=0)
+        found[:, LOOP] = until(times, of_bulk, times.beside("steps of loops", of_loops[1])) + 1
+        return found
 
     def trees(self, moments: Times) -> tuple[Times, IdArray]:
         """The distinct moments of some seeds, ascending, in the dtype of `time`; and the number of each seed's, int64
@@ -187,6 +213,11 @@ class TimedGraph:
             inside = np.clip(np.floor(moments), limit.min, np.nextafter(float(limit.max), 0))
             return np.where(moments >= float(limit.max), limit.max, inside.astype(np.int64))
         return np.ascontiguousarray(moments, self.time.dtype)
+
+
+def _sums_before(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """float64 [n+1], sums of the values before each place."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
 # A property of the graph: kept as long as the graph is.
@@ -224,7 +255,7 @@ def moments_of_nodes(minibatch: MiniBatch, moments: Times) -> Times:
 
 
 def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> npt.NDArray[np.float64]:
-    """float64 [n], `TimedGraph.degree` of each node of a temporal minibatch at its moment; arguments as of
+    """float64 [n] or [n, 3], `TimedGraph.degree` of each node of a temporal minibatch at its moment; arguments as of
     `moments_of_nodes`."""
     return timed_graph(graph).degree(minibatch.nodes.astype(np.int64), moments_of_nodes(minibatch, moments))
 

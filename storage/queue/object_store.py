@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import zarr
 from zarr.storage import MemoryStore, StorePath
 
-from ..errors import InputError, MissingExtraError, RunError, StoreError
+from ..errors import InputError, MissingExtraError, RunError, StoreError, install
 from ..store.arrays import open_array, write_arrays
 from ..store.manifest import MANIFEST, manifest_text, no_manifest, parse_manifest
 from ..urls import has_secrets, is_url
@@ -71,9 +71,7 @@ class ObjectLocation:
             import obstore
             from obstore.store import from_url
         except ImportError:
-            raise MissingExtraError(
-                f"{url} needs obstore, which is not installed: pip install 'millrace-gnn[cloud]'"
-            ) from None
+            raise MissingExtraError(f"{url} needs obstore, which is not installed: {install('cloud')}") from None
         # Options given here would override the environment, so this one is read from it.
         allow_http = any(
             os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1", "yes")

@@ -26,24 +26,29 @@ class Matrices:
 
     A: Tensor
     N: Tensor
+    loop: Tensor
+    """[V], weight of each node's last self loop; 1 without any."""
 
     @classmethod
     def of(cls, src: Any, dst: Any, weight: Any, n: int, present: Any = None) -> "Matrices":
         """The subgraph induced by `present` nodes; absent nodes stay as rows without edges."""
-        A, N = torch.zeros(2, n, n, dtype=F64)
+        (A, N), loop = torch.zeros(2, n, n, dtype=F64), torch.ones(n, dtype=F64)
         for e, (u, v) in enumerate(zip(src, dst)):
             if present is None or (present[u] and present[v]):
                 A[v, u] += 1.0 if weight is None else float(weight[e])
                 N[v, u] += 1
-        return cls(A, N)
+                if u == v and weight is not None:
+                    loop[v] = float(weight[e])
+        return cls(A, N, loop)
 
 
 def convolve(kind: str, p: Mapping[str, Tensor], g: Matrices, h: Tensor) -> Tensor:
     """The published formula of one convolution: gcn, sage, sage-max or gat."""
     eye = torch.eye(len(h), dtype=F64)
     if kind == "gcn":
-        d = (g.A.sum(1) + 1) ** -0.5
-        return torch.diag(d) @ (g.A + eye) @ torch.diag(d) @ h @ p["linear.weight"].T + p["bias"]
+        A = g.A * (1 - eye) + torch.diag(g.loop)
+        d = torch.where(A.sum(1) > 0, A.sum(1) ** -0.5, 0.0)
+        return torch.diag(d) @ A @ torch.diag(d) @ h @ p["linear.weight"].T + p["bias"]
     if kind == "gat":
         heads, width = p["a_src"].shape
         z = (h @ p["linear.weight"].T).view(-1, heads, width)

@@ -88,6 +88,7 @@ def job(group: Group, layers: int, needs_all_rows: bool = False) -> RankJob:
         ledger=Ledger(),
         minibatches_per_step=group.size,
         num_layers=layers,
+        reads_loops=True,
         needs_all_rows=needs_all_rows,
     )
 

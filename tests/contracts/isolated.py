@@ -28,6 +28,7 @@ from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks, Isolated
+from millrace.stages.self_loops import with_loops
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import Interrupted
 from millrace.storage.features import ArrayFeatures
@@ -74,9 +75,10 @@ class CasePeers:
         """The part that a rank opens first."""
         return replace(self.case.part(number), peers=self)
 
-    def rows(self, number: int) -> tuple[ArrayFeatures, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool = False) -> tuple[ArrayFeatures, npt.NDArray[np.float64]]:
         owned = self.case.book.owned(number)
-        return ArrayFeatures(self.case.x[owned]), weighted_degree(self.case)[owned]
+        degree = with_loops(self.case.graph) if loops else weighted_degree(self.case)
+        return ArrayFeatures(self.case.x[owned]), degree[owned]
 
 
 def placed(

@@ -568,7 +568,7 @@ def test_mistakes_are_sentences(copied, monkeypatch, capsys, spoil, words, phras
 def test_without_matplotlib(copied, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert millrace("report", copied) == 2
-    assert "millrace-gnn[report]" in capsys.readouterr().err
+    assert "'.[report]'" in capsys.readouterr().err
     assert not (copied / "report").exists()
 
 

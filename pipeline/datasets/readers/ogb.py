@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from ....storage.errors import InputError, MissingExtraError
+from ....storage.errors import InputError, MissingExtraError, install
 from ..cleaning.raw import AnyArray, Hint, Raw
 from .public import OGB, near_ogb
 
@@ -44,8 +44,8 @@ def find_ogb(name: str) -> Path:
         from ogb.nodeproppred import NodePropPredDataset
     except ImportError:
         raise MissingExtraError(
-            f"{name} is not at {folders[0]} and the ogb package, which downloads it, is not installed: pip install "
-            "'millrace-gnn[ogb]', or set OGB_ROOT to the folder that holds it"
+            f"{name} is not at {folders[0]} and the ogb package, which downloads it, is not installed: "
+            f"{install('ogb')}, or set OGB_ROOT to the folder that holds it"
         ) from None
     try:
         NodePropPredDataset(name=name, root=str(root))

@@ -17,7 +17,7 @@ from ..cleaning.clean import clean
 from ..cleaning.labels import GivenLabels
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, Hint, Raw
-from .typed import from_hetero, has_targets, host
+from .typed import from_hetero, has_targets, host, unread
 
 
 def from_scipy(
@@ -317,5 +317,6 @@ def from_pyg(
         node_time=None if node_time is None else host(node_time),
         split={part: host(mask) for part, mask in masks.items() if mask is not None},
         task="regression" if has_targets(y) else None,
+        notes=unread({"the PyG data": getattr(data, "_store", None)}, names.values()),
     )
     return clean(raw, options, split, seed)

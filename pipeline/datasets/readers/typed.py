@@ -1,6 +1,6 @@
 """Datasets with several types of nodes and edges, from arrays and from PyTorch Geometric's `HeteroData`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError, nearest
+from ....storage.plural import are
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.typed import TypedRaw, check_followed, clean_typed
@@ -114,7 +115,7 @@ def from_hetero(
         if options.task is None and has_targets(y):
             options = replace(options, task="regression")
         masks = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
-    return from_relations(
+    dataset = from_relations(
         edges,
         None if y is None else host(y),
         target=chosen,
@@ -130,6 +131,24 @@ def from_hetero(
         split=split,
         seed=seed,
     )
+    stores = {f"'{kind}'": data[kind] for kind in data.node_types}
+    stores |= {",".join(kind): data[kind] for kind in data.edge_types}
+    return replace(dataset, notes=(*dataset.notes, *unread(stores, named)))
+
+
+READ = ("edge_index", "y", "x", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id", *(f"{s}_mask" for s in SPLITS))
+"""Attributes of PyG's data that are read, or that say nothing more."""
+
+
+def unread(stores: Mapping[str, Any], times: Iterable[str]) -> tuple[str, ...]:
+    """A note for each store of PyG whose tensors are not all read; those of pairs are read elsewhere."""
+    known, found = {*READ, *times}, []
+    for what, store in stores.items():
+        rows = [name for name, value in store.items() if getattr(value, "ndim", 0)] if hasattr(store, "items") else []
+        names = [n for n in rows if n not in known and not n.startswith(("edge_label", "pos_edge_", "neg_edge_"))]
+        if names:
+            found.append(f"{what} has {' and '.join(names)}, which {are(len(names))} not read.")
+    return tuple(found)
 
 
 def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | None:

@@ -131,8 +131,8 @@ class ResidentBulk:
         return self.nodes[self._node_at[q] : self._node_at[q + 1]]
 
     def degrees_until(self, q: int) -> Tensor:
-        """float64 [n], degrees of the nodes of minibatch q until the moments of their trees; found once for all
-        minibatches."""
+        """float64 [n] or [n, 3], degrees of the nodes of minibatch q until the moments of their trees; found once for
+        all minibatches."""
         assert self._until is not None
         return self._until()[self._node_at[q] : self._node_at[q + 1]]
 

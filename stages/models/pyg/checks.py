@@ -13,7 +13,34 @@ from ....storage.minibatch import Block
 from ....storage.plural import counted
 from ...neighbourhood.block import BlockNeighbourhood
 from ..base import Model
+from ..small_graph import SmallGraph, weights_tried
 from .edges import check_edge_columns, forward_parameters, reads_edge_attr
+from .normalised import is_normalised, unhonoured
+
+TRIED = (
+    (0, 0),
+    (2, 0),
+    (1, 0),
+    (1, 0),
+    (3, 1),
+    (1, 1),
+    (1, 1),
+    (5, 1),
+    (0, 2),
+    (5, 2),
+    (1, 3),
+    (4, 3),
+    (2, 4),
+    (6, 4),
+    (6, 6),
+    (4, 4),
+    (2, 6),
+)
+"""Edges of the graph that a model is tried on, as (source, destination): self loops, one of them twice, and parallel
+edges; nothing leads to node 5, and node 7 has no edges."""
+TRIED_NODES = 8
+ASKED = ((5, 7, 2, 0, 3, 1, 4, 6), (3, 0, 7), (6, 1), (2,))
+"""Destinations of the blocks: all nodes first."""
 
 
 def refuse(conv: object) -> None:
@@ -55,8 +82,8 @@ def refuse(conv: object) -> None:
         )
     if getattr(conv, "cached", False):
         raise InputError(f"{name} has cached=True, which keeps the edges of one block for all; leave cached out")
-    if name == "GCNConv" and getattr(conv, "improved", False):
-        raise InputError("GCNConv has improved=True, which PyG leaves out without edge weights; leave improved out")
+    if is_normalised(conv) and (others := unhonoured(conv)):
+        raise InputError(f"{name} has {', '.join(others)}, which is not honoured on blocks; leave it out")
 
 
 def is_network(module: object) -> bool:
@@ -70,7 +97,8 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     """Refuse a model of PyG's that computes other rows for the nodes of a block than on the whole graph: one that
     normalises by degrees of the block, reaches further than one hop, or looks at all rows at once.
 
-    A small graph is tried, with random rows.
+    A small graph is tried with random rows, with weights and without, as blocks that hold a part of it. It has self
+    loops, parallel edges, and nodes without edges.
 
     Args:
         model: a `PyGModel` with its shapes, in evaluation mode.
@@ -81,33 +109,49 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
         InputError: names the convolution, or what comes between convolutions.
     """
     generator = torch.Generator().manual_seed(0)
-    edges = torch.tensor([[1, 2, 3, 4, 5, 0, 5, 1, 4, 2, 3], [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
-    names = np.array([2, 0, 3, 1, 4, 5])  # the first three are computed
-    places = torch.from_numpy(np.argsort(names))
-    kept = places[edges[1]] < 3
-    src, dst = places[edges[:, kept]]
-    order = torch.argsort(dst, stable=True)
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst.numpy(), minlength=3))])
-    block = Block(3, np.arange(6), indptr, src[order].numpy().astype(np.int32))
-    degree = torch.bincount(edges[1], minlength=6)[torch.from_numpy(names)]
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
     # SplineConv takes coordinates from 0 to 1.
-    attr = torch.rand(len(edges[0]), edge_width, generator=torch.Generator().manual_seed(1))
-    neighbourhood = BlockNeighbourhood(block, degree.to(like), edges=_given(attr[kept][order].to(like)))
+    attr = torch.rand(len(TRIED), edge_width, generator=torch.Generator().manual_seed(1)).to(like)
+    ends = np.array(TRIED).T
+    graphs = [
+        SmallGraph(None, ends, np.zeros(len(TRIED), np.int64), attr, w, TRIED_NODES)
+        for w in (None, weights_tried(len(TRIED)))
+    ]
+    edges = torch.from_numpy(ends).to(like.device)
     width = num_features
     for i in range(model.num_layers):
-        x = torch.randn(6, width, generator=generator).to(like)
-        # pyrefly: ignore[not-callable]
-        plain = model.plain_layer(i, x, edges.to(like.device), attr.to(like))
-        out = model.layer(i, neighbourhood, x[names])
-        if plain is not None and not torch.allclose(out, plain[names[:3]], rtol=1e-3, atol=1e-4):
-            raise InputError(
-                # pyrefly: ignore[bad-argument-type, bad-index]
-                f"layer {i}, {_short(model.convs[i])}, "
-                "computes other rows on a block than on the whole graph; use one whose row for a node depends on the "
-                "node's own row and in-edges alone: a convolution of one hop, without normalisation over all rows"
-            )
-        width = out.shape[1]
+        x = torch.randn(TRIED_NODES, width, generator=generator).to(like)
+        for graph in graphs:
+            given = None if graph.weight is None else torch.from_numpy(graph.weight).to(like)
+            # pyrefly: ignore[not-callable]
+            whole = model.plain_layer(i, x, edges, attr, given)
+            for asked in ASKED:
+                near = np.setdiff1d(ends[0, np.isin(ends[1], asked)], asked)
+                names = np.concatenate([asked, near])
+                out = model.layer(i, graph.block(names, len(asked)), x[names])
+                # The first block is the whole graph.
+                whole = out[np.argsort(asked)] if whole is None else whole
+                if not torch.allclose(out, whole[list(asked)], rtol=1e-3, atol=1e-4, equal_nan=True):
+                    # pyrefly: ignore[bad-argument-type, bad-index]
+                    raise InputError(f"layer {i}, {_short(model.convs[i])}, {_other_rows(model, i)}")
+                width = out.shape[1]
+
+
+def _other_rows(model: Model, i: int) -> str:
+    """What is wrong with a layer whose rows are others on a block, and what to change."""
+    wrong = "computes other rows on a block than on the whole graph"
+    norm = model.norms[i] if i < len(getattr(model, "norms", ())) else None  # pyrefly: ignore
+    if type(norm).__name__ == "LayerNorm" and getattr(norm, "mode", "") == "graph":
+        return (
+            f"is followed by a LayerNorm with mode='graph', which normalises over all rows and {wrong}; expected one "
+            "over each row: norm_kwargs={'mode': 'node'}"
+        )
+    if norm is not None and type(norm).__name__ not in ("Identity", "BatchNorm", "BatchNorm1d", "LayerNorm"):
+        wrong = f"or the {type(norm).__name__} after it, {wrong}"
+    return (
+        f"{wrong}; use one whose row for a node depends on the node's own row and in-edges alone: a convolution of one "
+        "hop, without normalisation over all rows"
+    )
 
 
 def _given(rows: Tensor) -> Callable[[], Tensor] | None:

@@ -22,6 +22,7 @@ from ...neighbourhood.pieces import pieces
 from ..base import ACTIVATIONS, Stack
 from .checks import check_on_blocks, is_network, refuse, try_out
 from .edges import forward_parameters, reads_edge_attr
+from .normalised import is_normalised, normalised, reads_loops
 
 EDGE_BYTES = 256 << 20
 """Memory of the edges that a convolution gets at a time in evaluation."""
@@ -31,17 +32,22 @@ ROWS_PER_EDGE = 3
 
 def takes_weights(conv: nn.Module) -> bool:
     """True if the convolution sums its messages times edge weights."""
-    return type(conv).__name__ == "GCNConv" or (
+    return is_normalised(conv) or (
         "edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum")
     )
+
+
+def reads_weights(conv: nn.Module) -> bool:
+    """True if the convolution takes edge weights."""
+    return "edge_weight" in forward_parameters(conv)
 
 
 class PyGModel(Stack):
     """A stack of PyG convolutions, with dropout on each one's input and an activation between them; or a whole model of
     ``torch_geometric.nn.models``, as it is.
 
-    On all edges, each computes what PyG does on the whole graph, self loops included, which is tried before the first
-    step. On a sampled block:
+    On all edges, each computes what PyG does on the whole graph, self loops included, with its options as they are,
+    which is tried before the first step; what computes something else is refused. On a sampled block:
 
     - `GCNConv` gets the weights of its normalised adjacency over the whole graph's degrees, and the sampled sum
       estimates the whole one.
@@ -93,6 +99,7 @@ class PyGModel(Stack):
             raise InputError(f"PyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
         self.reads_edges = any(map(reads_edge_attr, convs))
+        self.reads_loops = any(map(reads_loops, convs))
         # Not a module of its own: its parts are, under the names that they have in PyG.
         object.__setattr__(self, "network", network)
         if network is not None:
@@ -180,16 +187,18 @@ class PyGModel(Stack):
             rows = net.jk([*before, rows]) if last else torch.cat([*before, rows], dim=1)
         return net.lin(rows) if last and hasattr(net, "lin") else rows
 
-    def plain_layer(self, i: int, x: Tensor, edges: Tensor, attr: Tensor) -> Tensor | None:
-        """Layer i by PyG alone, on a whole graph whose edges have the features `attr`: what blocks are compared with.
-        None where PyG would compute something else (a `GCNConv` that is told not to normalise), or takes no graph that
-        is not bipartite."""
+    def plain_layer(
+        self, i: int, x: Tensor, edges: Tensor, attr: Tensor, weight: Tensor | None = None
+    ) -> Tensor | None:
+        """Layer i by PyG alone, on a whole graph whose edges have the features `attr` and the weights `weight`: what
+        blocks are compared with. None where PyG takes no graph that is not bipartite."""
         conv = self.convs[i]
-        if type(conv).__name__ == "GCNConv" and not conv.normalize:
-            return None
         before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
+        given = {"edge_attr": attr} if reads_edge_attr(conv) else {}
+        if weight is not None and reads_weights(conv):
+            given["edge_weight"] = weight
         try:
-            rows = conv(before[-1] if before else x, edges, **({"edge_attr": attr} if reads_edge_attr(conv) else {}))
+            rows = conv(before[-1] if before else x, edges, **given)
         except Exception:
             return None
         if self.network is not None:
@@ -206,47 +215,22 @@ class PyGModel(Stack):
         return self._on_block(conv, neighbourhood, h)
 
     def _on_block(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
-        src, dst = neighbourhood.ends(h.device)
-        if type(conv).__name__ == "GCNConv":
-            return _normalised(conv, neighbourhood, h, src, dst)
+        if is_normalised(conv):
+            return normalised(conv, neighbourhood, h)
         takes, extra = forward_parameters(conv), {}
         if "size" in takes:
             extra["size"] = (neighbourhood.num_src, neighbourhood.num_dst)
         if takes_weights(conv):
             extra["edge_weight"] = neighbourhood.coefficients(h.dtype)
-        elif "edge_weight" in takes and neighbourhood.weight is not None:
+        elif reads_weights(conv) and neighbourhood.weight is not None:
             extra["edge_weight"] = neighbourhood.weight.to(h.device, h.dtype)
         if reads_edge_attr(conv):
             extra["edge_attr"] = neighbourhood.edge_features
-        edges = torch.stack([src, dst])
+        edges = torch.stack(neighbourhood.ends(h.device))
         if takes["x"].annotation is Tensor:
             # Made for square graphs: rows that are no destinations get no edges, and are left out.
             return destinations(neighbourhood, conv(h, edges, **{k: v for k, v in extra.items() if k != "size"}))
         return conv((h, destinations(neighbourhood, h)), edges, **extra)
-
-
-def _normalised(conv: Any, neighbourhood: ListNeighbourhood, h: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-    """A `GCNConv` with the weights of its normalised adjacency over the whole graph, in place of the block's."""
-    # One that is told not to normalise expects that of its caller, self loops included.
-    loops = 1.0 if conv.add_self_loops or not conv.normalize else 0.0
-    degree = neighbourhood.degree.to(h.device, h.dtype) + loops
-    scale = torch.where(degree > 0, degree.rsqrt(), 0.0)
-    coef, edges = neighbourhood.coefficients(h.dtype) * scale[src] * scale[dst], torch.stack([src, dst])
-    if loops:
-        own = torch.arange(neighbourhood.num_dst, device=h.device)
-        coef = torch.cat([coef, scale[own] ** 2])
-        edges = torch.cat([edges, torch.stack([own, own])], dim=1)
-    with _without_normalising(conv):
-        return destinations(neighbourhood, conv(h, edges, coef))
-
-
-@contextmanager
-def _without_normalising(conv: Any) -> Iterator[None]:
-    before, conv.normalize = conv.normalize, False
-    try:
-        yield
-    finally:
-        conv.normalize = before
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from ...kernels import aggregation_on
 from ...kernels.aggregation.attention_args import EdgeNumbers
 from ...kernels.runtime.device_memory import to_device
 from ...memory.arena import empty
+from ..base import Loops
 from ..checks import no_edge_features
 from ..full_batch import FullBatch, Shard, View
+from ..loops import degrees_alone, loops_of_all
 from ..ring import Push, Ring
 
 
@@ -70,7 +72,16 @@ class SequentialLayer:
     @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
-        return self.batch.degree[: self.num_src].to(self.device, self._dtype)
+        return degrees_alone(self._degree_rows)
+
+    @property
+    def loops(self) -> Loops | None:
+        """See `Neighbourhood.loops`."""
+        return loops_of_all(self._degree_rows, self.num_dst)
+
+    @property
+    def _degree_rows(self) -> Tensor:
+        return self.batch.degree_rows[: self.num_src].to(self.device, self._dtype)
 
     @property
     def edge_features(self) -> Tensor:

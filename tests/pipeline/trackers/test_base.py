@@ -12,9 +12,9 @@ from millrace.tests.test_layers import PYPROJECT
 def test_each_is_an_extra_of_its_name(name, monkeypatch):
     kind = TRACKERS.find(name)
     assert issubclass(kind, Tracker) and kind.name == name
-    assert f"millrace-gnn[{name}]" in kind.install and name in PYPROJECT["project"]["optional-dependencies"]
+    assert f"'.[{name}]'" in kind.install and name in PYPROJECT["project"]["optional-dependencies"]
     monkeypatch.setattr(base, "find_spec", lambda package: None)
-    with pytest.raises(MissingExtraError, match=rf"{name} is not installed: pip install 'millrace-gnn\[{name}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"{name} is not installed: pip install '\.\[{name}\]' in a clone"):
         check_trackers([name])
 
 

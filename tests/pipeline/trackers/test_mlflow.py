@@ -8,9 +8,7 @@ import millrace as mr
 from millrace.pipeline.trackers import tracking
 
 # Looked up, not imported: every test process collects this file.
-pytestmark = pytest.mark.skipif(
-    find_spec("mlflow") is None, reason="mlflow is not installed: pip install 'millrace-gnn[mlflow]'"
-)
+pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed: pip install '.[mlflow]'")
 JOB = {"fanout": [3, 2], "hidden": 8, "epochs": 3, "batch_size": 32, "threads": 1, "verbose": False}
 SPEC = "sbm:nodes=200,classes=3,degree=6,features=4,train=0.4"
 

@@ -8,7 +8,7 @@ import millrace as mr
 
 # Looked up, not imported: every test process collects this file.
 pytestmark = pytest.mark.skipif(
-    find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install 'millrace-gnn[tensorboard]'"
+    find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install '.[tensorboard]'"
 )
 
 

@@ -152,7 +152,7 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_is_written(sbm
     with pytest.raises(InputError, match=r"track is 'tensorbord'; expected one of .*did you mean 'tensorboard'"):
         mr.run(sbm, out=tmp_path / "run", track="tensorbord", **JOB)
     kind = diary(register, "absent")
-    kind.package, kind.install = "no_such_package", "pip install 'millrace-gnn[absent]'"
+    kind.package, kind.install = "no_such_package", "pip install '.[absent]'"
     with pytest.raises(MissingExtraError, match=r"pip install 'millrace-gnn\[absent\]'") as caught:
         mr.run(sbm, out=tmp_path / "run", track="absent", **JOB)
     assert len(str(caught.value).splitlines()) == 1

@@ -9,9 +9,7 @@ import pytest
 import millrace as mr
 
 # Looked up, not imported: every test process collects this file.
-pytestmark = pytest.mark.skipif(
-    find_spec("wandb") is None, reason="wandb is not installed: pip install 'millrace-gnn[wandb]'"
-)
+pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed: pip install '.[wandb]'")
 BLOCK = 1 << 15
 """Bytes of a block of LevelDB's log."""
 HEADER = 7

@@ -125,7 +125,7 @@ def test_threads_do_not_change_a_bit_and_hubs_fit(name, nodes):
 def test_degrees_may_be_those_of_a_larger_graph(weighted):
     """Sums are then scaled up, as over a sampled block."""
     graph, x = hub_graph(weighted), rows_of(40, 8)
-    degree = degree_of(graph) * 2 + 1
+    degree = degree_of_all(graph) * 2 + 1
     for name in ("gcn", "gin"):
         model = build(name, 8)
         got = infer(model, graph, x, degree)

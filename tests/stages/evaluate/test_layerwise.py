@@ -14,6 +14,7 @@ from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate import rows as rows_module
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, micro_f1
 from millrace.stages.models import MODELS
+from millrace.stages.neighbourhood.base import Loops
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.features import ArrayFeatures
@@ -40,7 +41,11 @@ class DenseHood:
             self.weight[v, u] += w
         self.num_dst = self.num_src = n
         self.degree = self.weight.sum(1)
-
+        last = torch.ones(n, dtype=dtype)
+        for v, u, w in zip(rows.tolist(), graph.indices.tolist(), weights.tolist()):
+            last[v] = w if u == v else last[v]
+        itself = self.weight.diagonal()
+        self.loops = Loops(self.degree - itself, last, itself)
         self.num_edges = graph.num_edges
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
@@ -111,7 +116,9 @@ def dense(model: nn.Module, graph: Graph, x: np.ndarray) -> Tensor:
 
 
 def degree_of(graph: Graph) -> Tensor:
-    return DenseHood(graph).degree
+    """Degrees, with the self loops of the graph."""
+    hood = DenseHood(graph)
+    return torch.stack([hood.degree, hood.loops.others, hood.loops.weight], dim=1)
 
 
 def hub_graph(weighted: bool = False, n: int = 40) -> Graph:

@@ -54,16 +54,28 @@ def learnt(conv: Any, graph: Graph) -> Tensor:
     given = (
         torch.ones(len(src), dtype=F64) if graph.edge_weight is None else torch.from_numpy(graph.edge_weight).double()
     )
-    degree = torch.zeros(V, dtype=F64).index_add(0, dst, given) + 1
+    degree = loops_of(graph)[0]
     return F.softplus(attr @ conv.a[0] + conv.s) * given / (degree[src] * degree[dst]).sqrt()
+
+
+def loops_of(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Degrees with one self loop for each node, the last one of the graph or one of weight 1; and the weight of that
+    loop less that of all loops, by hand."""
+    degree, loop, own = torch.zeros(V, dtype=F64), torch.ones(V, dtype=F64), torch.zeros(V, dtype=F64)
+    for v in range(V):
+        for e in range(graph.indptr[v], graph.indptr[v + 1]):
+            weight = 1.0 if graph.edge_weight is None else float(graph.edge_weight[e])
+            if graph.indices[e] == v:
+                loop[v], own[v] = weight, own[v] + weight
+            else:
+                degree[v] += weight
+    return degree + loop, loop - own
 
 
 def dense(model: Any, graph: Graph, x: Tensor) -> Tensor:
     (src, dst, _), h = edges_of(graph), x
-    given = (
-        torch.ones(len(src), dtype=F64) if graph.edge_weight is None else torch.from_numpy(graph.edge_weight).double()
-    )
-    own = 1 / (torch.zeros(V, dtype=F64).index_add(0, dst, given) + 1)
+    degree, loop = loops_of(graph)
+    own = loop / degree
     for i, conv in enumerate(model.convs):
         matrix = torch.zeros(V, V, dtype=F64).index_put((dst, src), learnt(conv, graph), accumulate=True)
         h = (matrix + torch.diag(own)) @ h @ conv.linear.weight.T + conv.bias
@@ -94,9 +106,9 @@ def test_pygs_convolution_with_these_weights() -> None:
     conv, (src, dst, _) = model.convs[0], edges_of(graph)
     theirs = geometric.GCNConv(X.shape[1], 4, normalize=False).double()
     theirs.load_state_dict({"lin.weight": conv.linear.weight, "bias": conv.bias})
-    own, nodes = 1 / (torch.from_numpy(graph.in_degree).double() + 1), torch.arange(V)
+    (degree, loop), nodes = loops_of(graph), torch.arange(V)
     edges = torch.stack([torch.cat([src, nodes]), torch.cat([dst, nodes])])
-    want = theirs(torch.from_numpy(X), edges, torch.cat([learnt(conv, graph), own]))
+    want = theirs(torch.from_numpy(X), edges, torch.cat([learnt(conv, graph), loop / degree]))
     assert (conv(whole_graph(graph, F64), torch.from_numpy(X)) - want).abs().max() <= 1e-10
 
 

@@ -44,7 +44,7 @@ def make_graph(weighted: bool, n: int = 12, e: int = 40) -> Graph:
 def minibatch(graph: Graph, layers: int) -> list[BlockNeighbourhood]:
     """Blocks of `layers` hops around the first seeds, one in-edge in three left out."""
     rng = np.random.default_rng(0)
-    degree = whole_graph(graph, F64).degree
+    degree = whole_graph(graph, F64).degree_rows
     dst, blocks = np.array([3, 1, 7]), []
     for _ in range(layers):
         kept = [np.flatnonzero(rng.random(graph.in_degree[v]) < 0.67) + graph.indptr[v] for v in dst]
@@ -86,8 +86,11 @@ def dense_layer(conv: nn.Module, neighbourhood: BlockNeighbourhood, h: Tensor) -
         most = torch.stack(rows) if n else pooled[:0]
         return h[:n] @ p["own.weight"].T + p["own.bias"] + most @ p["neighbours.weight"].T
     if kind == "GCNConv":
-        d = 1 / torch.sqrt(neighbourhood.degree + 1)
-        return d[:n, None] * (A + own) * d @ h @ p["linear.weight"].T + p["bias"]
+        others, loop = neighbourhood.degree, torch.ones(())
+        if (loops := neighbourhood.loops) is not None:
+            A, others, loop = A * (1 - own), loops.others, loops.weight
+        d = 1 / torch.sqrt(others + loop)
+        return d[:n, None] * (A + own * loop) * d @ h @ p["linear.weight"].T + p["bias"]
     if kind == "GINConv":
         x = ((1 + p["eps"]) * own + A) @ h
         return torch.relu(x @ p["mlp.0.weight"].T + p["mlp.0.bias"]) @ p["mlp.2.weight"].T + p["mlp.2.bias"]
@@ -331,8 +334,8 @@ MISTAKES: dict[str, Callable[[], object]] = {
     ),
     "the model is a int": lambda: as_model(3),
     "NoLayers.num_layers is 0": lambda: as_model(NoLayers()),
-    "Linear.num_layers is None": lambda: as_model(nn.Linear(1, 1)),
-    "has no method 'layer'": lambda: as_model(NoMethod()),
+    "Linear.forward is whole and there is no layer": lambda: as_model(nn.Linear(1, 1)),
+    "or keep your own loop over mr.NeighborLoader": lambda: as_model(NoMethod()),
     "got no convolutions": lambda: PyGModel([]),
     "Linear.forward takes": lambda: PyGModel([nn.Linear(1, 1)]),
     "activation and dropout go between": lambda: PyGModel([nn.ReLU()]),
@@ -390,19 +393,22 @@ class TestPyG:
     @pytest.mark.parametrize("weighted", [False, True])
     def test_gcn(self, weighted: bool) -> None:
         neighbourhood = minibatch(make_graph(weighted), 1)[0]
-        ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3, normalize=False).double()
+        ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3).double()
         theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
         self.compare(ours, theirs, neighbourhood, neighbourhood)
 
-    def test_gcn_on_the_whole_graph_is_pygs_own_normalisation(self) -> None:
-        graph = make_graph(False)
-        keep = graph.indices != np.repeat(np.arange(12), graph.in_degree)  # PyG would not add a self loop beside one
-        src, dst = graph.indices[keep], np.repeat(np.arange(12), graph.in_degree)[keep]
-        neighbourhood = whole_graph(from_edges(src, dst, 12), F64)
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_gcn_on_the_whole_graph_is_pygs_own_normalisation(self, weighted: bool) -> None:
+        graph = make_graph(weighted)
+        src, dst = graph.indices, np.repeat(np.arange(12), graph.in_degree)
+        assert (src == dst).any() and len(set(zip(src, dst))) < len(src)
+        neighbourhood = whole_graph(graph, F64)
+        weight = None if graph.edge_weight is None else torch.from_numpy(graph.edge_weight).double()
         ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3).double()
         theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
         h = torch.randn(12, 5, dtype=F64)
-        assert_close(theirs(h, torch.from_numpy(np.stack([src, dst]).astype(np.int64))), ours([neighbourhood], h))
+        edges = torch.from_numpy(np.stack([src, dst]).astype(np.int64))
+        assert_close(theirs(h, edges, weight), ours([neighbourhood], h))
 
     @pytest.mark.parametrize("layers", [1, 2])
     def test_gat(self, layers: int) -> None:
@@ -455,7 +461,7 @@ class TestPyG:
         pyg = self.pyg
         for make, fix in (
             (lambda: pyg.GCNConv(5, 3, cached=True), "leave cached out"),
-            (lambda: pyg.GCNConv(5, 3, improved=True), "leave improved out"),
+            (lambda: pyg.GCNConv(5, 3, improved=True), "has improved=True, which is not honoured"),
             (lambda: pyg.SAGEConv(5, 3, flow="target_to_source"), "flow"),
             (lambda: pyg.PointNetConv(), "needs pos too"),
         ):

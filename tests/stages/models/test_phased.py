@@ -489,7 +489,7 @@ def test_without_a_folder_nothing_can_be_written_down() -> None:
 
 def test_the_degree_of_a_remote_row_is_that_of_the_whole_graph() -> None:
     case = larger(4, "random")
-    degree = whole_graph(case.graph, F64).degree.numpy()
+    degree = whole_graph(case.graph, F64).degree_rows.numpy()
     for rank in train_ranks(
         case, retexo("v3"), Trial("gcn", 1, "v3").model(), 1, LEARNING["sgd"], lambda t: t.share.boundary
     ):

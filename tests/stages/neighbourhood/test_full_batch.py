@@ -410,7 +410,7 @@ def test_ranks_together_evaluate_as_one_process_does(size: int) -> None:
             C,
             "multilabel" if multilabel else "multiclass",
         )
-        want = evaluate(build(name), data, whole_graph(case.graph, F64).degree)
+        want = evaluate(build(name), data, whole_graph(case.graph, F64).degree_rows)
         assert [found[at] for found, _, _ in ranks] == [want] * size
         seen += want.values()
     assert None in seen and len(set(seen)) > 4

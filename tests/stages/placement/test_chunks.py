@@ -20,6 +20,7 @@ from millrace.stages.messages import Phase, Placement
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.self_loops import has_loops, with_loops
 from millrace.storage.dataset import Split
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
@@ -90,7 +91,14 @@ def test_what_a_rank_sees_is_the_graph_restricted(
         assert not place.graph.in_degree[place.num_visible :].any()
 
         assert place.degree.dtype == torch.float64
-        assert place.degree.tolist() == total[name].tolist(), "in the whole graph"
+        assert (place.degree if place.degree.ndim == 1 else place.degree[:, 0]).tolist() == total[name].tolist(), (
+            "in the whole graph"
+        )
+        rows = with_loops(case.graph)[name]
+        if place.degree.ndim > 1:
+            assert place.degree.numpy().tolist() == rows.tolist()
+        else:
+            assert not has_loops(rows)
         assert torch.equal(place.labels[: len(visible)], case.labels[torch.tensor(visible, dtype=torch.int64)])
         assert place.labels.shape[1:] == case.labels.shape[1:]
         assert not place.labels[len(visible) :].any()

@@ -181,22 +181,23 @@ def test_a_mean_far_from_zero_keeps_its_variance_over_ranks() -> None:
         torch.testing.assert_close(r[0], (square - mean**2) * 4000 / 3999, rtol=1e-3, atol=0)
 
 
-def one_row_in_total(group: Group) -> tuple[str, int]:
-    norm = nn.BatchNorm1d(3)
-    with (
-        pytest.raises(ValueError, match="Expected more than 1 value per channel") as caught,
-        GlobalBatchNorm(norm, group).minibatch(0, 1),
-    ):
-        norm(torch.ones(1 if group.rank == 1 else 0, 3))
+def one_row_in_total(group: Group) -> tuple[list[int], int, str]:
+    norm, alone = nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)
+    x = torch.ones(1 if group.rank == 1 else 0, 3)
+    with GlobalBatchNorm(norm, group).minibatch(0, 1):
+        out = norm(x)
+    torch.testing.assert_close(out, norm.eval()(x))
+    with pytest.raises(InputError) as caught, GlobalBatchNorm(alone, group).minibatch(0, 1):
+        alone(x)
     assert "forward" not in vars(norm)
     assert norm.num_batches_tracked is not None
-    return str(caught.value), int(norm.num_batches_tracked)
+    return list(out.shape), int(norm.num_batches_tracked), str(caught.value)
 
 
-def test_one_row_in_total_is_refused_on_all_ranks_alike() -> None:
+def test_one_row_in_total_is_normalised_by_running_statistics_or_refused_on_all_ranks() -> None:
     first, second = run_ranks(one_row_in_total, 2)
-    assert first == second
-    assert "torch.Size([1, 3]) over all ranks: train on more rows" in first[0]
+    assert first[1:] == second[1:] and (first[0], second[0]) == ([0, 3], [1, 3])
+    assert "keeps no running statistics" in first[2]
 
 
 def test_no_rows_at_all_change_nothing() -> None:

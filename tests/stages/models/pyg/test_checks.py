@@ -15,9 +15,32 @@ WRONG = {
     "degrees of the block": lambda: pyg.SGConv(5, 3),
     "both": lambda: pyg.ChebConv(5, 3, 2),
     "several rounds": lambda: pyg.GatedGraphConv(5, 2),
-    "a norm over all rows": lambda: pyg.GraphSAGE(5, 8, 2, 3, norm="layer_norm"),
-    "a norm over the graph": lambda: pyg.GCN(5, 8, 2, 3, norm="graph_norm"),
+    "all rows": lambda: pyg.GPSConv(5, pyg.SAGEConv(5, 5), heads=1),
+    "those of a layer inside": lambda: pyg.DirGNNConv(pyg.GCNConv(5, 3)),
 }
+NORMS = {
+    "mode": (lambda: pyg.GraphSAGE(5, 8, 2, 3, norm="layer_norm"), r"LayerNorm with mode='graph'.*'mode': 'node'"),
+    "graph": (lambda: pyg.GCN(5, 8, 2, 3, norm="graph_norm"), r"or the GraphNorm after it, computes other rows"),
+}
+OPTIONS = {
+    "improved": (lambda: pyg.GCNConv(5, 3, improved=True), "GCNConv has improved=True"),
+    "cached": (lambda: pyg.GCNConv(5, 3, cached=True), "GCNConv has cached=True"),
+    "flow": (lambda: pyg.GCNConv(5, 3, flow="target_to_source"), "GCNConv has flow='target_to_source'"),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_over_all_rows_is_named(name):
+    make, text = NORMS[name]
+    with pytest.raises(InputError, match=text):
+        PyGModel(make()).fit(5, 0)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_not_honoured_are_refused_by_name(name):
+    make, text = OPTIONS[name]
+    with pytest.raises(InputError, match=text):
+        PyGModel([make()])
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -25,7 +48,9 @@ def test_other_rows_on_a_block_are_refused(name):
     torch.manual_seed(0)
     model = PyGModel(WRONG[name]())
     before = torch.random.get_rng_state()
-    with pytest.raises(InputError, match=r"layer 0, \w+\(.*\), computes other rows on a block than on the whole graph"):
+    with pytest.raises(
+        InputError, match=r"layer 0, \w+(\(.*\))?, computes other rows on a block than on the whole graph"
+    ):
         model.fit(5, 0)
     assert torch.equal(before, torch.random.get_rng_state()) and model.training
 

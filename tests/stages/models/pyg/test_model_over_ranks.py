@@ -115,7 +115,7 @@ def test_ranks_together_evaluate_as_one_process_does(name: str, cut: bool) -> No
     for seed, size in cases_of(name, cut)[list(CONVS).index(name) // 2 % 2 :: 2]:
         case, model = case_of(name, seed, size), build(name)
         data = Dataset("d", case.graph, ArrayFeatures(case.x), case.labels.numpy(), case.split, C, "multiclass")
-        want = evaluate(model, data, whole_graph(case.graph, F64).degree)
+        want = evaluate(model, data, whole_graph(case.graph, F64).degree_rows)
 
         def rank(group: ThreadGroup, case=case, model=model) -> dict[str, float | None]:
             share = case.share(group, 2, prune=True)

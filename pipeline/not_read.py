@@ -1,0 +1,25 @@
+"""Notes of what the data have and a run does not read."""
+
+from collections.abc import Iterator
+
+from ..stages.models.small_graph import reads_weights
+from ..storage.plural import counted
+from .setup.model import typed_input
+from .setup.prepare import Prepared
+
+
+def not_read(prepared: Prepared) -> Iterator[str]:
+    """A sentence for each kind of values of edges that neither the model nor the sampler of a run reads."""
+    graph, outline, name = prepared.dataset.graph, prepared.outline, prepared.model_name
+    width, sampler = outline.edge_width, prepared.system.sample.sampler
+    weighs = graph.is_weighted and not getattr(sampler, "weighted", False)
+    if not (weighs or (width and not prepared.reads_edges)):
+        return
+    given = outline.num_features, width, typed_input(prepared.job, outline)
+    reads = reads_weights(prepared.build_model(), *given)
+    if width and not prepared.reads_edges:
+        as_weight = "; given as edge_weight it would be the weight of each edge" if width == 1 and reads else ""
+        columns = counted(width, "column")
+        yield f"the model {name} reads no features of edges: edge_attr ({columns}) is not read{as_weight}."
+    if weighs and not reads:
+        yield f"the model {name} reads no weights of edges: edge_weight is not read."

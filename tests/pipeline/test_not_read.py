@@ -1,0 +1,52 @@
+"""What the data have and the model does not read is said once, by name."""
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.telemetry.events import Note
+
+data_of = pytest.importorskip("torch_geometric.data")
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
+NOTE = "reads no features of edges: edge_attr ({}) is not read"
+
+
+def notes_of(tmp_path, model, sampler=None, **attributes):
+    data = data_of.Data(x=torch.randn(6, 4), edge_index=EDGES, y=torch.arange(6) % 2, **attributes)
+    seen = []
+    options = {"fanout": [2] * model.layers} if sampler is None else {}
+    mr.run(
+        data, model=model, system=sampler, out=tmp_path / "run", epochs=1, split="fraction:0.5,0.2",
+        emit=lambda e: seen.append(e.text) if isinstance(e, Note) else None, read={"direction": "directed"}, **options,
+    )  # fmt: skip
+    return [text for text in seen if "not read" in text]
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_features_of_edges(tmp_path, columns):
+    (said,) = notes_of(tmp_path, mr.GraphSAGE(hidden=4, layers=1), edge_attr=torch.rand(7, columns))
+    assert NOTE.format("1 column" if columns == 1 else "3 columns") in said
+    assert ("as edge_weight it would be the weight of each edge" in said) == (columns == 1)
+
+
+def test_a_model_that_reads_them_says_nothing(tmp_path):
+    assert not notes_of(tmp_path, mr.GINE(hidden=4, layers=1), edge_attr=torch.rand(7, 2))
+    assert not notes_of(tmp_path / "w", mr.GCN(hidden=4, layers=1), edge_weight=torch.rand(7))
+
+
+def test_weights_that_attention_does_not_read(tmp_path):
+    (said,) = notes_of(tmp_path, mr.GAT(hidden=4, heads=2, layers=1), edge_weight=torch.rand(7))
+    assert said == "the model gat reads no weights of edges: edge_weight is not read."
+    drawn = mr.bulk(mr.NeighborSampler((2,), weighted=True))
+    assert not notes_of(tmp_path / "drawn", mr.GAT(hidden=4, heads=2, layers=1), drawn, edge_weight=torch.rand(7))
+
+
+def test_attributes_of_pygs_data_that_nothing_reads(tmp_path):
+    said = notes_of(tmp_path, mr.GraphSAGE(hidden=4, layers=1), pos=torch.rand(6, 2), edge_type=torch.zeros(7))
+    assert said == ["the PyG data has pos and edge_type, which are not read."]
+    hetero = data_of.HeteroData()
+    hetero["a"].x, hetero["a"].y, hetero["a"].kind = torch.rand(3, 2), torch.tensor([0, 1, 0]), torch.zeros(3)
+    hetero["a", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]])
+    notes = mr.from_pyg(hetero).notes
+    assert "'a' has kind, which is not read." in notes and np.sum(["not read" in n for n in notes]) == 1
