@@ -300,7 +300,7 @@ _PYG_LOADERS = (
 """Names of `torch_geometric.loader` that a script imports beside ours: they are PyG's own."""
 
 
-def _of_pyg(name: str) -> Any:
+def _of_pyg(name: str) -> object:
     try:
         return getattr(import_module("torch_geometric.loader"), name)
     except (ImportError, AttributeError) as e:

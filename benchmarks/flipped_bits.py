@@ -120,7 +120,7 @@ def _opened_parts(folder: Path) -> str:
     for part in range(PARTS):
         partition, rows = open_part(folder, part)
         shards, owned, again = open_shards(folder, part)
-        features, degree = open_neighbours(folder, part)
+        features, degree = open_neighbours(folder, part, loops=True)
         arrays = {**vars(partition), **vars(shards), "owned again": owned, "degree": degree}
         arrays |= {f"rows {k}": v for each in (rows, again) for k, v in {**vars(each), **vars(each.split)}.items()}
         arrays |= {"features": features.gather(np.arange(features.num_rows))}

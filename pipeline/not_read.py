@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-from ..stages.models.small_graph import reads_weights
+import torch
+
+from ..stages.models.small_graph import rows_of_small_graph
 from ..storage.plural import counted
 from .setup.model import typed_input
 from .setup.prepare import Prepared
@@ -16,7 +18,10 @@ def not_read(prepared: Prepared) -> Iterator[str]:
     if not (weighs or (width and not prepared.reads_edges)):
         return
     given = outline.num_features, width, typed_input(prepared.job, outline)
-    reads = reads_weights(prepared.build_model(), *given)
+    model = prepared.build_model()
+    rows = [found[1] for w in (False, True) if (found := rows_of_small_graph(model, *given, weighted=w)) is not None]
+    # Of a model that cannot be tried nothing is said.
+    reads = len(rows) < 2 or not torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
     if width and not prepared.reads_edges:
         as_weight = "; given as edge_weight it would be the weight of each edge" if width == 1 and reads else ""
         columns = counted(width, "column")

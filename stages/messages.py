@@ -152,7 +152,7 @@ class Peers(Protocol):
         """A whole part."""
         ...
 
-    def rows(self, number: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph; with
         `loops` [N, 3], see `stages.self_loops`."""
         ...

@@ -17,21 +17,20 @@ COLUMNS = 3
 
 
 def degree_rows(
-    degree: npt.NDArray[np.number], loops: npt.NDArray[np.integer], weight: npt.NDArray[np.floating] | None
+    degree: npt.NDArray[np.number], loops: npt.NDArray[np.integer], weight: npt.NDArray[np.floating]
 ) -> npt.NDArray[np.float64]:
     """float64 [n, 3], see above.
 
     Args:
         degree: [n], in-degrees of rows.
         loops: [l], the row of each self loop, in the order of edges.
-        weight: [l], of the loops; None: 1.
+        weight: [l], of the loops.
     """
     rows = np.ones((len(degree), COLUMNS))
     rows[:, 0] = degree
     of_loops = np.bincount(loops, weight, minlength=len(degree)) if len(loops) else np.zeros(len(degree))
     rows[:, OTHERS] = np.maximum(degree - of_loops, 0)
-    if weight is not None:
-        rows[loops, LOOP] = weight
+    rows[loops, LOOP] = weight
     return rows
 
 
@@ -50,7 +49,7 @@ def with_loops(graph: Graph, first: int = 0) -> npt.NDArray[np.float64]:
     """`degree_rows` of a graph whose row 0 is the node `first`."""
     at = loops_of_rows(graph, first)
     rows = np.searchsorted(graph.indptr, at, side="right") - 1
-    return degree_rows(graph.degree, rows, None if graph.edge_weight is None else graph.edge_weight[at])
+    return degree_rows(graph.degree, rows, np.ones(len(at)) if graph.edge_weight is None else graph.edge_weight[at])
 
 
 _known: WeakKeyDictionary[Graph, npt.NDArray[np.float64]] = WeakKeyDictionary()

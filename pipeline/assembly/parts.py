@@ -67,7 +67,7 @@ class Parts:
             self.types,
         )
 
-    def rows(self, number: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """See `Peers.rows`. Raises StoreError if the part is damaged."""
         features, degree = open_neighbours(self.folder, number, loops)
         return self._converted(features), degree

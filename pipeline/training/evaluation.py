@@ -259,5 +259,5 @@ def _all_of(part: Part, job: RankJob) -> Share:
     """The rows of a rank, where it trains on something else."""
     with job.group.counting("evaluation"):
         rows = part.shards, part.owned, part.split.train
-        batch = arrange(*rows, job.num_layers, False, job.group, job.arrays.graph, job.reads_loops)
+        batch = arrange(*rows, job.num_layers, False, job.group, job.reads_loops, job.arrays.graph)
         return share(part, batch, job.arrays.features)

@@ -61,8 +61,8 @@ def lay_out(
     wanted: IdArray,
     layers: int,
     dtype: torch.dtype,
-    edges: FeatureStore | None = None,
-    reads_loops: bool = False,
+    edges: FeatureStore | None,
+    reads_loops: bool,
 ) -> Layout:
     """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
 

@@ -45,7 +45,7 @@ class GCNConv(AggregateFirst):
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
         """See `InParts.parts`."""
         loops = loops_of_all(degree, len(degree))
-        scale = gcn_scale(degree, loops)
+        scale = (degree + 1).rsqrt() if loops is None else gcn_scale(loops)
 
         def aggregate(block: Destinations) -> Tensor:
             here = scale[nodes := torch.from_numpy(block.nodes)]

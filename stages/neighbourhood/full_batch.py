@@ -218,8 +218,8 @@ def arrange(
     num_layers: int,
     prune: bool,
     group: Group,
+    reads_loops: bool,
     empty: Empty = in_memory,
-    reads_loops: bool = False,
 ) -> FullBatch:
     """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 
@@ -232,8 +232,8 @@ def arrange(
         num_layers: L.
         prune: leave out rows and edges of each layer that the seeds' results do not depend on.
         group: the ranks, one for each part.
-        empty: makes the arrays of edges, those of their transposes too.
         reads_loops: the model reads the self loops of the whole graph.
+        empty: makes the arrays of edges, those of their transposes too.
     """
     num_rows, rank = len(owned), group.rank
     hops = np.full(num_rows, FAR, np.uint8)
@@ -297,7 +297,7 @@ def _loops_beside(degree: npt.NDArray[np.float64], own: Shard) -> npt.NDArray[np
     loops = np.flatnonzero(own.lists.indices == own.lists.rows)
     # In the order of the part, of which the last loop stays.
     loops = loops[np.argsort(own.edge[loops], kind="stable")]
-    weight = None if own.weight is None else own.weight.numpy()[loops]
+    weight = np.ones(len(loops)) if own.weight is None else own.weight.numpy()[loops]
     return degree_rows(degree, own.lists.rows[loops], weight)
 
 

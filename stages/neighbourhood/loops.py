@@ -22,10 +22,8 @@ def loops_of_all(rows: Tensor, num_dst: int) -> Loops | None:
     return Loops(rows[:, OTHERS], rows[:, LOOP], (rows[:, 0] - rows[:, OTHERS])[:num_dst])
 
 
-def gcn_scale(degree: Tensor, loops: Loops | None) -> Tensor:
+def gcn_scale(loops: Loops) -> Tensor:
     """``D^-1/2`` of the graph with one self loop at each node, [num_src]; 0 where D is."""
-    if loops is None:
-        return (degree + 1).rsqrt()
     total = loops.others + loops.weight
     return torch.where(total > 0, total.rsqrt(), 0.0)
 
@@ -35,17 +33,15 @@ def gcn_norm(neighbourhood: Neighbourhood, dtype: torch.dtype) -> tuple[Tensor, 
     ``D^-1/2 (sum over in-edges + own h)``: the row's self loop, less those that the sum has already."""
     loops = neighbourhood.loops
     if loops is None:
-        scale = gcn_scale(neighbourhood.degree.to(dtype), None)
+        scale = (neighbourhood.degree.to(dtype) + 1).rsqrt()
         return scale, destinations(neighbourhood, scale)
     loops = Loops(*(t.to(dtype) for t in loops))
-    scale = gcn_scale(loops.others, loops)
+    scale = gcn_scale(loops)
     own = destinations(neighbourhood, loops.weight) - loops.present
     return scale, own * destinations(neighbourhood, scale)
 
 
-def agreed(rows: npt.NDArray[np.float64], group: Group | None) -> Tensor:
+def agreed(rows: npt.NDArray[np.float64], group: Group) -> Tensor:
     """Rows [n, 3] if a node of any rank has a self loop, else their degrees alone, [n]. All ranks of the group call
-    this at the same time; None: this rank decides by its own."""
-    found = has_loops(rows)
-    found = found if group is None else group.any(found)
-    return torch.from_numpy(rows if found else np.ascontiguousarray(rows[:, 0]))
+    this at the same time."""
+    return torch.from_numpy(rows if group.any(has_loops(rows)) else np.ascontiguousarray(rows[:, 0]))

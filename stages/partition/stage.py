@@ -327,7 +327,7 @@ def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeSha
     return shards, owned, _open_rows(folder, whole, len(owned))
 
 
-def open_neighbours(out: Path, part: int, loops: bool = False) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
     """Open the data that other parts may need of the nodes of part `part`: their features, and the sum of their
     in-edges' weights, [N]; with `loops` also their self loops, [N, 3].
 
@@ -352,17 +352,17 @@ def open_neighbours(out: Path, part: int, loops: bool = False) -> tuple[FeatureS
         require_vector(degree, np.float64, features.num_rows, "the degree of its nodes")
     if not loops:
         return features, degree
-    own, weight = np.empty(0, np.int64), None
+    own, weight = np.empty(0, np.int64), np.empty(0)
     if rows.meta.get(LOOPS, 1):
         own, weight = _self_loops(open_partition(folder / "graph", fingerprint=whole.fingerprint))
     return features, degree_rows(degree, own, weight)
 
 
-def _self_loops(partition: Partition) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+def _self_loops(partition: Partition) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
     """The row of each self loop in the order of edges, and its weight."""
     rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
     at = np.flatnonzero(partition.indices == rows)
-    return rows[at], None if partition.edge_weight is None else partition.edge_weight[at]
+    return rows[at], np.ones(len(at)) if partition.edge_weight is None else partition.edge_weight[at]
 
 
 def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:

@@ -98,7 +98,7 @@ class Boundary:
             lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
             if degree.ndim > 1:
                 at = np.flatnonzero(lists.indices == lists.rows)
-                sums = degree_rows(sums, lists.rows[at], None if weight is None else weight.numpy()[at])
+                sums = degree_rows(sums, lists.rows[at], np.ones(len(at)) if weight is None else weight.numpy()[at])
             degree = torch.from_numpy(sums)
         degree = degree.to(torch.float64)
         # Over all nodes, on any rank: coefficients must not depend on the owners.

@@ -27,11 +27,10 @@ from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Arrays, Empty
 from ..kernels.partition import join
 from ..messages import Part, Phase, Placement, RankJob
-from ..neighbourhood.loops import agreed
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 from ..random import Purpose, draw, node_words, stream
-from ..self_loops import COLUMNS, degree_rows
+from ..self_loops import COLUMNS, degree_rows, has_loops
 from .chunk_schedule import ChunkSchedule, Rotation
 
 IdArray = npt.NDArray[np.int64]
@@ -190,6 +189,8 @@ class Chunks:
             chunk.features.gather(np.arange(chunk.num_nodes), out=features[starts[c] : starts[c] + chunk.num_nodes])
         halo_degree = self._halo_rows(halo, data, job, features[visible:])
         degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
+        if degree.ndim > 1 and not has_loops(degree):
+            degree = degree[:, 0].copy()
         labels = torch.cat([c.labels for c in chunks.values()])
         labels = torch.cat([labels, labels.new_zeros((len(halo), *labels.shape[1:]))])
         # No in-edges of halo nodes are present.
@@ -207,7 +208,7 @@ class Chunks:
             graph,
             ArrayFeatures(features),
             labels,
-            (agreed(degree, None) if job.reads_loops else torch.from_numpy(degree)).to(job.dtype),
+            torch.from_numpy(degree).to(job.dtype),
             Split(*sets),
             num_base=num_base,
             num_visible=visible,
@@ -264,7 +265,8 @@ def load(part: Part, job: RankJob) -> Chunk:
         rows, counts, indices, weight = lists_of(shards, shards.part)
         of_edges = np.repeat(rows, counts)
         loops = np.flatnonzero(indices == of_edges)
-        weighted = degree_rows(weighted, of_edges[loops], None if shards.edge_weight is None else weight[loops])
+        of_loops = np.ones(len(loops)) if shards.edge_weight is None else weight[loops]
+        weighted = degree_rows(weighted, of_edges[loops], of_loops)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
     return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features, part.owned)
 

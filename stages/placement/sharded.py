@@ -104,8 +104,8 @@ class Sharded:
             job.num_layers,
             self.prune and not job.needs_all_rows,
             job.group,
-            job.arrays.graph,
             job.reads_loops,
+            job.arrays.graph,
         )
         rows, of_edges = (
             None if store is None else CountedFeatures(store, job.ledger, "store")

@@ -75,7 +75,7 @@ class CasePeers:
         """The part that a rank opens first."""
         return replace(self.case.part(number), peers=self)
 
-    def rows(self, number: int, loops: bool = False) -> tuple[ArrayFeatures, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool) -> tuple[ArrayFeatures, npt.NDArray[np.float64]]:
         owned = self.case.book.owned(number)
         degree = with_loops(self.case.graph) if loops else weighted_degree(self.case)
         return ArrayFeatures(self.case.x[owned]), degree[owned]

@@ -439,7 +439,7 @@ def _parts(bench: Bench, rng: random.Random) -> Callable[[], None]:
             shards, owned, rows = open_shards(path, part)
             shards.check()
             rows.features.gather(np.arange(len(owned)))
-            open_neighbours(path, part)
+            open_neighbours(path, part, loops=True)
         describe(str(path), None)
         partition_dataset(bench.dataset, Hash() if name == "parts" else Contiguous(), 2 if name == "parts" else 3, path)
 

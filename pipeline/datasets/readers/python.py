@@ -317,6 +317,6 @@ def from_pyg(
         node_time=None if node_time is None else host(node_time),
         split={part: host(mask) for part, mask in masks.items() if mask is not None},
         task="regression" if has_targets(y) else None,
-        notes=unread({"the PyG data": getattr(data, "_store", None)}, names.values()),
+        notes=unread({"the PyG data": getattr(data, "_store", {})}, names.values()),
     )
     return clean(raw, options, split, seed)

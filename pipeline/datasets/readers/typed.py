@@ -140,11 +140,11 @@ READ = ("edge_index", "y", "x", "edge_weight", "edge_attr", "num_nodes", "n_id",
 """Attributes of PyG's data that are read, or that say nothing more."""
 
 
-def unread(stores: Mapping[str, Any], times: Iterable[str]) -> tuple[str, ...]:
+def unread(stores: Mapping[str, Mapping[str, object]], times: Iterable[str]) -> tuple[str, ...]:
     """A note for each store of PyG whose tensors are not all read; those of pairs are read elsewhere."""
     known, found = {*READ, *times}, []
     for what, store in stores.items():
-        rows = [name for name, value in store.items() if getattr(value, "ndim", 0)] if hasattr(store, "items") else []
+        rows = [name for name, value in store.items() if getattr(value, "ndim", 0)]
         names = [n for n in rows if n not in known and not n.startswith(("edge_label", "pos_edge_", "neg_edge_"))]
         if names:
             found.append(f"{what} has {' and '.join(names)}, which {are(len(names))} not read.")

@@ -122,9 +122,11 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     for i in range(model.num_layers):
         x = torch.randn(TRIED_NODES, width, generator=generator).to(like)
         for graph in graphs:
-            given = None if graph.weight is None else torch.from_numpy(graph.weight).to(like)
+            values = {"edge_attr": attr}
+            if graph.weight is not None:
+                values["edge_weight"] = torch.from_numpy(graph.weight).to(like)
             # pyrefly: ignore[not-callable]
-            whole = model.plain_layer(i, x, edges, attr, given)
+            whole = model.plain_layer(i, x, edges, values)
             for asked in ASKED:
                 near = np.setdiff1d(ends[0, np.isin(ends[1], asked)], asked)
                 names = np.concatenate([asked, near])

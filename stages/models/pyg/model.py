@@ -187,18 +187,14 @@ class PyGModel(Stack):
             rows = net.jk([*before, rows]) if last else torch.cat([*before, rows], dim=1)
         return net.lin(rows) if last and hasattr(net, "lin") else rows
 
-    def plain_layer(
-        self, i: int, x: Tensor, edges: Tensor, attr: Tensor, weight: Tensor | None = None
-    ) -> Tensor | None:
-        """Layer i by PyG alone, on a whole graph whose edges have the features `attr` and the weights `weight`: what
+    def plain_layer(self, i: int, x: Tensor, edges: Tensor, values: dict[str, Tensor]) -> Tensor | None:
+        """Layer i by PyG alone, on a whole graph whose edges have such ``edge_attr`` and perhaps ``edge_weight``: what
         blocks are compared with. None where PyG takes no graph that is not bipartite."""
         conv = self.convs[i]
         before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
-        given = {"edge_attr": attr} if reads_edge_attr(conv) else {}
-        if weight is not None and reads_weights(conv):
-            given["edge_weight"] = weight
+        read = {"edge_attr": reads_edge_attr(conv), "edge_weight": reads_weights(conv)}
         try:
-            rows = conv(before[-1] if before else x, edges, **given)
+            rows = conv(before[-1] if before else x, edges, **{k: v for k, v in values.items() if read[k]})
         except Exception:
             return None
         if self.network is not None:

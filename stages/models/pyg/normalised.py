@@ -3,10 +3,9 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...neighbourhood.base import destinations
 from ...neighbourhood.block import ListNeighbourhood
@@ -38,12 +37,12 @@ def unhonoured(conv: object) -> list[str]:
     return found
 
 
-def reads_loops(conv: Any) -> bool:
+def reads_loops(conv: nn.Module) -> bool:
     """True for a convolution that adds self loops where the graph has none."""
     return is_normalised(conv) and bool(conv.normalize and conv.add_self_loops)
 
 
-def normalised(conv: Any, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
+def normalised(conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
     """A `GCNConv` with the weights of its normalised adjacency over the whole graph, in place of the block's."""
     edges = torch.stack(neighbourhood.ends(h.device))
     coef = neighbourhood.coefficients(h.dtype).to(h.device)
@@ -56,7 +55,7 @@ def normalised(conv: Any, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor
             itself = torch.arange(neighbourhood.num_dst, device=h.device)
             edges = torch.cat([edges, torch.stack([itself, itself])], dim=1)
             coef = torch.cat([coef, own])
-            scale = gcn_scale(neighbourhood.degree.to(h.device, h.dtype), loops).to(h)
+            scale = (neighbourhood.degree.to(h) + 1).rsqrt() if loops is None else gcn_scale(loops).to(h)
         else:
             degree = neighbourhood.degree.to(h.device, h.dtype)
             scale = torch.where(degree > 0, degree.rsqrt(), 0.0)
@@ -66,9 +65,10 @@ def normalised(conv: Any, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor
 
 
 @contextmanager
-def _without_normalising(conv: Any) -> Iterator[None]:
-    before, conv.normalize = conv.normalize, False
+def _without_normalising(conv: nn.Module) -> Iterator[None]:
+    before = vars(conv)["normalize"]
+    vars(conv)["normalize"] = False
     try:
         yield
     finally:
-        conv.normalize = before
+        vars(conv)["normalize"] = before

@@ -153,7 +153,16 @@ def test_a_mapped_graph_stays_where_it_is(tmp_path):
     assert np.array_equal(driver.degree.numpy(), degree_of(graph, loops=True))
     np.load(tmp_path / "store" / "indices.npy", mmap_mode="r+")[-1] = 40
     with pytest.raises(StoreError, match="indices lie in"):
-        lay_out(tmp_path, open_lazily(tmp_path / "store", graph="mapped").graph, ArrayFeatures(x), none, 1, torch.half)
+        lay_out(
+            tmp_path,
+            open_lazily(tmp_path / "store", graph="mapped").graph,
+            ArrayFeatures(x),
+            none,
+            1,
+            torch.half,
+            None,
+            False,
+        )
 
 
 def test_a_damaged_store_is_an_error(tmp_path):
@@ -164,7 +173,7 @@ def test_a_damaged_store_is_an_error(tmp_path):
     for file in (tmp_path / "store" / "arrays" / "indices" / "c").iterdir():
         file.write_bytes(b"damaged")
     with pytest.raises(StoreError, match="array 'indices' is damaged"):
-        lay_out(tmp_path, graph, whole.features, np.arange(40), 1, torch.float32)
+        lay_out(tmp_path, graph, whole.features, np.arange(40), 1, torch.float32, None, False)
 
 
 def test_a_width_that_the_model_does_not_read_is_a_sentence(tmp_path):

@@ -93,7 +93,7 @@ def test_ranks_evaluate_their_chunks(seed: int, ranks: int, m: int) -> None:
 
     def rank(group: ThreadGroup) -> float | None:
         part = of_rank(case, group.rank, m)
-        held = share(part, arrange(part.shards, part.owned, part.split.train, 2, False, group))
+        held = share(part, arrange(part.shards, part.owned, part.split.train, 2, False, group, reads_loops=False))
         held.graph.check()
         scored = evaluate_together(model, held, Visits(held, (), 0, job(group, 2).group), "train", 2, group)
         return None if scored is None else scored.accuracy
