@@ -21,6 +21,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/assembly": ("pipeline/assembly/test_data_part.py", "whole_runs/test_mapped_parts.py"),
     "pipeline/cluster": (
         "whole_runs/test_cluster.py",
+        "whole_runs/test_held_clients.py",
         "whole_runs/test_partition_task.py",
         "whole_runs/test_rank_faults.py",
         "whole_runs/test_signals.py",

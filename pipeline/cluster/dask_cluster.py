@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, Security
 from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
 from ...storage.errors import InputError, MissingExtraError, RunError
+from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
 from ..interop.main_guard import check_main_guard
@@ -36,6 +37,8 @@ ANSWER_S = 10.0
 """Longest wait for a scheduler to accept a connection."""
 START_S = 60.0
 """Longest wait for a cluster and its first worker."""
+WAIT_NOTE_S = 1.0
+"""A wait for a first worker that is longer is told."""
 JOINED_S = 0.05
 """Interval between looks for a worker that has joined."""
 CLOSE_S = 5.0
@@ -80,6 +83,9 @@ def check_reachable(c: ClusterOptions) -> None:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
             answer, or a script without a main guard, which the workers would run again.
     """
+    if held_at(c.scheduler) is not None:
+        check_main_guard()
+        return
     scheme, where = "", ("", 0)
     with suppress(ValueError):
         address = urlsplit(c.scheduler or "")
@@ -146,7 +152,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         RunError: no worker joined.
     """
     c = job.cluster
-    security = _security(c)
+    held = held_at(c.scheduler)
+    security = None if held is not None else _security(c)
     if security is None and c.scheduler is None and not uses_ucx(c.cuda):
         # Anyone who reaches a port of Dask can run code as its user, and every user of this machine reaches those on
         # loopback.
@@ -163,8 +170,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
             cluster = None if c.scheduler else _local(job, workers, security, scratch)
             client = None
             try:
-                client = _client(c, cluster, security)
-                wait_for_worker(client)
+                client = _client(c, cluster or held, security)
+                wait_for_worker(client, emit, workers if cluster is None else 0)
                 _check_host(c, client)
                 if cluster is not None:
                     client.register_plugin(IgnoreSignals())
@@ -176,7 +183,7 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
                 ):
                     yield client
             finally:
-                _close(client, cluster)
+                _close(None if client is held else client, cluster)
     finally:
         # Dask leaves the thread settings of its workers in this process's environment.
         os.environ.clear()
@@ -280,7 +287,10 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
         ) from e
 
 
-def _client(c: ClusterOptions, cluster: LocalCluster | None, security: Security | None) -> Client:
+def _client(c: ClusterOptions, cluster: Any, security: Security | None) -> Client:
+    """A client of a cluster, or of the configured scheduler; a caller's own client is used as it is."""
+    if isinstance(cluster, Client):
+        return cluster
     try:
         return Client(
             cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S
@@ -365,16 +375,26 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
-def wait_for_worker(client: Client) -> None:
-    """Wait for a first worker.
+def wait_for_worker(client: Client, emit: Emit = silent, wanted: int = 0) -> None:
+    """Wait for a first worker; a note says so after a second.
+
+    Args:
+        client: of the cluster.
+        emit: called with the note.
+        wanted: workers that the job wants.
 
     Raises:
         RunError: none joined within `START_S`, or the scheduler does not answer.
     """
-    until = time.monotonic() + START_S
+    start, told = time.monotonic(), False
     while not any(record["status"] == "running" for record in worker_records(client).values()):
-        if time.monotonic() > until:
+        waited = time.monotonic() - start
+        if waited > START_S:
             raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs")
+        if waited > WAIT_NOTE_S and not told:
+            of = f" of {wanted}" if wanted else ""
+            emit(Note(f"the cluster has 0{of} workers: waiting up to {START_S:g} s for the first"))
+            told = True
         time.sleep(JOINED_S)
 
 

@@ -5,6 +5,8 @@ from typing import Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from .held_cluster import address_in
+
 
 def takes_numbers(kind: Any) -> bool:
     """True if a type accepts numbers, or collections of them, but not booleans."""
@@ -272,8 +274,8 @@ class ClusterOptions(Section):
     """Cluster of a run with ``executor = "dask"``: addresses, security, and the response to failures."""
 
     scheduler: str | None = None
-    """Address of a running scheduler, ``tcp://host:8786`` or ``tls://host:8786``; by default a cluster is started on
-    this machine."""
+    """Address of a running scheduler, ``tcp://host:8786`` or ``tls://host:8786``, or the file of ``dask scheduler
+    --scheduler-file``; by default a cluster is started on this machine. From Python a client or cluster of Dask too."""
     producers: int = Field(default=1, ge=1)
     """Sampling tasks at a time, for a queue of kind ``zarr``."""
     host: str = "127.0.0.1"
@@ -313,6 +315,7 @@ class ClusterOptions(Section):
     @field_validator("scheduler")
     @classmethod
     def _address(cls, scheduler: str | None) -> str | None:
+        scheduler = None if scheduler is None else address_in(scheduler)
         if scheduler is not None and ":" not in scheduler:
             raise PydanticCustomError(
                 "address",

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ...stages.evaluate.measures import BUILT_IN, Metric
 from ...stages.messages import Loss
 from ...storage.errors import InputError, first_line
 from ...storage.registry import found_by_name
+from ..config.held_cluster import cluster_table, is_held
 from .callback import check_callback
 from .describe import describe
 
@@ -97,11 +99,15 @@ def split_options(
         InputError: keys are given beside the code that takes their place.
     """
     options = dict(options)
-    for key, value in (("optimizer", optimizer), ("scheduler", scheduler)):
-        if isinstance(value, str) and not NAME.fullmatch(value):
-            options[key] = value
+    is_cluster = is_held(scheduler) or isinstance(scheduler, Path) or str(scheduler).endswith(".json")
+    if is_cluster or (isinstance(scheduler, str) and not NAME.fullmatch(scheduler)):
+        options["scheduler"] = scheduler
+    if isinstance(optimizer, str) and not NAME.fullmatch(optimizer):
+        options["optimizer"] = optimizer
     optimizer = None if "optimizer" in options else optimizer
     scheduler = None if "scheduler" in options else scheduler
+    if named := {key: options.pop(key) for key in ("scheduler", "cluster", "client") if key in options}:
+        options["cluster"] = cluster_table(**named)
     if metrics is not None and not isinstance(metrics, Mapping):
         every = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
         if known := [m for m in every if isinstance(m, str) and not NAME.fullmatch(m)]:

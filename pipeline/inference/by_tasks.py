@@ -20,6 +20,7 @@ from ...stages.neighbourhood.checks import no_edge_features
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError, whole_number
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
+from ..config.held_cluster import cluster_table
 from ..config.load import Job, resolve
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
@@ -39,14 +40,16 @@ class Workers:
     """Keys of the section ``cluster``, in place of the run's."""
 
     @classmethod
-    def of(cls, count: Any, scheduler: str | None, settings: Mapping[str, Any] | None) -> "Workers | None":
+    def of(cls, count: Any, scheduler: object, settings: object, client: object = None) -> "Workers | None":
         """From the arguments of a call; None: this process does the work alone.
 
         Raises:
             InputError: `count` is no number of processes.
         """
         count = whole_number("workers", count, 1)
-        return None if count == 1 and scheduler is None else cls(count, scheduler, settings or {})
+        keys = cluster_table(scheduler, settings, client)
+        address = keys.pop("scheduler", None)
+        return None if count == 1 and address is None else cls(count, address, keys)
 
 
 def outputs_by_tasks(

@@ -1,7 +1,6 @@
 """Predictions of a model of labelled edges: `mr.predict_edges`, and `millrace predict` of such a run."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ..datasets.edge_labels import all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .links import ends_at, ends_called
 from .opened import Call, opened
@@ -41,8 +41,9 @@ def predict_edges(
     options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
     emit: Emit = silent,
 ) -> EdgePredictions:
     """Predict the classes, or the values, of edges, from rows of their ends over all in-edges in every layer; of a run
@@ -65,6 +66,7 @@ def predict_edges(
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
         cluster: see `predict`.
+        client: see `predict`.
         emit: called with every event.
 
     Raises:
@@ -77,7 +79,7 @@ def predict_edges(
         use = "predict_links" if result.task == "link" else "predict"
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
     of_split = isinstance(pairs, str) and pairs in SPLITS
-    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_edges", labelled=of_split)
     data = found.data
     types = types_of_pairs(result, data)

@@ -1,7 +1,6 @@
 """Embeddings of nodes: the rows that a trained model's last layer, or another one, reads."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .by_tasks import Workers
 from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun
 from .opened import Call, opened
@@ -95,8 +95,9 @@ def embed(
     options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
     emit: Emit = silent,
 ) -> Embeddings:
     """Embeddings of nodes, over all in-edges in every layer: what a model knows of a node before it says its class.
@@ -113,6 +114,7 @@ def embed(
         workers: as in `predict`.
         scheduler: as in `predict`.
         cluster: as in `predict`.
+        client: as in `predict`.
         emit: called with every event.
 
     Raises:
@@ -120,7 +122,7 @@ def embed(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in SPLITS
-    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "embed", model, labelled=of_split)
     num_layers = int(layered(found.model).num_layers)
     if layer is None and found.of_pairs:

@@ -18,6 +18,7 @@ from ..datasets import ReadOptions
 from ..setup.model import Outline, loss_of
 from ..telemetry.events import Emit, StageEnded, StageStarted
 from ..telemetry.metrics_file import finite
+from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .opened import Call, opened
 
@@ -53,7 +54,7 @@ def evaluate_run(
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model, device=device, emit=emit)
-    found = opened(trained, Call.of(dataset, options, workers, scheduler, cluster, emit), "evaluate")
+    found = opened(trained, Call(dataset, options, Workers.of(workers, scheduler, cluster), emit), "evaluate")
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels

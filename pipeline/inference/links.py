@@ -1,7 +1,6 @@
 """Scores of pairs of nodes by a model of a link task: `mr.predict_links`, and `millrace predict --pairs`."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .by_tasks import Workers
 from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
@@ -92,8 +92,9 @@ def predict_links(
     options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
     emit: Emit = silent,
 ) -> LinkScores:
     """Score pairs of nodes, from rows over all in-edges in every layer; of a run by the sampler temporal, from samples
@@ -114,6 +115,7 @@ def predict_links(
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
         cluster: see `predict`.
+        client: see `predict`.
         emit: called with every event.
 
     Raises:
@@ -128,7 +130,7 @@ def predict_links(
             f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "
             'with task = "link"'
         )
-    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.of(pairs, data)

@@ -135,18 +135,6 @@ class Call:
     emit: Emit
     """Called with every event."""
 
-    @classmethod
-    def of(
-        cls, dataset: Any, options: ReadOptions | None, workers: int, scheduler: Any, cluster: Any, emit: Emit
-    ) -> "Call":
-        """From the arguments of `predict` and its like.
-
-        Raises:
-            InputError: options are none; see also `Workers.of`.
-        """
-        require_options(options)
-        return cls(dataset, options, Workers.of(workers, scheduler, cluster), emit)
-
 
 def opened(
     run: TrainedRun | Result | str | Path | nn.Module,
@@ -172,6 +160,7 @@ def opened(
         raise InputError(
             f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
         )
+    require_options(call.options)
     dataset, by, emit = call.dataset, call.workers, call.emit
     if isinstance(run, nn.Module):
         if dataset is None:

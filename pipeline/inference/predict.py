@@ -2,7 +2,6 @@
 
 import csv
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from .by_tasks import Workers
 from .embed import embed
 from .files import names_of
 from .finished_run import TrainedRun
@@ -30,8 +30,9 @@ def predict(
     options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
     emit: Emit = silent,
 ) -> Predictions:
     """Predict the classes, or the values, of nodes, over all in-edges in every layer, as `infer` does.
@@ -47,8 +48,11 @@ def predict(
         model: for a run of your own module: see `load`.
         workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
             this process does the work, with all threads.
-        scheduler: address of a Dask scheduler whose workers do the work; they see the run's folder.
-        cluster: keys of the section ``cluster`` of the configuration, such as ``insecure``, in place of the run's.
+        scheduler: address of a Dask scheduler, its file, or a client or cluster of Dask, whose workers do the work;
+            they see the run's folder.
+        cluster: keys of the section ``cluster`` of the configuration, such as ``insecure``, in place of the run's; or
+            as `scheduler`.
+        client: as `scheduler`.
         emit: called with every event.
 
     Raises:
@@ -56,7 +60,7 @@ def predict(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in SPLITS
-    call = Call.of(dataset, options, workers, scheduler, cluster, emit)
+    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "predict", model, labelled=of_split)
     data, classes = found.data, found.class_names
     if found.task == "link":

@@ -1,7 +1,7 @@
 """The best destinations of each source by a model of a link task: `mr.recommend`, and `millrace predict --top`."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .opened import Call, opened
 from .predict import nodes_of_text
@@ -51,8 +52,9 @@ def recommend(
     options: ReadOptions | None = None,
     model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
     emit: Emit = silent,
 ) -> Recommendations:
     """The k best destinations of each source, of all nodes that can be one but the source itself and, by default, those
@@ -76,6 +78,7 @@ def recommend(
         workers: processes that compute the rows of nodes: see `predict`.
         scheduler: see `predict`.
         cluster: see `predict`.
+        client: see `predict`.
         emit: called with every event.
 
     Raises:
@@ -85,7 +88,7 @@ def recommend(
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     wanted = Wanted(k, nodes, relation, exclude_known, time)
-    found = _open(trained, wanted, Call.of(dataset, options, workers, scheduler, cluster, emit))
+    found = _open(trained, wanted, Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit))
     pieces = list(found.pieces(len(found.sources), emit))
     return pieces[0]
 
@@ -249,7 +252,9 @@ def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
     """
 
     def write(trained: TrainedRun) -> dict[str, Any]:
-        found = _open(trained, wanted, Call.of(**request.arguments), of_text=True)
+        found = _open(
+            trained, wanted, Call(request.dataset, request.options, request.computed_by, request.emit), of_text=True
+        )
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
         write_pieces(request.out, len(found.sources), counted_in(pieces, counts))

@@ -13,6 +13,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..telemetry.events import Emit, silent
+from .by_tasks import Workers
 from .files import SUFFIXES, check_suffix
 from .finished_run import TrainedRun, load
 
@@ -44,6 +45,11 @@ class FileRequest:
     def computing(self) -> dict[str, Any]:
         """Keyword arguments of `predict` and its like that say who computes, and who is told."""
         return {"workers": self.workers, "scheduler": self.scheduler, "cluster": self.cluster, "emit": self.emit}
+
+    @property
+    def computed_by(self) -> Workers | None:
+        """Who computes outputs; None: this process."""
+        return Workers.of(self.workers, self.scheduler, self.cluster)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
+from ..config.held_cluster import cluster_table
 from ..config.load import Job
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
@@ -235,7 +236,8 @@ def convert(
     feature_dtype: FeatureDtype | None = None,
     memory: str | int = DEFAULT_MEMORY,
     workers: int = 1,
-    scheduler: str | None = None,
+    scheduler: object = None,
+    client: object = None,
     options: ReadOptions | None = None,
     split: str | None = None,
     seed: int = 0,
@@ -260,7 +262,9 @@ def convert(
             read ("int8" keeps a scale for each row); "float32"; None: as they come.
         memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
         workers: processes that share the work; 1: this process.
-        scheduler: address of a Dask scheduler, whose workers do the work, and see the same files.
+        scheduler: address of a Dask scheduler, its file, or a client or cluster of Dask, whose workers do the work, and
+            see the same files.
+        client: the same, for who holds a client.
         options: treatment of defects.
         split: see `open_dataset`.
         seed: of a random split.
@@ -277,7 +281,7 @@ def convert(
     require_options(options)
     if not isinstance(out, str | os.PathLike):
         raise InputError(f"out is a {type(out).__name__}; expected the folder to make, such as 'store'")
-    table: dict[str, Any] = {"split": split, "seed": seed, "cluster": {"scheduler": scheduler}}
+    table: dict[str, Any] = {"split": split, "seed": seed, "cluster": cluster_table(scheduler, client=client)}
     table = {key: value for key, value in table.items() if value is not None}
     job = resolve(table).model_copy(update={"read": options or ReadOptions()})
     if isinstance(source, str | Path):
