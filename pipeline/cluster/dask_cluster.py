@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -25,9 +25,8 @@ from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
 from ..interop.main_guard import check_main_guard
-from ..machine.gpus import INSTALL, assign_gpus, uses_ucx, visible
+from ..machine.gpus import INSTALL, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
-from ..machine.time_limit import in_time
 from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted, silent
 from .scheduler_watch import ask, lost_scheduler
 from .signals import kept_from_children
@@ -414,56 +413,3 @@ def worker_records(client: Client) -> dict[str, Any]:
         return ask(client).result(START_S)["workers"]
     except (OSError, TimeoutError, CancelledError) as e:
         raise lost_scheduler(type(e).__name__, client) from e
-
-
-def _spread(client: Client) -> list[str]:
-    """All workers, hosts in turn."""
-    by_host: dict[str, list[str]] = {}
-    for address in sorted(worker_addresses(client)):
-        by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
-    return [
-        lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)
-    ]
-
-
-def workers_of_ranks(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
-    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of the other workers, for sampling.
-
-    With fewer workers than ranks, some hold several; with none left over, Dask chooses where to sample. `frozen`
-    workers are used only if there are no others.
-    """
-    known = _spread(client)
-    spread = [address for address in known if address not in frozen] or known
-    return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
-
-
-def gpus_of_ranks(
-    client: Client, ranks: int, shared: bool, patience_s: float = 0.0
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Worker and GPU of each rank (`gpus.assign_gpus`), and the workers that are left for sampling.
-
-    Args:
-        client: of the cluster.
-        ranks: P.
-        shared: true if ranks may share a GPU.
-        patience_s: longest wait for workers that may come back.
-
-    Raises:
-        InputError: no worker sees a GPU, or there are too few for ranks that may not share them.
-    """
-    until = time.monotonic() + patience_s
-    while True:
-        workers = _spread(client)
-        try:
-            seen: Any = in_time(START_S, client.run, visible, workers=workers, on_error="ignore")
-        except TimeoutError as e:
-            raise lost_scheduler(str(e), client) from e
-        try:
-            placed = assign_gpus(ranks, {address: seen[address] for address in workers if address in seen}, shared)
-        except InputError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1.0)
-        else:
-            used = {address for address, _ in placed}
-            return placed, [address for address in workers if address not in used]

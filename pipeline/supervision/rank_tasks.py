@@ -4,13 +4,14 @@ from dataclasses import asdict, dataclass
 
 from distributed import Future
 
-from ..cluster.dask_cluster import START_S, gpus_of_ranks, workers_of_ranks
+from ..cluster.dask_cluster import START_S
 from ..cluster.rank_host import hold_rank
 from ..cluster.rank_main import RankSpec
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
 from ..setup.sampling import Sampling
 from .cluster_run import ClusterRun
+from .rank_places import gpus_of_ranks, workers_of_ranks
 from .rank_work import threads_of_ranks
 
 

@@ -21,6 +21,7 @@ from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.supervision import rank_places
 from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel, StepDone
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.tests.contracts.forked_command import ForkedCommand
@@ -249,8 +250,8 @@ def test_the_folder_tells_about_the_run(two):
 
 def placed(monkeypatch, ranks, *addresses):
     """Workers of ranks on a cluster of these workers."""
-    monkeypatch.setattr(dask_cluster, "worker_addresses", lambda client: list(addresses))
-    return dask_cluster.workers_of_ranks(None, ranks)
+    monkeypatch.setattr(rank_places, "worker_addresses", lambda client: list(addresses))
+    return rank_places.workers_of_ranks(None, ranks)
 
 
 def test_ranks_spread_over_hosts(monkeypatch):

@@ -101,9 +101,9 @@ def test_methods_that_nothing_calls_are_refused():
 
 def test_configuration_is_told_from_code():
     kept = split_options("adamw", "tcp://host:8786", ["loss", "macro_f1"], {"epochs": 3})
-    keys = {"optimizer": "adamw", "scheduler": "tcp://host:8786", "metrics": ["loss", "macro_f1"]}
+    keys = {"optimizer": "adamw", "cluster": {"scheduler": "tcp://host:8786"}, "metrics": ["loss", "macro_f1"]}
     assert kept == (None, None, [], {"epochs": 3, **keys})
-    assert split_options(None, "head-node:8786", None, {})[3] == {"scheduler": "head-node:8786"}
+    assert split_options(None, "head-node:8786", None, {})[3] == {"cluster": {"scheduler": "head-node:8786"}}
     code = split_options("torch.optim:SGD", "my.code:make", ["my.code:share"], {})
     assert code == ("torch.optim:SGD", "my.code:make", ["my.code:share"], {})
 

@@ -13,7 +13,7 @@ from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.machine import gpus
 from millrace.pipeline.setup import prepare
-from millrace.pipeline.supervision import rank_tasks
+from millrace.pipeline.supervision import rank_places, rank_tasks
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts import dask_cuda
@@ -264,12 +264,12 @@ def test_a_worker_for_each_gpu(monkeypatch):
             "as many as ranks, each with its own first"
         )
         assert len({pid for _, pid in told.values()}) == 2
-        placed, left = dask_cluster.gpus_of_ranks(client, 2, shared=False)
+        placed, left = rank_places.gpus_of_ranks(client, 2, shared=False)
         assert sorted(gpu for _, gpu in placed) == ["0", "1"] and left == []
         assert {a: told[a][0].split(",")[0] for a, _ in placed} == dict(placed)
         with pytest.raises(InputError, match="4 ranks want a GPU each"):
-            dask_cluster.gpus_of_ranks(client, 4, shared=False)
-        assert len(dask_cluster.gpus_of_ranks(client, 4, shared=True)[0]) == 4
+            rank_places.gpus_of_ranks(client, 4, shared=False)
+        assert len(rank_places.gpus_of_ranks(client, 4, shared=True)[0]) == 4
     given = dask_cuda.LocalCUDACluster.given
     assert {k: given[k] for k in options} == options
     assert (given["n_workers"], given["threads_per_worker"], given["memory_limit"], given["host"]) == (
