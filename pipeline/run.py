@@ -20,6 +20,7 @@ from .config.load import Job
 from .config.named_code import allowing
 from .config.systems import System
 from .custom.own_code import OwnCode, own_code, split_loss, split_options
+from .machine.deadline import checkpoints_in
 from .ready import ready_to_run
 from .report.model_card import CARD, model_card
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
@@ -29,6 +30,7 @@ from .setup.python_inputs import (
 )
 from .setup.result import SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.run_folder import (
+    CHECKPOINTS,
     JOB,
     LEARNED,
     METRICS,
@@ -148,7 +150,11 @@ def _run(
     clock = Clock()
     ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
     job, folder, prepared, queue, module = ready.job, ready.folder, ready.prepared, ready.queue, ready.module
-    with locked(folder), lock_queue_folder(prepared, samples), _space_in(folder), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        stack.enter_context(lock_queue_folder(prepared, samples))
+        stack.enter_context(_space_in(folder))
+        stack.enter_context(checkpoints_in(folder / CHECKPOINTS))
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)

@@ -27,6 +27,9 @@ if not torch.cuda.is_available():
 # No test survives a loss of power, and disks take long.
 os.fsync = lambda fd: None
 
+# Checkpoints and clean ends take long on a busy machine; tests of the limit set it.
+os.environ.setdefault("MILLRACE_STOP_S", "240")
+
 # Test processes share the cores, and a thread that waits for another one keeps its core busy: on a busy machine a small
 # run took four times the processor time with two threads. What a number of threads may change has tests that set it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -25,6 +24,7 @@ from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
 from ..interop.main_guard import check_main_guard
+from ..machine.deadline import temporary_folder
 from ..machine.gpus import INSTALL, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted, silent
@@ -225,10 +225,7 @@ def _is_running(cluster: LocalCluster) -> bool:
 def _scratch() -> Iterator[str]:
     """Context with a folder for Dask's files. Dask's default folder would stay behind and belong to the first user of
     the machine who had one, although workers and the scheduler's process import Python modules from it."""
-    with (
-        tempfile.TemporaryDirectory(prefix="millrace-dask-", ignore_cleanup_errors=True) as folder,
-        dask.config.set({"temporary-directory": folder}),
-    ):
+    with temporary_folder("millrace-dask-") as folder, dask.config.set({"temporary-directory": folder}):
         yield folder
 
 

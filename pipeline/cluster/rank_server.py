@@ -29,6 +29,7 @@ from typing import IO, NoReturn
 
 import dask.config
 
+from ..machine.deadline import remove_at_end
 from .signals import kept_from_children, leave_signals_to_driver
 
 PLACE = "MILLRACE_RANK_SERVERS"
@@ -115,6 +116,7 @@ class _Servers:
         """
         self.serve = [_taken_over(e) for e in environments]
         self._folder = tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True)
+        remove_at_end(self._folder.name)
         self.folder = self._folder.name
         self._processes = [_start({**e, PLACE: self.folder}) for e in environments]
         self.timer: threading.Timer | None = None

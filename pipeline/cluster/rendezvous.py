@@ -14,6 +14,7 @@ from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ..config.schema import ClusterOptions
+from ..machine.deadline import remove_at_end
 
 TIMEOUT_S = 60.0
 
@@ -25,6 +26,7 @@ class Meeting:
         self._folder = self._server = None
         if cluster.scheduler is None:
             self._folder = TemporaryDirectory(prefix="millrace-meeting-", ignore_cleanup_errors=True)
+            remove_at_end(self._folder.name)
             return
         host = cluster.host
         self._host = host

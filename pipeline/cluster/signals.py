@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from ..machine.deadline import ended_in_time
 from ..telemetry.events import Event, StageStarted, StepDone
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -88,7 +89,7 @@ def ended_by_signals() -> Iterator[None]:
     """Context in which each signal of `STOPPING` acts like Ctrl-C, except SIGHUP where it is ignored, as under
     ``nohup``."""
     _interrupted.clear()
-    with _handled(dict.fromkeys(STOPPING, end_on_the_spot)):
+    with ended_in_time(STOPPING), _handled(dict.fromkeys(STOPPING, end_on_the_spot)):
         yield
 
 

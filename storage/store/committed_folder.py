@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from ..errors import InputError, StoreError
 ASIDE = ".writing-"
 """Prefix of folders that are being written, or that a killed writer left."""
 _REMOVED = ".removed-"
+HELD = ".held"
+"""File in a temporary folder that its process has locked."""
 
 
 def require_name(path: Path) -> None:
@@ -68,6 +71,27 @@ def _hold(folder: Path) -> int:
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Context in which `sweep_own` leaves a folder alone."""
+    holding = _hold(folder)
+    (folder / HELD).touch()
+    try:
+        yield
+    finally:
+        os.close(holding)
+
+
+def sweep_own(folder: Path, prefix: str) -> None:
+    """Remove this user's temporary folders of a prefix that no living process holds."""
+    for p in folder.glob(f"{prefix}*"):
+        with suppress(OSError):
+            seen = p.lstat()
+            own = stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid()
+            if own and (p / HELD).is_file() and not _is_held(p):
+                shutil.rmtree(p, ignore_errors=True)
 
 
 def _is_held(folder: Path) -> bool:

@@ -1,0 +1,109 @@
+"""A command that a signal has not ended ends all the same, with what it has started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millrace.pipeline.machine.deadline import temporary_folder
+
+BEGIN = """
+import hashlib, os, signal, subprocess, sys, time
+from pathlib import Path
+from millrace.pipeline.machine.deadline import checkpoints_in, ended_in_time, removed_at_end
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+place = Path(sys.argv[1])
+"""
+BUSY = """
+with ended_in_time({signal.SIGTERM}), removed_at_end(str(place / "left")):
+    child = subprocess.Popen(["sleep", "600"])
+    child.send_signal(signal.SIGSTOP)
+    (place / "left").mkdir()
+    print(child.pid, flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)  # one instruction of Python's, for an hour
+"""
+SAVING = """
+aside = place / ".writing-step-0-1"
+aside.mkdir()
+with ended_in_time({signal.SIGTERM}), checkpoints_in(place), open(aside / "state", "ab", buffering=0) as file:
+    print("ready", flush=True)
+    for _ in range(40):
+        file.write(b"x")
+        time.sleep(0.1)
+print("whole")
+"""
+
+
+def started(script: str, place: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", BEGIN + script, str(place)]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MILLRACE_STOP_S": "0.5"}
+    )
+
+
+def test_a_kernel_that_works_for_an_hour_and_a_stopped_child_are_ended(tmp_path: Path) -> None:
+    process = started(BUSY, tmp_path)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said == "millrace: interrupted; 1 of its processes did not end by themselves; what was committed stays\n"
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not (tmp_path / "left").exists()
+
+
+def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    process = started(SAVING, tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, said = process.communicate(timeout=120)
+    assert (process.returncode, out, said) == (0, "whole\n", "")
+
+
+@pytest.mark.slow
+def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
+    run = ["-m", "millrace", "run", "--dataset", "sbm:nodes=300,classes=3,features=4", "--ranks", "2", "--out", "run"]
+    more = ["--epochs", "1000000", "--fanout", "3,3", "--hidden", "4", "--set", "cluster.dashboard_port=0"]
+    process = subprocess.Popen(
+        [sys.executable, *run, *more],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "MILLRACE_STOP_S": "8.5"},
+    )
+    assert process.stderr is not None
+    try:
+        while "epoch" not in process.stderr.readline():
+            assert process.poll() is None
+        ranks = [
+            c for c in psutil.Process(process.pid).children(recursive=True) if "rank_main" in " ".join(c.cmdline())
+        ]
+        ranks[0].send_signal(signal.SIGSTOP)
+        before = time.monotonic()
+        process.terminate()
+        assert process.wait(timeout=60) == 130
+        assert time.monotonic() - before < 25  # 10 on a machine that does nothing else
+        assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def test_temporary_folders_that_killed_commands_left_are_removed_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("own-killed", "own-of-others", "else"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "own-killed" / ".held").touch()
+    with temporary_folder("own-") as one, temporary_folder("own-") as two:
+        assert {p.name for p in tmp_path.iterdir()} == {"own-of-others", "else", Path(one).name, Path(two).name}
