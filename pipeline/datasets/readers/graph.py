@@ -274,7 +274,8 @@ class _Reading:
             own = self.nodes[target]
             columns = own.columns.labels
             with about(f"node type '{target}'"):
-                labels = labels_of(own.read.rows, columns)
+                nothing = GivenLabels(np.zeros(own.read.rows.num_rows, np.int64))  # links need no labels
+                labels = labels_of(own.read.rows, columns) if columns else nothing
                 bits = split_bits(own.read.rows, own.columns)
             labels, bits = replace(labels, values=own.ordered(labels.values)), own.ordered(bits)
         return TypedRaw(

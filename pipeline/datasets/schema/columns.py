@@ -196,7 +196,9 @@ class Assignment:
             named = tuple(
                 found[0] if c not in self.names and found and words.first_of([c], words.LABELS) else c for c in named
             )
-            if "label_columns" not in self.elsewhere:
+            if self.options.task == "link" and self.options.labels_of == "nodes":  # labels need not be there
+                named = tuple(c for c in named if c in self.names)
+            elif "label_columns" not in self.elsewhere:
                 for c in named:
                     if c not in self.names:
                         self.problems.add(no_column(self.source, self.table.title, c, self.names))

@@ -225,7 +225,7 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
                 f"target is '{wanted}', which is no node type; expected one of {', '.join(labels)}"
                 f"{nearest(wanted, list(labels))}"
             )
-        if wanted not in labelled:
+        if wanted not in labelled and options.task != "link":
             columns = ", ".join(options.named_labels or ("label",))
             raise InputError(f"target is '{wanted}', but nodes-{wanted} has no column {columns}; add the labels")
         return wanted

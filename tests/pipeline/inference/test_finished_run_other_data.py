@@ -159,3 +159,22 @@ def test_networkx_without_labels(from_pyg):
         graph.add_node(v, x=row.tolist())
     graph.add_edges_from(edges(1).T.tolist())
     assert len(mr.predict(from_pyg, graph).nodes) == V
+
+
+def typed_tables(folder, seed, labelled=True):
+    folder.mkdir()
+    kinds = [f",{'abc'[v % 3]}" if labelled else "" for v in range(V)]
+    users = "".join(f"u{v},{v * seed % 7}{kinds[v]}\n" for v in range(V))
+    (folder / "nodes-user.csv").write_text(f"id,age{',kind' if labelled else ''}\n" + users)
+    (folder / "nodes-item.csv").write_text("id,price\n" + "".join(f"i{v},{v % 4}\n" for v in range(V)))
+    for name, flip in (("user-buys-item", False), ("item-bought-user", True)):
+        rows = [f"i{w},u{u}\n" if flip else f"u{u},i{w}\n" for u, w in edges(seed).T.tolist()]
+        (folder / f"edges-{name}.csv").write_text("src,dst\n" + "".join(rows))
+    return folder
+
+
+def test_typed_tables_without_labels(tmp_path):
+    read = {"feature_columns": "age,price", "label_columns": "kind"}
+    run = mr.run(typed_tables(tmp_path / "old", 2), read=read, out=tmp_path / "run", **TYPED, **SPLIT)
+    want = outputs(run, mr.open_dataset(typed_tables(tmp_path / "labelled", 3), options=mr.ReadOptions(**read)))
+    assert np.array_equal(outputs(run, typed_tables(tmp_path / "new", 3, labelled=False)), want)
