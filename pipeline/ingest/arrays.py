@@ -11,7 +11,14 @@ import zarr
 from zarr.storage import MemoryStore
 
 from ...storage.errors import RunError
-from ...storage.fingerprint import digest_leaves, feature_sample_digest, leaf_rows, sampled_rows
+from ...storage.fingerprint import (
+    describe_features,
+    digest_leaves,
+    digest_of_leaves,
+    feature_sample_digest,
+    leaf_rows,
+    sampled_rows,
+)
 from ...storage.store.arrays import chunk_rows, create_array
 from ...storage.store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ...storage.store.npy import make_npy, put_npy
@@ -263,3 +270,27 @@ def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence
         rows = np.concatenate([np.fromfile(folder / name, matrix.dtype) for name in names])
         record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1])).hex()))
     return record
+
+
+@dataclass(frozen=True)
+class Written:
+    """Features of one node type that are written."""
+
+    matrix: Matrix
+    entries: dict[str, Any]
+    """For the manifest."""
+    leaves: dict[int, str]
+    """Digests of leaves by first row."""
+
+    def fingerprint(self) -> str:
+        """See `features_fingerprint`."""
+        shape = self.matrix.shape
+        leaves = [bytes.fromhex(self.leaves[first]) for first in sorted(self.leaves)]
+        return describe_features(*shape, np.float32, digest_of_leaves(np.float32, shape, leaves))
+
+
+def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:
+    """Sampled rows of all types, with zeros beyond the columns of each; of types without features, one column."""
+    found = [each.matrix.sample() for each in features]
+    width = max(1, *(rows.shape[1] for rows in found))
+    return np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in found])

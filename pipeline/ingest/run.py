@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...storage.dataset import SPLITS
@@ -53,7 +52,7 @@ from ..datasets.schema.source import GraphTables, SourceTable
 from ..datasets.schema.unread import check_unread
 from . import edges as edge_tasks
 from . import features as feature_tasks
-from .arrays import Matrix, Output, Piece, make_outputs, write_slice
+from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import EdgeTable
 from .feature_rows import explain_lists, feature_width, treatment_of
@@ -434,27 +433,3 @@ class Ingest:
 
 def _id_column(table: Table, key: str) -> IdColumn:
     return IdColumn(table.empty.schema.field(key).type, table.from_csv, table.numbers.get(key, False))
-
-
-@dataclass(frozen=True)
-class Written:
-    """Features of one node type that are written."""
-
-    matrix: Matrix
-    entries: dict[str, Any]
-    """For the manifest."""
-    leaves: dict[int, str]
-    """Digests of leaves by first row."""
-
-    def fingerprint(self) -> str:
-        """See `features_fingerprint`."""
-        shape = self.matrix.shape
-        leaves = [bytes.fromhex(self.leaves[first]) for first in sorted(self.leaves)]
-        return describe_features(*shape, np.float32, digest_of_leaves(np.float32, shape, leaves))
-
-
-def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:
-    """Sampled rows of all types, with zeros beyond the columns of each; of types without features, one column."""
-    found = [each.matrix.sample() for each in features]
-    width = max(1, *(rows.shape[1] for rows in found))
-    return np.concatenate([np.pad(rows, ((0, 0), (0, width - rows.shape[1]))) for rows in found])

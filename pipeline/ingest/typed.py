@@ -18,9 +18,9 @@ from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, 
 from ..datasets.readers.graph import about, check_ends, check_options, dropped_note
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
 from ..datasets.schema.columns import Columns
-from .arrays import Matrix
+from .arrays import Matrix, Written
 from .nodes import NodeTable
-from .run import Ingest, Written
+from .run import Ingest
 from .source import Table
 
 KEYS = 1 << 63

@@ -13,6 +13,8 @@ from .class_names import Numbered, numbered_text, without_ignored
 from .options import ReadOptions
 from .raw import AnyArray
 
+FEWEST_NAMES, NAMES_SHARE = 10, 0.9
+"""Labels from which on they are taken for names, if so large a share of them are different."""
 FEW_CLASSES = 1000
 """Number of classes up to which empty ones are not worth an error."""
 LARGE_TARGET = 100
@@ -52,7 +54,13 @@ def settled_labels(given: GivenLabels, options: ReadOptions, notes: list[str], u
     if values.dtype.kind in "USO" and values.size == len(values):
         values, names, stripped = numbered_text(values)
     as_numbers = options
-    if names is not None and options.task not in ("multilabel", "regression", "link"):
+    if (options.task or given.task) is None and _is_one_hot(values):
+        notes.append(
+            f"Each row of the {values.shape[1]} columns of labels has a single 1, so they were read as one class of "
+            f"{values.shape[1]} (task=multilabel reads them as several labels)."
+        )
+        values, names = values.argmax(axis=1), given.label_names
+    elif names is not None and options.task not in ("multilabel", "regression", "link"):
         ignored = tuple(map(str, options.ignored))
         values, names, _ = without_ignored(Numbered(values, names, stripped), ignored, notes, unit)
         as_numbers = replace(options, ignored_labels=None)
@@ -63,6 +71,13 @@ def settled_labels(given: GivenLabels, options: ReadOptions, notes: list[str], u
     elif options.label_gaps == "compact" and names is None:
         names = names_of_classes(values, y, num_classes)
     return CleanLabels(y, num_classes, task, names)
+
+
+def _is_one_hot(labels: AnyArray) -> bool:
+    """True for a matrix of 0 and 1 with a single 1 in each row."""
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "biuf" or not len(labels):
+        return False
+    return bool(((labels == 0) | (labels == 1)).all() and ((labels == 1).sum(axis=1) == 1).all())
 
 
 def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[str, ...] | None:
@@ -125,11 +140,25 @@ def clean_labels(
             "task=multilabel, or choose a column"
         )
     y, num_classes = _classes(labels.reshape(-1), options, notes, named, nulls, unit)
+    _check_classes(y, options, notes, unit)
     if task == "binary":
         if num_classes > 2:
             raise InputError(f"there are {num_classes} classes; expected 0 and 1 for task=binary: leave task out")
         num_classes = 2
     return y, num_classes, task
+
+
+def _check_classes(y: npt.NDArray[np.int64], options: ReadOptions, notes: list[str], unit: str) -> None:
+    """Note that all labels are of one class. Raises InputError for labels of which nearly each is another."""
+    used, found = np.count_nonzero(np.bincount(y[y >= 0])), int((y >= 0).sum())
+    if options.task is None and found >= FEWEST_NAMES and used >= NAMES_SHARE * found:
+        raise InputError(
+            f"the labels of {found} {unit}s are {used} classes, so they are names or ids, and nothing could be learnt; "
+            "set label_columns to the column of the class, task=regression if they are targets, or task=multiclass to "
+            "read them all the same"
+        )
+    if used == 1:
+        notes.append(f"All labelled {unit}s are of one class, so every prediction is right, and nothing is learnt.")
 
 
 def _task_of(labels: AnyArray) -> Task:

@@ -20,6 +20,8 @@ FORMS = (
     "expected public, random:20,30 (per class for train and val), fraction:0.6,0.2, time:0.7,0.15 (shares in the order "
     "of time) or until:2017,2018 (the last times of train and val, numbers or dates: until:2017-12-31,2018-06-30)"
 )
+SHOWN_CLASSES = 8
+"""Most classes named in a note."""
 ENOUGH_PER_CLASS = 60
 """Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
 
@@ -130,6 +132,39 @@ def make_split(
                 f"The input stores no split: 60 % of the labelled {unit}s train, 20 % validate, the rest test "
                 "(split=fraction:0.6,0.2)."
             )
+    parts = _chosen(spec, labels, stored, text, seed, options, notes, times, unit, time_unit)
+    _tell_unseen(parts, labels, notes, unit)
+    return parts
+
+
+def _tell_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit: str) -> None:
+    """Note classes that train and neither val nor test has, which are never evaluated."""
+    held_out = np.concatenate([parts.val, parts.test])
+    if labels.ndim == 2 or not len(held_out) or not len(parts.train):
+        return
+    seen = np.bincount(labels[held_out], minlength=int(labels.max()) + 1)
+    trained = np.bincount(labels[parts.train], minlength=len(seen))
+    if unseen := np.flatnonzero((trained > 0) & (seen == 0)).tolist():
+        shown = ", ".join(map(str, unseen[:SHOWN_CLASSES])) + (", ..." if len(unseen) > SHOWN_CLASSES else "")
+        notes.append(
+            f"No val or test {unit} has class {shown}, which accuracy does not count: classes by number, "
+            f"{len(unseen)} of {len(seen)}."
+        )
+
+
+def _chosen(
+    spec: SplitSpec,
+    labels: npt.NDArray[Any],
+    stored: Mapping[str, AnyArray] | Split | None,
+    text: str | None,
+    seed: int,
+    options: ReadOptions,
+    notes: list[str],
+    times: npt.NDArray[Any] | None,
+    unit: str,
+    time_unit: str | None,
+) -> Split:
+    """The split that `make_split` has chosen."""
     if spec.kind == "public":
         if not stored:
             raise InputError(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
 from ....storage.dataset import Dataset
 from ....storage.errors import InputError, nearest
@@ -26,10 +25,11 @@ from ..schema.columns import Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, SourceTable
 from ..schema.unread import check_unread
+from .derived_tables import by_relation, schema_only, with_nodes_of_edges
 from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import ordered_edges
 from .reader import Request
-from .tables import ReadTable, check_columns, read_rows, reading
+from .tables import ReadTable, check_columns, read_rows
 
 pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
@@ -38,8 +38,6 @@ OF_TABLES = (
     "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges",
 )  # fmt: skip
 """Options that tables of several types follow."""
-ONE_TYPE = "node"
-"""Node type of a graph whose relations are those of a column."""
 End = tuple[int, int]
 """A table of edges, and 0 for its sources or 1 for its destinations."""
 
@@ -54,7 +52,7 @@ def about(what: str) -> Iterator[None]:
         raise type(e)(f"{what}: {text}") from e
 
 
-def check_options(source: Any, options: ReadOptions) -> None:
+def check_options(source: object, options: ReadOptions) -> None:
     """Raise InputError for an option that tables of several types do not follow."""
     check_followed(str(source), options, OF_TABLES)
     if options.direction == "reverse":
@@ -91,7 +89,7 @@ def is_typed(source: GraphTables, options: ReadOptions) -> bool:
     return options.relation_column is not None or any(t.type is not None for t in source.tables)
 
 
-def no_nodes(source: Any, table: SourceTable) -> InputError:
+def no_nodes(source: object, table: SourceTable) -> InputError:
     """Error for a table of nodes without rows."""
     file = table.files[0].name if table.files else table.title
     if table.type is None:
@@ -99,7 +97,7 @@ def no_nodes(source: Any, table: SourceTable) -> InputError:
     return InputError(f"node type '{table.type}' has no nodes; expected a row for each in {file}")
 
 
-def check_edge_rows(source: Any, rows: Sequence[tuple[SourceTable, int]]) -> list[str]:
+def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> list[str]:
     """Notes on tables of edges without rows. Raises InputError if there is no edge at all."""
     if any(count for _, count in rows):
         return [f"Relation {t.title.removeprefix('edges-')} has no edges." for t, count in rows if not count]
@@ -108,7 +106,7 @@ def check_edge_rows(source: Any, rows: Sequence[tuple[SourceTable, int]]) -> lis
     raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
 
 
-def text_without_ids(source: Any, table: str) -> InputError:
+def text_without_ids(source: object, table: str) -> InputError:
     """Error for edges that call nodes by text which their table does not have."""
     return InputError(
         f"{source}: the ends of edges are text, but {table} has no column 'id'; give each node the id that edges call "
@@ -155,12 +153,12 @@ class _Reading:
             if not read.rows.num_rows:
                 raise no_nodes(self.path, read.table)
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
-        edges = [_schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
+        edges = [schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
         self.ends_are_nodes = not nodes
         if not nodes:
-            source, nodes = _with_nodes_of_edges(source, edges, options)
+            source, nodes = with_nodes_of_edges(source, edges, options)
         if options.relation_column is not None and not any(t.type is not None for t in source.tables):
-            source, nodes, edges = _by_relation(source, nodes, edges, options)
+            source, nodes, edges = by_relation(source, nodes, edges, options)
             self.options = options = replace(options, relation_column=None)
         self.source = source
         reads = iter(nodes), iter(edges)
@@ -372,7 +370,7 @@ def dropped_note(count: int, table: str) -> str:
     return f"{counted(count, 'edge')} of {table} {were(count)} left out, since an end is no node (dangling_edges=drop)."
 
 
-def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: Any) -> None:
+def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:
     """Number the nodes of a type and the ends of edges there."""
     from_csv = {what for what, _, csv in own.ends.values() if csv}
     columns: IdColumns = {what: column for what, column, _ in own.ends.values()}
@@ -419,59 +417,3 @@ def _with_added(own: _Nodes, ids: pa.ChunkedArray | None, ends: IdColumns, notes
     more = pa.table({f.name: pa.nulls(len(added), f.type) for f in rows.schema})
     own.read = replace(own.read, rows=pa.concat_tables([rows, more]))
     return pa.chunked_array([*known.chunks, added], known.type)
-
-
-def _with_nodes_of_edges(
-    source: GraphTables, edges: Sequence[ReadTable], options: ReadOptions
-) -> tuple[GraphTables, list[ReadTable]]:
-    """The source with a table of nodes that are the ends of its edges, in the order of their ids."""
-    if options.task != "link" and options.labels_of != "edges":
-        raise InputError(
-            f"{source.path}: there is no table of nodes, so there are no labels; give nodes.csv (columns id, label, "
-            "features), or set task=link to predict edges, whose ends are the nodes"
-        )
-    bare = replace(source, tables=source.edges)
-    columns = schema_of(bare, [read.rows.schema for read in edges], options).edges
-    if any(t.type is not None for t in source.edges):
-        raise InputError(f"{source.path}: relations have no tables of nodes; give nodes-TYPE for each type")
-    ends = {f"edges.{name}": read.rows[name] for read, own in zip(edges, columns) for name in own.ends}
-    from_csv = {f"edges.{name}" for read, own in zip(edges, columns) for name in own.ends if read.from_csv}
-    chunks = [c for column in as_one_kind(ends, from_csv).values() for c in column.chunks]
-    ids = pa.chunked_array(chunks).unique() if chunks else pa.array([], pa.int64())
-    rows = pa.table({"id": ids.take(pc.sort_indices(ids))})
-    table = SourceTable("nodes", rows=rows, roles={"id": "id"})
-    note = f"{counted(len(ids), 'node')} {were(len(ids))} taken from the ends of the edges: there is no table of nodes."
-    return replace(source, tables=(table, *source.tables), notes=(*source.notes, note)), [
-        ReadTable(table, rows, (rows.schema,))
-    ]
-
-
-def _by_relation(
-    source: GraphTables, nodes: list[ReadTable], edges: list[ReadTable], options: ReadOptions
-) -> tuple[GraphTables, list[ReadTable], list[ReadTable]]:
-    """The source with a table of edges for each value of `relation_column`."""
-    ((read),) = edges
-    column = str(options.relation_column)
-    if column not in read.rows.column_names:
-        shown = ", ".join(read.rows.column_names)
-        raise InputError(f"{source.path}: edges has no column '{column}' (read.relation_column); it holds {shown}")
-    values = read.rows[column].cast(pa.large_string())
-    if values.null_count:
-        raise InputError(
-            f"{source.path}: column edges.{column} holds {values.null_count} nulls; expected a relation in each row"
-        )
-    found, names = list[ReadTable](), sorted(values.unique().to_pylist())
-    for value in names:
-        rows = read.rows.filter(pc.equal(values, value)).drop_columns([column])
-        found.append(ReadTable(replace(read.table, type=(ONE_TYPE, value, ONE_TYPE)), rows, read.heads))
-    of_nodes = [replace(r, table=replace(r.table, type=ONE_TYPE)) for r in nodes]
-    tables = (*(r.table for r in of_nodes), *(r.table for r in found))
-    note = f"Relations are the values of {column} (relation_column={column}): {', '.join(names)}."
-    return replace(source, tables=tables, notes=(*source.notes, note)), of_nodes, found
-
-
-def _schema_only(table: SourceTable) -> ReadTable:
-    """A table of Parquet files whose rows are not read."""
-    with reading(table.files[0]):
-        head = pq.read_schema(table.files[0])
-    return ReadTable(table, head.empty_table(), (head,))

@@ -67,7 +67,7 @@ class Problems:
         self.texts.append(text)
         self.keys |= {key: value for key, value in keys.items() if value is not None}
 
-    def message(self, source: Any) -> str:
+    def message(self, source: object) -> str:
         """One message for all faults, with a command to paste."""
         count = len(self.texts)
         text = self.texts[0] if count == 1 else f"{source}: {count} problems: " + "; ".join(
@@ -107,7 +107,7 @@ def listed(columns: Sequence[str]) -> str:
     return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
 
 
-def no_column(source: Any, table: str, key: str, names: Sequence[str]) -> str:
+def no_column(source: object, table: str, key: str, names: Sequence[str]) -> str:
     """Fault of a table without a column."""
     return f"{source}: {table} has no column '{key}'; it holds {', '.join(names) or 'nothing'}{nearest(key, names)}"
 
@@ -120,7 +120,7 @@ class Assignment:
         table: SourceTable,
         head: "pa.Schema",
         options: "ReadOptions",
-        source: Any,
+        source: object,
         elsewhere: Collection[str] = (),
     ) -> None:
         """

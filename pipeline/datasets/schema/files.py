@@ -75,7 +75,7 @@ class Found:
         return any(t is not None for t in (*self.nodes, *self.edges))
 
 
-def find(names: Iterable[str], folder: Any) -> Found:
+def find(names: Iterable[str], folder: object) -> Found:
     """The tables that files with these names form.
 
     Raises:
@@ -133,7 +133,7 @@ def _versions(stem: str, files: Sequence[_Named]) -> str | None:
 _COPIED = ("old", "bak", "backup", "copy", "orig", "original", "tmp", "new")
 
 
-def _unclear(kind: Kind, files: Sequence[_Named], folder: Any) -> str:
+def _unclear(kind: Kind, files: Sequence[_Named], folder: object) -> str:
     """Fault of files of which it is not clear what they are."""
     shown = listed([f.name for f in files])
     plain = next((f.name for f in files if not f.of and not f.part), None)
@@ -189,7 +189,7 @@ def are_tables(names: Iterable[str]) -> bool:
     return any(_named(name) is not None for name in names)
 
 
-def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: Any, needs_nodes: bool = True) -> list[SourceTable]:
+def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_nodes: bool = True) -> list[SourceTable]:
     """The tables that files of a folder form.
 
     Args:

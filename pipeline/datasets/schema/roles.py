@@ -40,19 +40,19 @@ class Schema:
     notes: tuple[str, ...] = ()
     """What was chosen, and what is not read."""
 
-    def of(self, table: SourceTable) -> Columns:
+    def columns_of(self, table: SourceTable) -> Columns:
         """The columns of a table of the source."""
         return self.of_tables[self.source.tables.index(table)]
 
     @property
     def nodes(self) -> tuple[Columns, ...]:
         """The columns of each table of nodes."""
-        return tuple(self.of(t) for t in self.source.nodes)
+        return tuple(self.columns_of(t) for t in self.source.nodes)
 
     @property
     def edges(self) -> tuple[Columns, ...]:
         """The columns of each table of edges."""
-        return tuple(self.of(t) for t in self.source.edges)
+        return tuple(self.columns_of(t) for t in self.source.edges)
 
     @property
     def roles(self) -> tuple[ColumnRole, ...]:
@@ -154,7 +154,7 @@ EVERY = (*ONE_OF_A_TABLE, "feature_columns", "edge_feature_columns", "label_colu
 """Keys that may name columns of another table of a typed graph."""
 
 
-def columns_of_pairs(head: "pa.Schema", path: Any, options: "ReadOptions", *, labelled: bool) -> Columns:
+def columns_of_pairs(head: "pa.Schema", path: object, options: "ReadOptions", *, labelled: bool) -> Columns:
     """The columns of a table of pairs of nodes, a file of its own: its ends need not be called as those of the graph.
 
     Raises:

@@ -15,7 +15,9 @@ Rows = Callable[[Sequence[str]], Iterator["pa.Table"]]
 """Rows of a table in pieces, by names of columns."""
 
 
-def check_unread(nodes: Columns, kinds: "pa.Schema", rows: Rows, ends: Sequence[tuple[Rows, str]], source: Any) -> None:
+def check_unread(
+    nodes: Columns, kinds: "pa.Schema", rows: Rows, ends: Sequence[tuple[Rows, str]], source: object
+) -> None:
     """Check that no column of nodes that is not read has the ids that edges call nodes by.
 
     Args:

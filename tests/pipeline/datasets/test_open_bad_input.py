@@ -139,7 +139,7 @@ BAD_NPZ = [
     ({}, {}, "random:1,1", ["class 1 has 1 labelled nodes", "needs 2", "fraction"]),
     ({}, {}, "fraction:a,b", ["two numbers"]),
     ({}, {}, "fraction:0.9,0.2", ["one from 0 for val, together at most 1"]),
-    ({"y": np.eye(3)}, {}, "random:1,1", ["multi-label", "fraction"]),
+    ({"y": np.tri(3)}, {}, "random:1,1", ["multi-label", "fraction"]),
 ]
 
 

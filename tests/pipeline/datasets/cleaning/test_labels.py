@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.datasets.cleaning.labels import as_task, clean_labels
+from millrace.pipeline.datasets.cleaning.labels import GivenLabels, as_task, clean_labels, settled_labels
 from millrace.pipeline.datasets.cleaning.splits import make_split
 from millrace.storage.errors import InputError
 
@@ -126,3 +126,44 @@ def test_a_clean_dataset_is_read_for_another_task():
             as_task(three, task)
     with pytest.raises(InputError, match=r"1 target \(regression\)"):
         as_task(targets, "multiclass")
+
+
+def test_names_are_no_classes():
+    names = np.array([f"Person {i}" for i in range(40)])
+    with pytest.raises(InputError, match="the labels of 40 nodes are 40 classes, so they are names or ids"):
+        settled_labels(GivenLabels(names), ReadOptions(), [])
+    nearly = np.array([f"Person {max(i, 2)}" for i in range(40)])
+    with pytest.raises(InputError, match="set label_columns to the column of the class"):
+        settled_labels(GivenLabels(nearly), ReadOptions(), [])
+    with pytest.raises(InputError, match="task=regression if they are targets"):
+        settled_labels(GivenLabels(np.arange(40)), ReadOptions(), [])
+    assert settled_labels(GivenLabels(names), ReadOptions(task="multiclass"), []).num_classes == 40
+    assert settled_labels(GivenLabels(np.arange(40) // 2), ReadOptions(), []).num_classes == 20
+
+
+def test_one_class_is_told():
+    notes: list[str] = []
+    settled_labels(GivenLabels(np.array(["a", "a", ""])), ReadOptions(), notes)
+    assert "All labelled nodes are of one class, so every prediction is right, and nothing is learnt." in notes
+
+
+def test_a_single_1_in_each_row_is_a_class():
+    notes: list[str] = []
+    y = np.eye(3, dtype=np.int8)[[2, 0, 1, 1]]
+    found = settled_labels(GivenLabels(y, label_names=("a", "b", "c")), ReadOptions(), notes)
+    assert (found.labels.tolist(), found.task, found.class_names) == ([2, 0, 1, 1], "multiclass", ("a", "b", "c"))
+    assert "were read as one class of 3 (task=multilabel" in notes[0]
+    assert settled_labels(GivenLabels(y), ReadOptions(task="multilabel"), []).task == "multilabel"
+    y[0, 0] = 1
+    assert settled_labels(GivenLabels(y), ReadOptions(), []).task == "multilabel"
+
+
+def test_a_class_that_is_never_evaluated_is_told():
+    y, notes = np.array([0, 0, 1, 2, 2, 0]), list[str]()
+    sets = {"train": [0, 2, 3], "val": [1], "test": [4]}
+    make_split(y, {part: np.array(ids) for part, ids in sets.items()}, None, 0, ReadOptions(), notes)
+    assert notes == [
+        "No val or test node has class 1, which accuracy does not count: classes by number, 1 of 3.",
+    ]
+    make_split(y, {"train": np.array([0, 1, 2])}, None, 0, ReadOptions(), more := list[str]())
+    assert not any("accuracy" in note for note in more)

@@ -135,27 +135,6 @@ def test_edges_with_ends_that_are_no_nodes(tmp_path):
     assert data.labels[0] == data.labels[-1] == -1 and data.graph.num_edges == V + 3
 
 
-def test_edges_alone_for_links(tmp_path):
-    folder = write(tmp_path / "g", edges="source,target\nann,bob\nbob,eve\neve,ann\ndan,ann\nbob,dan\n")
-    with pytest.raises(InputError, match="holds no nodes"):
-        mr.open_dataset(folder, options=mr.ReadOptions(direction="directed"))
-    for path in (folder, folder / "edges.csv"):
-        data = same(path, tmp_path, mr.ReadOptions(direction="directed", task="link"), split="fraction:0.6,0.2")
-        assert list(data.node_names) == ["ann", "bob", "dan", "eve"]
-        assert any("4 nodes were taken from the ends of the edges" in note for note in data.notes)
-
-
-def test_relations_of_a_column(tmp_path):
-    nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
-    rows = "".join(f"{v},{(v + 1) % V},{['knows', 'likes'][v % 2]}\n" for v in range(V))
-    folder = write(tmp_path / "g", nodes=nodes, edges="src,dst,how\n" + rows)
-    data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, relation_column="how"), split="fraction:0.5,0.2")
-    assert data.graph.types.relations == (("node", "knows", "node"), ("node", "likes", "node"))
-    assert np.bincount(data.graph.edge_type).tolist() == [V // 2, V // 2]
-    with pytest.raises(InputError, match="has no column 'kind_of'"):
-        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, relation_column="kind_of"))
-
-
 def test_a_file_of_edges_without_rows(tmp_path):
     nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
     folder = write(tmp_path / "g", nodes=nodes, edges="src,dst\n")
