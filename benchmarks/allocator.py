@@ -95,7 +95,7 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     config = SAGE(hidden=HIDDEN, dropout=0.0, norm="batch" if "norm" in model else "none")
     module = Own() if model == "own" else config.build(FEATURES, CLASSES)
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
-    gather, arena = Gather(placement, features), Arena()
+    gather, arena = Gather(placement, features, None, None), Arena()
     loaded, seconds = settle(), []
     reset_peak()
     for minibatch in 3 * bulk.minibatches:

@@ -27,6 +27,7 @@ from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
+from ...storage.errors import Interrupted
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.links.pairs import Pairs
 from ..config.systems import System
@@ -45,11 +46,24 @@ from .hosts import machine_number, ranks_by_host, threads_of
 EVALUATION_EVENT_S = 2.0
 """Interval between progress events of a long evaluation."""
 
+
+class EvaluationStopped(Interrupted):
+    """The user asked to stop while a model was evaluated."""
+
+
 Score = Callable[[nn.Module, str], Scored | None]
 """Metrics of a split, None if it is empty. Collective: all ranks call it at once and get the same metrics."""
 
 
-def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, emit: Emit) -> Score:
+def scores(
+    prepared: Prepared,
+    system: System,
+    model: nn.Module,
+    job: RankJob,
+    out: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
+) -> Score:
     """Choose how ranks evaluate: together, each its own rows, if they hold parts; else the first rank of each machine
     with the threads of all its ranks, or the first rank alone.
 
@@ -60,6 +74,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
         job: facts of this rank.
         out: the run's folder, for temporary files.
         emit: called with this rank's events.
+        stop: asked about each second; true ends the evaluation of a rank that is alone by `EvaluationStopped`.
     """
     data = prepared.data
     if isinstance(data, Part):
@@ -83,10 +98,16 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             model,
             data.features,
         )
+    if job.group.size > 1:
+        stop = _never  # ranks agree on it at their steps
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     in_parts = on_host and isinstance(model, Stack) and model.has_parts and not prepared.reads_times
-    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit)
+    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit, stop)
+
+
+def _never() -> bool:
+    return False
 
 
 def _chunks_there(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chunk:
@@ -128,7 +149,14 @@ def _leaders(prepared: Prepared, model: nn.Module, group: Group, in_parts: bool)
 
 
 def _by_leaders(
-    prepared: Prepared, policy: FetchPolicy, model: nn.Module, job: RankJob, in_parts: bool, out: Path, emit: Emit
+    prepared: Prepared,
+    policy: FetchPolicy,
+    model: nn.Module,
+    job: RankJob,
+    in_parts: bool,
+    out: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
 ) -> Score:
     """Leaders evaluate the whole data in bounded memory; the others wait for the result. Rows that `policy` keeps on
     the device are read there."""
@@ -164,6 +192,10 @@ def _by_leaders(
             if time.monotonic() - said >= EVALUATION_EVENT_S:
                 said = time.monotonic()
                 emit(StageAdvanced("evaluate", done, rows))
+            if done < rows and stop():
+                raise EvaluationStopped(
+                    "interrupted while evaluating: run the same command with --resume to go on from the last checkpoint"
+                )
 
         if not len(getattr(dataset.split, split)):
             return None

@@ -19,6 +19,7 @@ from ..telemetry.metrics_file import finite
 from ..telemetry.timers import Clock
 from .checkpointing import Checkpointer
 from .context import TrainContext, Validate
+from .evaluation import EvaluationStopped
 from .lost_ranks import LostRanks, is_leader, missing
 from .progress import Progress
 from .step import StepRunner
@@ -140,7 +141,7 @@ class PhaseTraining:
         if context.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             progress.unvalidated = bool(missing(group))
             if not progress.unvalidated:
-                found, best = self._validate(context.validate, epoch)
+                found, best = self._validated(context.validate, epoch)
         diverges_now = not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history)
         if is_leader(group) and diverges_now:
             context.emit(
@@ -193,6 +194,20 @@ class PhaseTraining:
         if is_leader(self.context.job.group):
             name, value = next((k[4:], v) for k, v in record.items() if k.startswith("val_"))
             self.context.emit(Note(f"validation {name} after epoch {epoch + 1}, left out before: {value:.4f}"))
+
+    def _validated(self, whole: Validate, epoch: int) -> tuple[Validation | None, bool]:
+        """`_validate`; if the user stops it, the epoch is left to be validated when the run is resumed.
+
+        Raises:
+            Interrupted: what follows the epoch depends on its validation.
+        """
+        try:
+            return self._validate(whole, epoch)
+        except EvaluationStopped:
+            if self.phase_optimizer.reads_validation or self.context.callbacks is not None:
+                raise
+            self.progress.unvalidated = True
+            return None, False
 
     def _validate(self, whole: Validate, epoch: int) -> tuple[Validation, bool]:
         """Validation after `epoch`, and whether it is the best so far."""

@@ -23,20 +23,24 @@ from ...storage.graph import Graph
 from ..comm.base import Group
 from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
+from ..memory.bytes_left import bytes_left, fits_in_memory
 from ..models.base import Stack
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import Destinations, LayerRows
+from .chunks import edges_of
 from .rows import HostSink
 
 IdArray = npt.NDArray[np.int64]
 BLOCK_ROWS, BLOCK_EDGES = 1024, 1 << 16
 """Rows of a block, and in-edges beyond which it has fewer: it fits the cache, and takes milliseconds."""
-WAVE_BLOCKS = 256
-"""Blocks between two reports of progress, at most."""
+WAVE_BLOCKS = 64
+"""Blocks between two reports of progress, at most: some tenths of a second."""
 ROW_EDGES = 16
 """Products of a row take about as long as so many edges."""
 EDGE_BYTES = 16
 """Memory of a block for each in-edge."""
+LEFT_SHARE = 8
+"""Share of the memory left that the rows of some blocks take, where they are read from the disk."""
 PIECE_BYTES = 64 << 20
 """Features that are read at a time where they cannot be read in place."""
 
@@ -101,12 +105,37 @@ def infer_in_parts(
                 on_progress(done, total)
         # The rows that the layer has read are dropped here.
         rows = layer.finish()
+    assert isinstance(rows, LayerRows)
     return torch.from_numpy(rows.matrix)
 
 
 def as_bfloat16(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The bits of bfloat16, as kernels read them; other rows as they are."""
     return rows.view(np.uint16) if rows.dtype == np.int16 else rows
+
+
+@dataclass(frozen=True, eq=False)
+class FarRows:
+    """Rows of a layer on disk, which blocks read some at a time."""
+
+    store: FeatureStore
+    place: npt.NDArray[np.int32]
+    """[V], the row of each node that has one; empty: node v has row v."""
+    logits: npt.NDArray[np.floating] | None = None
+    """See `LayerRows.logits`."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.store.num_features * self.store.dtype.itemsize
+
+    def of(self, nodes: IdArray, num_nodes: int) -> LayerRows:
+        """The rows of ascending nodes, in memory."""
+        at = self.place[nodes] if len(self.place) else nodes
+        place = np.empty(num_nodes, np.int32)
+        place[nodes] = np.arange(len(nodes), dtype=np.int32)
+        logits = None if self.logits is None else np.ascontiguousarray(self.logits[at])
+        return LayerRows(as_bfloat16(self.store.gather(at)), place, logits)
 
 
 class PartsRun:
@@ -135,10 +164,13 @@ class PartsRun:
         """For the rows of a layer."""
         return HostSink(rows, None if self.limits.group is not None else self.limits.scratch, self.limits.max_bytes)
 
-    def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows:
+    def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows | FarRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
         nodes = np.flatnonzero(mask)
         base = in_place(features, nodes) if features.dtype == self.dtype else None
+        is_read = part.project is None and part.logits is None and features.dtype == self.dtype
+        if base is None and is_read and not fits_in_memory(len(nodes) * features.num_features * self.dtype.itemsize):
+            return FarRows(features, np.empty(0, np.int32))
         if base is not None and part.project is None and part.logits is None:
             return LayerRows(base, np.empty(0, np.int32))
         if base is not None and part.project is None:
@@ -152,9 +184,14 @@ class PartsRun:
             return LayerRows(base, np.empty(0, np.int32), logits)
         sink, logits = self.sink(len(nodes)), self.sink(len(nodes))
         self.enter(part, self.pieces(features, base, nodes), sink, logits)
-        return LayerRows(
-            as_bfloat16(sink.finish()), self.positions(nodes), None if part.logits is None else logits.finish()
-        )
+        return self.left(sink, nodes, None if part.logits is None else logits.finish())
+
+    def left(self, sink: HostSink, nodes: IdArray, logits: npt.NDArray[Any] | None) -> LayerRows | FarRows:
+        """The rows that a layer has left for the next one, of ascending nodes."""
+        place = self.positions(nodes)
+        if (stored := sink.stored()) is not None:
+            return FarRows(stored, place, logits)
+        return LayerRows(as_bfloat16(sink.finish()), place, logits)
 
     def enter(
         self, part: ConvParts, pieces: Iterable[tuple[IdArray, Tensor]], rows: HostSink, logits: HostSink
@@ -195,7 +232,7 @@ class LayerBlocks:
         part: ConvParts,
         following: ConvParts | None,
         nodes: IdArray,
-        rows: LayerRows,
+        rows: LayerRows | FarRows,
         sinks: tuple[HostSink, HostSink] | None = None,
     ) -> None:
         """
@@ -208,7 +245,9 @@ class LayerBlocks:
             rows: of the layer before.
             sinks: take the rows, and the logits that the next layer reads; by default those of `run`.
         """
-        self.run, self.i, self.part, self.following, self.nodes, self.rows = run, i, part, following, nodes, rows
+        self.run, self.i, self.part, self.following, self.nodes, self._from = run, i, part, following, nodes, rows
+        self.rows = rows if isinstance(rows, LayerRows) else rows.of(np.empty(0, np.int64), run.graph.num_nodes)
+        """Those that the blocks of a wave read."""
         self.sink, self.logits = sinks or (run.sink(len(nodes)), run.sink(len(nodes)))
 
     def empty(self) -> list[Tensor]:
@@ -227,9 +266,9 @@ class LayerBlocks:
         if own and own[0][0]:
             for sink in sinks:
                 sink.skip(own[0][0])
-        step = max(1, min(WAVE_BLOCKS, self.run.limits.max_bytes // max(1, BLOCK_ROWS * self.sink.row_bytes)))
-        for begin in range(0, len(own), step):
-            wave = own[begin : begin + step]
+        most = max(1, min(WAVE_BLOCKS, self.run.limits.max_bytes // max(1, BLOCK_ROWS * self.sink.row_bytes)))
+        for wave, rows in self._waves(own, most):
+            self.rows = rows
             low, high = wave[0][0], wave[-1][1]
             into = [sink.reserve(high - low) for sink in sinks]
             with at_most(self._blocks_at_once()):
@@ -243,6 +282,27 @@ class LayerBlocks:
                     sink.spread(blocks[0][0], blocks[-1][1], source, group)
             yield len(self.nodes) - sum(b - a for a, b in own)
 
+    def _waves(self, blocks: list[tuple[int, int]], most: int) -> Iterator[tuple[list[tuple[int, int]], LayerRows]]:
+        """At most so many successive blocks, and the rows that they read: of rows on disk, as many as a part of the
+        memory that is left has room for."""
+        rows = self._from
+        if isinstance(rows, LayerRows):
+            yield from ((blocks[begin : begin + most], rows) for begin in range(0, len(blocks), most))
+            return
+        graph, room, begin = self.run.graph, max(1, bytes_left() // LEFT_SHARE // max(1, rows.row_bytes)), 0
+        while begin < len(blocks):
+            is_read, count, end = np.zeros(graph.num_nodes, np.bool_), 0, begin
+            while end < min(len(blocks), begin + most):
+                nodes = self.nodes[slice(*blocks[end])]
+                read = np.concatenate([graph.indices[edges_of(graph, nodes)], nodes.astype(graph.indices.dtype)])
+                new = np.unique(read[~is_read[read]])
+                if end > begin and count + len(new) > room:
+                    break
+                is_read[new] = True
+                count, end = count + len(new), end + 1
+            yield blocks[begin:end], rows.of(np.flatnonzero(is_read), graph.num_nodes)
+            begin = end
+
     def shares(self, ranks: int) -> list[list[tuple[int, int]]]:
         """Each rank's blocks: about as many edges."""
         cuts, before = self._cuts(), np.concatenate([[0], np.cumsum(self._edges() + ROW_EDGES)])
@@ -250,11 +310,11 @@ class LayerBlocks:
         at = np.searchsorted(ends, ends[-1] * np.arange(1, ranks) // ranks, "left").tolist()
         return [cuts[a:b] for a, b in pairwise([0, *at, len(cuts)])]
 
-    def finish(self) -> LayerRows:
+    def finish(self) -> LayerRows | FarRows:
         """The rows that the next layer aggregates; the result, after the last."""
-        has_logits = self.following is not None and self.following.logits is not None
-        logits = self.logits.finish() if has_logits else None
-        return LayerRows(as_bfloat16(self.sink.finish()), self.run.positions(self.nodes), logits)
+        if self.following is None:
+            return LayerRows(as_bfloat16(self.sink.finish()), np.empty(0, np.int32))
+        return self.run.left(self.sink, self.nodes, None if self.following.logits is None else self.logits.finish())
 
     def _block_size(self) -> tuple[int, int, int]:
         """Most rows of a block, most edges, and their bytes. Whatever the number of threads, which changes no bit."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import RunError
+from ...storage.store.row_file import RowFile
 from ..comm.base import Group
 from ..memory.bytes_left import fits_in_memory
 
@@ -121,6 +122,18 @@ class HostSink:
             "scratch folder"
         )
 
+    def stored(self) -> "StoredRows | None":
+        """All rows as a store that reads the file they are in; None: they are in memory."""
+        assert self.filled == self.rows
+        if self.file is None:
+            return None
+        with self.file as file:
+            try:
+                file.flush()
+            except OSError as e:
+                raise self._full(e) from e
+            return StoredRows(file.fileno(), self.scratch or Path(), self.shape, self.dtype)
+
     def finish(self) -> npt.NDArray[Any]:
         """All rows."""
         assert self.filled == self.rows
@@ -134,3 +147,26 @@ class HostSink:
                 raise self._full(e) from e
             # Copy-on-write, since torch warns of arrays that cannot be written to.
             return np.asarray(np.memmap(file, self.dtype, "c", shape=self.shape))
+
+
+class StoredRows:
+    """Rows in an unnamed file. See `FeatureStore`."""
+
+    def __init__(self, handle: int, where: Path, shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
+        """
+        Args:
+            handle: of the open file, which may be closed afterwards.
+            where: folder that messages name.
+            shape: rows and columns.
+            dtype: of the numbers.
+        """
+        self.num_rows, self.num_features = shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._file = RowFile(Path(f"/proc/self/fd/{handle}"), 0, self.num_features * self.dtype.itemsize, self.num_rows)
+        self._file.path = where
+
+    def gather(self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Rows of ascending `ids`. See `FeatureStore.gather`."""
+        rows = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
+        self._file.read(ids, rows.view(np.uint8).reshape(len(ids), self._file.row_bytes), None)
+        return rows

@@ -10,6 +10,8 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
+from millrace.pipeline.training.phases import PhaseTraining
+from millrace.stages.evaluate import direct
 from millrace.storage.dataset import Dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import RunError
@@ -147,3 +149,28 @@ def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
     mr.run(tmp_path / "store", out=tmp_path / "run", emit=notes.append, **job)
     said = [n.text for n in notes if hasattr(n, "text") and "prefetch_bytes" in n.text]
     assert len(said) == 1 and "reading and training take turns" in said[0]
+
+
+def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    """The epoch has its checkpoint, and is validated by the run that goes on."""
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    job = {**JOB, **SAGE, "train": {"evaluate_every": 1, "patience": 5}, "features": "mapped", "verbose": False}
+    whole = mr.run(tmp_path / "store", out=tmp_path / "whole", **job)
+    # Blocks of a few rows, so that a stop finds more to come.
+    monkeypatch.setattr(direct, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(direct, "WAVE_BLOCKS", 1)
+    blocks = mr.run(tmp_path / "store", out=tmp_path / "blocks", **job)
+    assert blocks.parameters_sha256 == whole.parameters_sha256
+    validating: list[bool] = []
+    validate = PhaseTraining._validate
+
+    def noting(self: PhaseTraining, *args: Any) -> Any:
+        validating.append(True)
+        return validate(self, *args)
+
+    monkeypatch.setattr(PhaseTraining, "_validate", noting)
+    stopped = mr.run(tmp_path / "store", out=tmp_path / "run", stop=lambda: bool(validating), **job)
+    assert (stopped.status, len(validating)) == ("stopped", 1)
+    found = mr.run(tmp_path / "store", out=tmp_path / "run", resume=True, **job)
+    assert found.parameters_sha256 == whole.parameters_sha256
+    assert (found.val_accuracy, found.test_accuracy) == (blocks.val_accuracy, blocks.test_accuracy)

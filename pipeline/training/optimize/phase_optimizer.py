@@ -109,6 +109,11 @@ class PhaseOptimizer:
             scheduler.step(found.merit if scheduler.mode == "max" else -found.merit)
 
     @property
+    def reads_validation(self) -> bool:
+        """True if `end_epoch` depends on the validation."""
+        return self._scheduler is not None and self._scheduler[1] == "epoch" and follows_metric(self._scheduler[0])
+
+    @property
     def reports_lr(self) -> bool:
         """True if the learning rate is in the events of epochs: where it is not that of the configuration."""
         changes = not self.is_constant or self._scheduler is not None or self._lrs_changed
