@@ -49,7 +49,9 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     def rank(group: ThreadGroup) -> float | None:
         job: Any = SimpleNamespace(group=group, ledger=Ledger(), measures=Measures(names=("macro_f1",)))
         monkeypatch.setattr(evaluation, "ranks_by_host", lambda g, number: by_host(g, machines[g.rank]))
-        score = evaluation._by_leaders(prepared, object(), net, job, True, Path("unused"), lambda e: None)
+        score = evaluation._by_leaders(
+            prepared, object(), net, job, True, Path("unused"), lambda e: None, lambda: False
+        )
         found = score(net, "val")
         assert found is not None and (found.counts is None) and found.values.keys() == {"macro_f1"}
         return found.accuracy
