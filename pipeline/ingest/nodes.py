@@ -1,7 +1,7 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ...storage.dataset import SPLITS
+from ...storage.fingerprint import array_digest
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.filling import Seen, Treatment
+from ..datasets.cleaning.labels import GivenLabels, settled_labels
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.parquet import UnequalListsError
+from ..datasets.cleaning.splits import make_split
+from ..datasets.readers.parquet import UnequalListsError, sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, join_seams, seams_of
@@ -21,7 +25,7 @@ from .budget import Budget
 from .edges import groups_of
 from .feature_rows import FeatureRows, explain_lists, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
-from .scan import ascend, scan_nodes
+from .scan import ascend, gathered_labels, gathered_split, scan_nodes
 from .source import Table, spans_of
 from .spill import cells_of, shift_of
 from .tasks import Stages
@@ -203,3 +207,43 @@ class NodeTable:
         groups = [chunks[i : i + SEAMS_PER_TASK] for i in range(0, len(chunks), SEAMS_PER_TASK)]
         joined = self._run("seams", "joining features", join_seams, [(matrix, folder, group) for group in groups])
         return {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}
+
+
+def settle_labels(
+    nodes: NodeMap,
+    spans: Sequence[tuple[int, int]],
+    records: Sequence[dict[str, Any]],
+    options: ReadOptions,
+    split: str | None,
+    seed: int,
+    label_columns: tuple[str, ...],
+) -> dict[str, Any]:
+    """Clean the labels and make the split, as files; return what the manifest says of them."""
+    folder: Path = nodes.folder
+    numbers = [nodes.positions(k, first, rows) for k, (first, rows) in enumerate(spans)]
+    labels, class_names = gathered_labels(folder, records, numbers, nodes.num_nodes)
+    notes: list[str] = []
+    nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
+    label_names = label_columns if options.named_labels else None
+    given = GivenLabels(labels, class_names, label_names, nulls, stripped)
+    y, num_classes, task, class_names = settled_labels(given, options, notes)
+    del labels, given
+    stored = sets_of(gathered_split(folder, len(spans), numbers, nodes.num_nodes))
+    split_notes: list[str] = []
+    sets = make_split(y, stored, split, seed, options, split_notes)
+    y.tofile(folder / "labels")
+    parts = {name: getattr(sets, name) for name in SPLITS}
+    for name, ids in parts.items():
+        ids.tofile(folder / name)
+    return {
+        "shape": list(y.shape),
+        "dtype": str(y.dtype),
+        "num_classes": num_classes,
+        "task": task,
+        "class_names": class_names,
+        "has_unknown": bool(np.isnan(y).any()),
+        "notes": notes,
+        "split_notes": split_notes,
+        "sizes": {name: len(ids) for name, ids in parts.items()},
+        "digests": {name: array_digest(ids) for name, ids in parts.items()},
+    }

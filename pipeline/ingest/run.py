@@ -56,8 +56,7 @@ from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, wri
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import EdgeTable
 from .feature_rows import explain_lists, feature_width, treatment_of
-from .labels import settle_labels
-from .nodes import IdColumn, NodeTable, are_text
+from .nodes import IdColumn, NodeTable, are_text, settle_labels
 from .scratch import STORE
 from .source import Table, describe, import_csv, spans_of
 from .spill import cell_sizes
