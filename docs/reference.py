@@ -12,7 +12,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -51,6 +51,9 @@ def shown_type(annotation: Any, metadata: Any = ()) -> str:
     """A type as a reader of a TOML file knows it: the choices, or a kind of value with its bounds."""
     if get_origin(annotation) in (types.UnionType, Union):
         return " or ".join(shown_type(part, metadata) for part in get_args(annotation) if part is not types.NoneType)
+    if get_origin(annotation) is Annotated:
+        inner, *about = get_args(annotation)
+        return shown_type(inner, [m for field in about for m in field.metadata])
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) in (list, tuple):
