@@ -49,8 +49,14 @@ class Model(nn.Module, ABC):
         [neighbourhoods[-1].num_dst, C].
 
         Raises:
-            InputError: there are not as many neighbourhoods as layers.
+            InputError: there are not as many neighbourhoods as layers, or rows and edges are given in their place.
         """
+        if isinstance(neighbourhoods, Tensor):
+            raise InputError(
+                f"{type(self).__name__} takes a list of blocks and rows, forward(neighbourhoods, h), but got a tensor "
+                f"of shape {list(neighbourhoods.shape)} first, as an explainer of PyG gives x and edge_index; give "
+                "those to the PyG module that it is made of, or to export_program(model, ...).module()"
+            )
         if len(neighbourhoods) != self.num_layers:
             raise InputError(
                 f"{len(neighbourhoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer"

@@ -1,5 +1,6 @@
 """`LinkNeighborLoader` against PyG's documented fields and order, exact neighbourhoods, and the laws of negatives."""
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -329,3 +330,17 @@ def test_pairs_of_a_type_without_edges():
     data["a"].num_nodes = 5
     loader = LinkNeighborLoader(data, [2], (("a", "a"), torch.tensor([[3, 1], [3, 2]])), neg_sampling="binary")
     assert [typed_ends(b, ("a", "to", "a"), False)[0].tolist() for b in loader] == [[[3, 3]], [[1, 2]]]
+
+
+def test_labels_that_have_negatives_already_are_told_of() -> None:
+    """As `RandomLinkSplit` makes them: 0 and 1 become 1 and 2 beside drawn negatives, as in PyG."""
+    edges = torch.stack([torch.arange(8), (torch.arange(8) + 1) % 8])
+    data, labels = Data(x=torch.randn(8, 2), edge_index=edges), torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
+    pairs = {"num_neighbors": [2], "edge_label_index": edges, "edge_label": labels, "batch_size": 8}
+    with pytest.warns(UserWarning, match="edge_label has 0 and 1 already.*become 1 and 2"):
+        loader = LinkNeighborLoader(data, neg_sampling="binary", **pairs)
+    assert set(next(iter(loader)).edge_label.tolist()) == {0, 1, 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LinkNeighborLoader(data, **pairs)
+        LinkNeighborLoader(data, neg_sampling="binary", **pairs | {"edge_label": labels + 1})

@@ -332,6 +332,10 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "1 blocks for a model of 2 layers": lambda: GCN(layers=2).build(3, 2)(
         [whole_graph(make_graph(False))], torch.ones(12, 3)
     ),
+    "Stack takes a list of blocks and rows.*export_program": lambda: GCN(layers=1).build(3, 2)(
+        torch.ones(200, 3),  # type: ignore[arg-type]
+        torch.zeros(2, 5, dtype=torch.int64),
+    ),
     "the model is a int": lambda: as_model(3),
     "NoLayers.num_layers is 0": lambda: as_model(NoLayers()),
     "Linear.forward is whole and there is no layer": lambda: as_model(nn.Linear(1, 1)),

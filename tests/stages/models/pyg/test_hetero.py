@@ -190,3 +190,27 @@ def test_what_does_not_fit_is_refused(data: Dataset) -> None:
     ):
         with pytest.raises(InputError, match=told):
             HeteroPyGModel(layers, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["HeteroConv", "HGTConv"])
+def test_a_type_without_rows_after_a_layer_is_named(kind: str) -> None:
+    """No relation leads to 'user': after layer 0 it has no rows."""
+    edges = torch.stack([torch.arange(6) % 5, torch.arange(6)])
+    data = mr.from_relations(
+        {("user", "likes", "paper"): edges, ("paper", "cites", "paper"): edges},
+        torch.arange(6) % 2,
+        target="paper",
+        features={"user": torch.randn(5, 4), "paper": torch.randn(6, 3)},
+    )
+    types = (["user", "paper"], [("user", "likes", "paper"), ("paper", "cites", "paper")])
+
+    def layer(i: int) -> nn.Module:
+        if kind == "HGTConv":
+            return pyg.HGTConv({"user": 4, "paper": 3} if not i else 8, 8, types, 2)
+        return pyg.HeteroConv({relation: pyg.SAGEConv((-1, -1), 8) for relation in types[1]})
+
+    with pytest.raises(
+        InputError, match=r"layer 1, a \w+, reads user, which has no rows after layer 0.*user,likes,paper"
+    ):
+        mr.run(data, model=[layer(0), layer(1)], fanout=[2, 2], epochs=1, split="fraction:0.5,0.2")
