@@ -8,6 +8,7 @@ from ...storage.dataset_store import FeaturesAccess, GraphAccess
 from ...storage.errors import InputError, nearest, whole_number
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
+from ...storage.urls import is_url
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
@@ -186,6 +187,8 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
         raise InputError(
             f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {forms()}"
         )
+    if isinstance(spec, str) and is_url(spec):
+        raise InputError(f"'{spec}' is a URL; copy it once, `millrace convert {spec} --out STORE`, and give STORE")
     if isinstance(spec, str | Path):
         if (public := how_to_get(str(spec))) is not None:
             raise InputError(public)

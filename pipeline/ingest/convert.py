@@ -25,6 +25,7 @@ from ..datasets import is_name
 from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.options import ReadOptions, require_options
 from ..datasets.readers.registry import reader_of
+from ..datasets.readers.tables import is_in_pieces
 from ..datasets.schema.source import GraphTables
 from ..opening import open_with_cluster
 from ..setup.open_data import with_keys
@@ -129,6 +130,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     reader = None if at_url else reader_of(spec)
     if not at_url and (reader is None or reader.name != "tables"):
         return ""
+    if not at_url and not is_in_pieces(find_source(expanded(spec), options)):
+        return "files other than Parquet and CSV are read as a whole"
     if options.components == "largest":
         return "components=largest needs the whole graph"
     if options.edge_time is not None or options.node_time is not None:
@@ -139,6 +142,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return "labels of edges are read beside the whole graph"
     if options.dangling_edges == "add" or options.relation_column is not None:
         return "nodes and relations are those of all edges"
+    if options.one_hot is not None:
+        return "the values of one_hot are those of whole columns"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 

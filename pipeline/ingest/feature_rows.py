@@ -19,7 +19,7 @@ from ..datasets.cleaning.filling import (
 )
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.parquet import UnequalListsError, feature_rows
+from ..datasets.readers.parquet import OR_NAN, UnequalListsError, feature_rows
 from ..datasets.schema.columns import is_list
 from .scan import DIFFER
 from .source import Span, Table, batches
@@ -122,7 +122,7 @@ def explain_lists(table: Table, spans: Sequence[Span], columns: Sequence[str], r
                         ragged = (first + row, len(length)) if len(length) != width else None
                 first += batch.num_rows
         if nulls:
-            return InputError(f"column {table.called}.{name} holds {nulls} nulls; expected a list in every row")
+            return InputError(f"column {table.called}.{name} holds {nulls} nulls; expected a list in every row{OR_NAN}")
         if ragged is not None:
             return InputError(
                 f"column {table.called}.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); "

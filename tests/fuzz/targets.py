@@ -48,6 +48,7 @@ from millrace.storage.minibatch import Expected
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.tests.fuzz.foreign import sources
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.mutators import (
     archive,
@@ -107,6 +108,7 @@ class Bench:
             state = {"model": {"w": np_tensor()}, "progress": {"n": 1}}
             CheckpointStore(self.good / "checkpoints", {"job": "j"}).save(Cursor(0, step), state)
         self._tables()
+        self.foreign = sources(folder / "foreign")
         self.result = self._run(self.good / "run")
 
     def _sampled(self, path: Path) -> None:
@@ -411,6 +413,26 @@ def _csv(bench: Bench, rng: random.Random) -> Callable[[], None]:
     )
 
 
+def _foreign(bench: Bench, rng: random.Random) -> Callable[[], None]:
+    files = dict(bench.foreign[rng.choice(sorted(bench.foreign))])
+    name, kind = rng.choice(sorted(files)), rng.random()
+    if kind < 0.65:
+        files[name] = mutate_bytes(rng, files[name])
+    elif kind < 0.85:
+        files[name] = files[name].replace(b"1", str(odd(rng)).encode("utf-8", "replace"), rng.choice([1, 5]))
+    elif kind < 0.95:
+        files[name] = rng.choice([b"", b"\n", b"\x80\x04", b"{" * 100_000, b"[1]", b"1 " * 10_000, b"<a>" * 5000])
+    folder = bench.file("readme", b"").parent
+    for file, data in files.items():
+        (folder / file).write_bytes(data)
+    (folder / "readme").unlink()
+    chosen = rng.choice([{}, {"label_columns": "kind"}, {"task": "link"}, {"task": "link", "relation": "all"}])
+    # KONECT's and Neo4j's have types, which have no direction.
+    direction = {} if "relation" in chosen else {"direction": "directed"}
+    options = ReadOptions(dangling_edges="drop", **chosen, **direction)
+    return lambda: bench.use(open_dataset(folder if len(files) > 1 else folder / name, options=options))
+
+
 def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
     name = rng.choice(["zarr", "npy", "edges"])
     path, place = bench.damaged(rng, name), rng.choice(["memory", "mapped" if name == "npy" else "zarr"])
@@ -563,7 +585,7 @@ def _spec(bench: Bench, rng: random.Random) -> Callable[[], None]:
 Make = Callable[[Bench, random.Random], Callable[[], None]]
 TARGETS: dict[str, tuple[Make, float]] = {
     "toml": (_toml, 0.12), "override": (_override, 0.1), "npz": (_npz, 0.15), "parquet": (_parquet, 0.1),
-    "csv": (_csv, 0.07),
+    "csv": (_csv, 0.07), "foreign": (_foreign, 0.2),
     "dataset": (_dataset, 0.08), "parts": (_parts, 0.04), "samples": (_samples, 0.06), "stores": (_small_stores, 0.06),
     "run": (_run_folder, 0.05), "owners": (_owners, 0.05), "address": (_address, 0.05), "spec": (_spec, 0.02),
 }  # fmt: skip

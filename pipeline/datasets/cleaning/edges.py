@@ -217,9 +217,14 @@ def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray
 def check_range(name: str, low: int, high: int, num_nodes: int) -> None:
     """Refuse ends of edges, a `name` such as source, that are not all in [0, V)."""
     if low < 0 or high >= num_nodes:
+        remedy = "number the nodes from 0, one row of labels and features for each"
+        if low == 1 and high == num_nodes:
+            remedy = "they seem to be numbered from 1, so subtract 1"
+        elif low >= 0:
+            remedy = f"give the nodes {num_nodes} to {high} a row of labels and features too, or leave their edges out"
         raise InputError(
-            f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, "
-            f"{num_nodes}): number the nodes from 0, one row of labels and features for each"
+            f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, {num_nodes}): "
+            f"{remedy}"
         )
 
 

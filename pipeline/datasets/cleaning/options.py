@@ -8,10 +8,22 @@ from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
-FREE += ("id", "src", "dst", "weight", "relation_column", "split", "edge_time", "node_time", "relation", "triples")
+FREE += (
+    "one_hot",
+    "id",
+    "src",
+    "dst",
+    "weight",
+    "relation_column",
+    "split",
+    "edge_time",
+    "node_time",
+    "relation",
+    "triples",
+)
 """Options with values other than a choice of words."""
 ONE_COLUMN = ("id", "src", "dst", "weight", "relation_column", "edge_time", "node_time")
-COLUMNS = ("feature_columns", "edge_feature_columns", "label_columns", "split", *ONE_COLUMN)
+COLUMNS = ("one_hot", "feature_columns", "edge_feature_columns", "label_columns", "split", *ONE_COLUMN)
 """Options that name columns of tables."""
 Direction = Literal["directed", "undirected", "reverse"]
 Overlaps = Literal["error", "first"]
@@ -66,6 +78,9 @@ class ReadOptions:
     feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of nodes to use as features, in this order: names, or a text such as "age,income"; "*": all
     numeric columns. None: features, x, or feature_0, feature_1, ..."""
+    one_hot: str | tuple[str, ...] | None = None
+    """Columns of nodes or edges, such as "city,job", of which each value becomes a feature of 0 and 1, beside the
+    features that `feature_columns` names."""
     edge_feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of edges to use as features of edges, in this order, as `feature_columns`."""
     edge_time: str | None = None
@@ -162,7 +177,7 @@ class ReadOptions:
         return ReadOptions(**{**before, **self.given})
 
     def __post_init__(self) -> None:
-        for key in ("feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "relation", "split"):
+        for key in (*COLUMNS, "ignored_labels", "relation"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
         for key in COLUMNS:

@@ -1,7 +1,8 @@
-"""One CSV file with a header as an Arrow table: ``.csv`` or ``.tsv``, optionally compressed by gzip."""
+"""One CSV file as an Arrow table: ``.csv`` or ``.tsv``, perhaps compressed. Columns are separated by commas (``.tsv``:
+tabs), or by what else separates its header; a list of edges by number needs no header."""
 
 import csv
-import gzip
+import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ import pyarrow.compute
 from pyarrow import csv as arrow_csv
 
 from ....storage.errors import InputError
+from ..schema.files import CSV
 
 pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+EDGES = "src,dst"
+"""Header of a table of edges; one of numbers alone may lack it."""
 BLOCK_BYTES = 1 << 20
 """Bytes of a file that are parsed at a time; no row may be longer."""
 Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
@@ -48,7 +51,7 @@ class Named(Protocol):
 
 def is_csv(path: Named) -> bool:
     """True if the path has a CSV file's suffix."""
-    return path.name.lower().endswith(SUFFIXES)
+    return path.name.lower().endswith(CSV)
 
 
 def read_csv(path: Path, as_text: AsText, example: str) -> pa.Table:
@@ -66,7 +69,8 @@ def read_csv(path: Path, as_text: AsText, example: str) -> pa.Table:
     """
     layout = _Layout(path, as_text, example)
     with layout.reading():
-        table = arrow_csv.read_csv(path, parse_options=layout.parsing, convert_options=layout.converting({}))
+        reading = arrow_csv.ReadOptions(column_names=layout.own_names)
+        table = arrow_csv.read_csv(path, reading, layout.parsing, layout.converting({}))
     return layout.named(table)
 
 
@@ -119,9 +123,10 @@ class _Layout:
 
     def __init__(self, path: Path, as_text: AsText, example: str) -> None:
         self.path, self.as_text = path, as_text
-        delimiter = "\t" if ".tsv" in path.name.lower() else ","
-        self._names = _header(path, delimiter, example)
+        usual = "\t" if ".tsv" in path.name.lower() else ","
+        self._names, delimiter, has_header = _header(path, usual, example)
         # pyarrow reads the header's row too, and removes a byte order mark.
+        self.own_names = None if has_header else self._names
         self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
@@ -133,7 +138,7 @@ class _Layout:
 
     def opened(self, types: dict[str, pa.DataType]) -> arrow_csv.CSVStreamingReader:
         """Reader of blocks, with the types of some columns."""
-        blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES)
+        blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=self.own_names)
         return arrow_csv.open_csv(self.path, blocks, self.parsing, self.converting(types))
 
     @contextmanager
@@ -156,32 +161,39 @@ class _Layout:
         return table
 
 
-def _header(path: Path, delimiter: str, example: str) -> list[str]:
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
+def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]:
+    """Names of the columns, what separates them, and whether the first line names them."""
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as f:
-            names = next(csv.reader(f, delimiter=delimiter), [])
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as e:
+        with pa.input_stream(str(path), compression="detect") as raw:
+            line = io.TextIOWrapper(raw, "utf-8-sig", newline="")
+            names = next(csv.reader(line, delimiter=usual), [])
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
         raise InputError(
             f"{path} cannot be read as CSV in UTF-8 ({e}); expected a header such as {example} in its first line"
         ) from e
+    delimiter = usual
+    if len(names) == 1 and (other := next((c for c in ";\t|," if c != usual and c in names[0]), None)):
+        names, delimiter = next(csv.reader(names, delimiter=other)), other
     stripped = [n.strip() for n in names]
     if not any(stripped):
         raise InputError(
             f"{path} is empty, or its first line is; expected a header such as {example} in its first line"
         )
     if all(_is_number(n) for n in stripped):
-        raise InputError(
-            f"{path} has no header: its first line is '{delimiter.join(names)}'; put one such as {example} above it"
-        )
+        if example != EDGES or len(names) < 2:
+            raise InputError(
+                f"{path} has no header: its first line is '{delimiter.join(names)[:80]}'; put one such as {example} "
+                "above it"
+            )
+        return [*EDGES.split(","), *(f"column_{i}" for i in range(3, len(names) + 1))], delimiter, False
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
-        raise InputError(f"{path}: the header names '{again[0]}' more than once; give every column its own name")
-    if len(names) == 1 and (other := next((c for c in ";\t|, " if c != delimiter and c in stripped[0]), None)):
-        right = "tabs" if delimiter == "\t" else "commas"
+        raise InputError(f"{path}: the header names '{again[0][:80]}' more than once; give every column its own name")
+    if len(names) == 1 and " " in stripped[0]:
         raise InputError(
-            f"{path}: the header '{names[0]}' is one column; separate columns by {right}, not by {other!r}"
+            f"{path}: the header '{names[0][:80]}' is one column; separate columns by commas, not by ' ', or "
+            "call a list of edges .txt"
         )
-    return names
+    return names, delimiter, True
 
 
 def _is_number(text: str) -> bool:

@@ -35,7 +35,7 @@ pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 OF_TABLES = (
     *OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction", "edge_time",
-    "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges",
+    "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges", "one_hot",
 )  # fmt: skip
 """Options that tables of several types follow."""
 End = tuple[int, int]
@@ -75,7 +75,7 @@ def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
             raw = _Reading(source, options).typed()
             plain = replace(
                 options, feature_columns=None, label_columns=None, edge_time=None, node_time=None, split=None, id=None,
-                src=None, dst=None, weight=None, relation_column=None, dangling_edges="error",
+                src=None, dst=None, weight=None, relation_column=None, dangling_edges="error", one_hot=None,
             )  # fmt: skip
             turned = options.direction == "undirected"
             data = clean_typed(source.name, raw, plain, request.split, request.seed, add_reverse=turned)
@@ -103,6 +103,8 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
         return [f"Relation {t.title.removeprefix('edges-')} has no edges." for t, count in rows if not count]
     table = rows[0][0]
     file = table.files[0].name if table.files else table.title
+    if table.rows is not None:
+        raise InputError(f"{source} has no edges")
     raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
 
 
@@ -154,7 +156,6 @@ class _Reading:
                 raise no_nodes(self.path, read.table)
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
         edges = [schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
-        self.ends_are_nodes = not nodes
         if not nodes:
             source, nodes = with_nodes_of_edges(source, edges, options)
         if options.relation_column is not None and not any(t.type is not None for t in source.tables):
@@ -321,7 +322,8 @@ class _Reading:
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
                 self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.from_csv)
-        options = replace(self.options, missing_ids="compact") if self.ends_are_nodes else self.options
+        named = all("id" in t.roles.values() for t in self.source.nodes)  # by the format, which lets ids have gaps
+        options = replace(self.options, missing_ids="compact") if named else self.options
         for t, own in self.nodes.items():
             typed = own.read.table.type is not None
             notes: list[str] = []

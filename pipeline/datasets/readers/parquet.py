@@ -23,6 +23,11 @@ pc: Any = pyarrow.compute
 
 def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """Numbers [V], nulls as NaN. Raises InputError for a column of anything else."""
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    if is_text(column.type):
+        key = what.partition(".")[2]
+        raise InputError(f"column {what} is {column.type}; expected numbers: one_hot={key} makes each value a feature")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise InputError(f"column {what} is {column.type}; expected numbers")
     # Nulls become NaN through float64; the cleaner decides about NaN.
@@ -42,8 +47,15 @@ def times_of(table: pa.Table, key: str | None, stem: str) -> AnyArray | None:
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return column.to_numpy()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        raise InputError(f"column {stem}.{key} is {column.type}; expected numbers, or dates in UTC without an offset")
+        first = next((str(value) for value in column.unique().to_pylist() if value), "")[:40]
+        raise InputError(
+            f"column {stem}.{key} is {column.type} (first: '{first}'); expected numbers, or dates in UTC without an "
+            "offset such as 2026-01-31T12:00:00"
+        )
     return numbers_of(column, f"{stem}.{key}")
+
+
+OR_NAN = ": make them lists of NaN, and set nan_features"
 
 
 class UnequalListsError(InputError):
@@ -53,7 +65,7 @@ class UnequalListsError(InputError):
 def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """[V, F] from a list column whose lists have one length. Raises UnequalListsError."""
     if column.null_count:
-        raise UnequalListsError(f"column {what} holds {column.null_count} nulls; expected a list in every row")
+        raise UnequalListsError(f"column {what} holds {column.null_count} nulls; expected a list in every row{OR_NAN}")
     # `flatten` alone would hide ragged rows, so lengths are compared first.
     lengths = np.concatenate([_lengths(chunk) for chunk in column.chunks] or [np.empty(0, np.int64)])
     if len(lengths) and (lengths != lengths[0]).any():

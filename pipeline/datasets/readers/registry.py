@@ -1,10 +1,11 @@
 """Registry of readers: the kinds of input, and how each is recognised."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset import Dataset
+from ....storage.dataset import SPLITS, Dataset
 from ....storage.dataset_store import open_dataset_store
 from ....storage.errors import InputError
 from ....storage.registry import Registry
@@ -21,14 +22,16 @@ from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
 from ..schema.files import SUFFIXES, entries_in
-from ..schema.source import GraphTables
-from .foreign.matrices import SAINT, read_mat, read_mtx, with_roles
+from ..schema.source import GraphTables, SourceTable
+from .foreign.kinds import NETWORKX, SAINT, is_edge_list, kind_of_folder
+from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .npz import raw_of, read_arrays, read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
-from .triples import files_of, read_triples
+from .triples import Triples, as_triples, files_of, read_triples
 
+JSON = (".json", ".json.gz")
 TABLES = SUFFIXES
 """Suffixes of files with tables."""
 
@@ -51,6 +54,11 @@ def _is_file(source: Any, *ends: str) -> bool:
     return path is not None and path.is_file() and path.name.lower().endswith(ends)
 
 
+def _is_edge_list(source: Any) -> bool:
+    path = path_of(source)
+    return path is not None and path.is_file() and is_edge_list(path)
+
+
 def _folder(source: Any) -> str | None:
     """Contents of a folder: a store, an OGB folder, tables, or tables of several types; None for anything else."""
     path = path_of(source)
@@ -58,12 +66,12 @@ def _folder(source: Any) -> str | None:
         return None
     if (path / MANIFEST).exists():
         return "store"
-    if (path / SAINT["adj"]).exists():
-        return "graphsaint"
     if (path / "raw").is_dir() and not (path / "processed").is_dir():
         return "ogb"
     if files_of(path):
         return "triples"
+    if (other := kind_of_folder(path, [f.name for f in path.iterdir()])) is not None:
+        return other
     return "tables" if any(name.lower().endswith(TABLES) for name in entries_in(path)) else None
 
 
@@ -115,8 +123,54 @@ def _read_npz(source: Any, request: Request) -> Raw:
     return read_npz(path, request.name, labelled=request.options.task != "link")
 
 
+def _read_edge_list(source: Any, request: Request) -> GraphTables:
+    from .foreign.edge_lists import edge_list
+    from .tables import nodes_beside
+
+    path, found = expanded(source), edge_list(expanded(source), request.name)
+    if found.nodes or (nodes := nodes_beside(path, request.options)) is None:
+        return found
+    note = f"The nodes were read from {nodes}."
+    return replace(found, tables=(SourceTable("nodes", (nodes,)), *found.edges), notes=(note, *found.notes))
+
+
+def _read_network(source: Any, request: Request) -> GraphTables:
+    from .foreign.networks import read_json, read_network
+
+    path = expanded(source)
+    return (read_json if _is_file(source, *JSON) else read_network)(path, request.name or path.name.partition(".")[0])
+
+
+def _read_property_graph(source: Any, request: Request) -> GraphTables:
+    from .foreign.property_graph import read_property_graph
+
+    return read_property_graph(expanded(source), request.name or expanded(source).resolve().name, request.options)
+
+
+def _read_dgl(source: Any, request: Request) -> GraphTables:
+    from .foreign.declared import read_dgl
+
+    return read_dgl(expanded(source), request.name or expanded(source).resolve().name)
+
+
+def _read_citations(source: Any, request: Request) -> GraphTables:
+    from .foreign.published import read_citations
+
+    return read_citations(expanded(source), request.name or expanded(source).resolve().name)
+
+
+def _read_openke(source: Any, request: Request) -> Triples:
+    from .foreign.published import openke_triples
+
+    path = expanded(source)
+    check_no_table_options(path, request)
+    sets = openke_triples(path)
+    train, val, test = (sets.get(part) for part in SPLITS)
+    return as_triples(train, val, test, True, request.name or path.resolve().name)
+
+
 def _saint(folder: Path) -> OwnArrays:
-    return with_roles(folder, read_arrays(folder / SAINT["adj"])[0])
+    return with_roles(folder, read_arrays(folder / SAINT)[0])
 
 
 def _of_arrays(read: Callable[[Path], OwnArrays]) -> Callable[[Any, Request], Raw]:
@@ -179,6 +233,24 @@ READERS: Registry[Reader] = Registry(
         _generated("tsbm", generate_tsbm, "nodes"),
         _generated("ratings", generate_ratings, "users"),
         _generated("payments", generate_payments, "accounts"),
+        Reader("edge-list", _is_edge_list, _read_edge_list, "a .txt or .edges list of edges", is_clean=False),
+        Reader(
+            "network",
+            lambda source: _is_file(source, *JSON) or _is_file(source, *NETWORKX, *(f"{s}.gz" for s in NETWORKX)),
+            _read_network,
+            "a .graphml, .gml, .gexf, .net or .json file",
+            is_clean=False,
+        ),
+        Reader(
+            "property-graph",
+            lambda source: _folder(source) == "property-graph",
+            _read_property_graph,
+            "a folder of Neo4j's or Neptune's CSV",
+            is_clean=False,
+        ),
+        Reader("dgl", lambda source: _folder(source) == "dgl", _read_dgl, is_clean=False),
+        Reader("citations", lambda source: _folder(source) == "citations", _read_citations, is_clean=False),
+        Reader("openke", lambda source: _folder(source) == "openke", _read_openke, is_clean=True),
         Reader("mtx", lambda source: _is_file(source, ".mtx", ".mtx.gz"), _of_arrays(read_mtx), is_clean=False),
         Reader(
             "mat", lambda source: _is_file(source, ".mat"), _of_arrays(read_mat), "a .mtx or .mat file", is_clean=False

@@ -1,8 +1,9 @@
 """Rows of the files of a table, with the column names that its user gave."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,19 @@ from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import is_full
 from ....storage.store.paths import expanded
 from ..cleaning.options import ReadOptions
+from ..cleaning.raw import Hint
 from ..schema import files as of_folder
 from ..schema.columns import Columns
 from ..schema.source import GraphTables, Kind, SourceTable
-from ..schema.words import is_text_first
-from .csv_file import is_csv, read_csv
+from ..schema.words import fold, is_text_first
+from .csv_file import EDGES, is_csv, read_csv
+from .foreign.kinds import first_line_of
+from .foreign.table_files import read_table_file
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
+from .one_hot import with_one_hot
 
-EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
+EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
@@ -54,11 +59,32 @@ def tables_of_folder(folder: Path, options: ReadOptions, name: str | None = None
         pairs = expanded(options.pairs).resolve()
         left = [(n, "it is the file of pairs") for n, files in entries.items() if pairs in {f.resolve() for f in files}]
     entries = {n: files for n, files in entries.items() if n not in dict(left)}
-    return GraphTables(
-        name or folder.resolve().name,
-        folder,
-        tuple(of_folder.tables_of(entries, folder, needs_nodes(options))),
-        tuple(left),
+    tables = tuple(
+        _with_folder_columns(table, folder) for table in of_folder.tables_of(entries, folder, needs_nodes(options))
+    )
+    return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), hint=_hint_of(tables))
+
+
+def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:
+    """The table with the columns that names of folders below `folder` say (``kind=x/part-0.parquet``), if any do."""
+    if not any("=" in part for file in table.files for part in file.relative_to(folder).parts[:-1]):
+        return table
+    from pyarrow import dataset
+
+    base = folder / table.files[0].relative_to(folder).parts[0]
+    kind = of_folder.suffix_of(table.files[0].name).split(".")[1]
+    with reading(base):
+        files: Any = [str(file) for file in table.files]
+        hive = dataset.partitioning(flavor="hive")
+        rows = dataset.dataset(files, format=kind, partitioning=hive, partition_base_dir=str(base)).to_table()
+    return replace(table, rows=rows)
+
+
+def is_in_pieces(source: GraphTables) -> bool:
+    """True if all rows lie in files of Parquet, CSV or NumPy, which can be read in pieces."""
+    files = [file for table in source.tables for file in table.files]
+    return all(t.rows is None for t in source.tables) and all(
+        file.name.lower().endswith((".parquet", ".npy")) or is_csv(file) for file in files
     )
 
 
@@ -68,7 +94,27 @@ def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = Non
     tables = () if nodes is None else (SourceTable("nodes", (nodes,)),)
     notes = () if nodes is None else (f"The nodes were read from {nodes}.",)
     name = name or (path.resolve().parent.name if stem == "edges" else stem)
-    return GraphTables(name, path, (*tables, SourceTable("edges", (path,))), notes=notes)
+    tables = (*tables, SourceTable("edges", (path,)))
+    return GraphTables(name, path, tables, hint=_hint_of(tables), notes=notes)
+
+
+def _hint_of(tables: Sequence[SourceTable]) -> Hint | None:
+    """The direction in Gephi's column ``Type`` of a CSV file of edges, if all rows say the same."""
+    files = [f for t in tables if t.kind == "edges" and t.type is None for f in t.files]
+    if len(files) != 1 or not is_csv(files[0]):
+        return None
+    names = {fold(name): name for name in re.split("[,;\t|]", first_line_of(files[0]).replace('"', ""))}
+    if not {"source", "target", "type"} <= set(names):
+        return None
+    try:
+        table = read_csv(files[0], lambda name: fold(name) == "type", EXAMPLES["edges"])
+    except InputError:
+        return None  # the reader says why
+    found = {str(value).lower() for value in table[names["type"]].unique().to_pylist()}
+    for word in ("directed", "undirected"):
+        if found == {word}:
+            return Hint(word, f"its column {names['type']} says")
+    return None
 
 
 def needs_nodes(options: ReadOptions) -> bool:
@@ -157,9 +203,12 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
     """The rows of a table. Raises InputError if a file cannot be read, or its columns differ in type from those of
     others."""
     if table.rows is not None:
-        return ReadTable(table, plain(table.rows), (table.rows.schema,))
-    found = [read_file(path, table.kind, options) for path in table.files]
-    rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
+        found, rows = [table.rows], plain(table.rows)
+    else:
+        found = [read_file(path, table.kind, options) for path in table.files]
+        rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
+    if (named := options.names("one_hot")) is not None:
+        rows = with_one_hot(rows, named, table.title)
     return ReadTable(table, rows, tuple(t.schema for t in found))
 
 
@@ -168,7 +217,9 @@ def read_file(path: Path, kind: Kind, options: ReadOptions) -> pa.Table:
     with reading(path):
         if is_csv(path):
             return read_csv(path, as_text(kind, options), EXAMPLES[kind])
-        return read_ends(path) if is_npy(path) else read_parquet(path)
+        if is_npy(path):
+            return read_ends(path)
+        return read_parquet(path) if path.name.lower().endswith(".parquet") else read_table_file(path)
 
 
 @contextmanager

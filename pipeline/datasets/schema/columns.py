@@ -1,7 +1,7 @@
 """Columns of one table by their roles, and the assignment of these: by the user's keys, by what the format says, by
 words; in this order, and each column has one role."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,8 @@ def is_numeric(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     kind = kind.value_type if is_list(kind) else kind
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(fits(kind) for fits in known)
 
 
 def listed(columns: Sequence[str]) -> str:
@@ -109,7 +110,8 @@ def listed(columns: Sequence[str]) -> str:
 
 def no_column(source: object, table: str, key: str, names: Sequence[str]) -> str:
     """Fault of a table without a column."""
-    return f"{source}: {table} has no column '{key}'; it holds {', '.join(names) or 'nothing'}{nearest(key, names)}"
+    shown = listed([n[:40] for n in names]) or "nothing"
+    return f"{source}: {table} has no column '{key}'; it holds {shown}{nearest(key, names)}"
 
 
 class Assignment:
@@ -132,6 +134,7 @@ class Assignment:
             elsewhere: keys whose columns may be those of another table.
         """
         self.table, self.options, self.source, self.elsewhere = table, options, source, elsewhere
+        self.head = head
         self.names, self.kinds = list(head.names), {f.name: f.type for f in head}
         self.roles: dict[str, tuple[Role, str]] = {}
         self.problems, self.notes = Problems(), list[str]()
@@ -270,7 +273,18 @@ class Assignment:
             wanted, why = (stated, "the format says so") if stated else (self._customary(others), "by its name")
         for c in wanted:
             self.give(c, "feature", why)
-        return wanted
+        return (*wanted, *self._one_hot(wanted))
+
+    def _one_hot(self, wanted: Sequence[str]) -> Iterator[str]:
+        """Columns of `one_hot` beside the features `wanted`, which are lists of 0 and 1 now."""
+        for c in self.options.names("one_hot") or ():
+            if c not in self.names:
+                continue
+            values = (self.head.field(c).metadata or {}).get(b"one_hot", b"").decode()
+            self.notes.append(f"Column {c} of {self.table.kind} is a feature for each value (one_hot): {values[:200]}.")
+            if c not in wanted and c in self.free():
+                self.give(c, "feature", "read.one_hot")
+                yield c
 
     def _customary(self, names: Sequence[str]) -> tuple[str, ...]:
         """Columns that are features by their names: one of lists, or numbered ones."""

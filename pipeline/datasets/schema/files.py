@@ -18,7 +18,12 @@ from . import words
 from .columns import listed, quoted
 from .source import Kind, SourceTable
 
-SUFFIXES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+COMPRESSED = ("", ".gz", ".bz2", ".zst")
+"""Suffixes of compressed text files."""
+CSV = tuple(kind + how for kind in (".csv", ".tsv") for how in COMPRESSED)
+JSON_LINES = tuple(kind + how for kind in (".jsonl", ".ndjson") for how in COMPRESSED)
+ARROW = (".feather", ".arrow", ".ipc")
+SUFFIXES = (".parquet", *CSV, *JSON_LINES, *ARROW, ".orc")
 """Ends of the names of files with tables."""
 _OF_EDGES = (*SUFFIXES, ".npy")
 _NAME = r"[^\W\d][^-.,]*"
@@ -33,8 +38,36 @@ def natural(name: str) -> list[tuple[int, int | str]]:
 
 
 def entries_in(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """Files of a folder by the name of what they are part of."""
-    return {path.name: (path,) for path in sorted(folder.iterdir(), key=lambda p: natural(p.name)) if path.is_file()}
+    """Files of a folder by the name of what they are part of: their own, or that of a folder of parts, as Spark, Dask
+    and pandas write them (``nodes.parquet/part-0.parquet``, also with a folder for each value of a column).
+
+    Raises:
+        InputError: a folder of parts holds files of several kinds, or is beside a file of its name.
+    """
+    paths = sorted(folder.iterdir(), key=lambda p: natural(p.name))
+    found: dict[str, tuple[Path, ...]] = {path.name: (path,) for path in paths if path.is_file()}
+    for path in paths:
+        if path.is_dir() and path.name.lower().startswith(("nodes", "edges")) and (parts := _parts_in(path)):
+            ends = {suffix_of(part.name) for part in parts}
+            if len(ends) > 1:
+                raise InputError(f"{path} holds files of several kinds ({', '.join(sorted(ends))}); move one kind away")
+            name = path.name if path.name.lower().endswith(SUFFIXES) else path.name + ends.pop()
+            if name in found:
+                raise InputError(f"{path}/ and {name} are both the same table; move one of the two away")
+            found[name] = tuple(parts)
+    return found
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    """Files of tables below a folder, in the order of the numbers in their paths, but for ``_SUCCESS`` and the like."""
+    below = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(SUFFIXES))
+    shown = [path for path in below if not any(part.startswith(("_", ".")) for part in path.parts)]
+    return [folder / path for path in sorted(shown, key=lambda p: natural(p.as_posix())) if (folder / path).is_file()]
+
+
+def suffix_of(name: str) -> str:
+    """The end of a table's name that says of what kind it is."""
+    return max((s for s in SUFFIXES if name.lower().endswith(s)), key=len)
 
 
 @dataclass(frozen=True)

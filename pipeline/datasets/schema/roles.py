@@ -122,6 +122,9 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
     target, notes = None, list[str]()
     nodes = [i for i, t in enumerate(source.tables) if t.kind == "nodes"]
     problems = Problems()
+    for c in options.names("one_hot") or ():
+        if not any(c in head.names for head in heads):
+            problems.add(f"{source.path}: no table has the column '{c}' that one_hot names")
     for key in (*_OF_NODES, *_OF_EDGES):
         _check_named(key, source, heads, options, alone, problems)
     for _, given in found.values():

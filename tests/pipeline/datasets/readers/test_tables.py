@@ -176,9 +176,9 @@ def test_list_columns_and_single_ones_are_taken_together(tmp_path):
 BAD_CSV = [
     ({"edges": ""}, "is empty"),
     ({"edges": "\n\n"}, "is empty, or its first line is"),
-    ({"edges": "0,1\n1,0\n"}, "has no header: its first line is '0,1'; put one such as src,dst above it"),
+    ({"nodes": "0,1\n1,0\n"}, "has no header: its first line is '0,1'; put one such as id,label above it"),
     ({"edges": "ann,bob\nbob,ann\n"}, "edges has no column 'src'; it holds ann, bob"),
-    ({"edges": "src;dst\na;b\n"}, "the header 'src;dst' is one column; separate columns by commas, not by ';'"),
+    ({"edges": "src dst\na b\n"}, "the header 'src dst' is one column; separate columns by commas, not by ' '"),
     ({"edges": "src,src,dst\na,b,c\n"}, "the header names 'src' more than once"),
     ({"edges": "src,dst\nbob,007\nbob\n"}, "expected a CSV file in UTF-8 with the same columns in every row"),
     ({"edges": "src,dst\nbob,\n"}, "edges.dst holds 1 nulls (NA and null are nulls in CSV unless quoted)"),
@@ -252,7 +252,7 @@ def test_scipy_names_of_nodes_and_splits_by_name():
 def test_files_of_other_programs_are_told_how(tmp_path):
     for name, phrase in (
         ("g.pt", "mr.from_pyg(torch.load('g.pt', weights_only=False))"),
-        ("g.gml", "networkx.read_gml('g.gml')"),
+        ("g.gml", "cannot be read by networkx.read_gml"),
     ):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(InputError) as e:

@@ -1,5 +1,6 @@
 """Matrix Market, MATLAB and GraphSAINT, written by SciPy."""
 
+import gzip
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import scipy.io
 import scipy.sparse as sp
 
 import millrace as mr
+from millrace.pipeline.datasets.readers.foreign.matrices import read_mtx
 from millrace.tests.contracts.matrices import V, small_graph, weights_of
 
 LINK = mr.ReadOptions(direction="directed", task="link")
@@ -33,16 +35,30 @@ def test_matrix_market(tmp_path, symmetric, weighted):
     assert (dataset.graph.edge_weight is not None) == weighted
 
 
+BEGIN = "%%MatrixMarket matrix coordinate"
 MARKET = {
-    "text": ("hello\n", "cannot be read"),
-    "complex": ("%%MatrixMarket matrix coordinate complex general\n2 2 1\n1 2 1.0 2.0\n", "holds complex numbers"),
-    "cut off": ("%%MatrixMarket matrix coordinate pattern general\n9 9 1000000000000\n1 2\n", "is cut off"),
-    "huge": (
-        "%%MatrixMarket matrix coordinate pattern general\n900000000 900000000 1\n1 2\n",
-        "900,000,000 nodes for 1 edges",
+    "text": ("hello\n", "the header and the numbers of rows, columns and entries are missing"),
+    "complex": (f"{BEGIN} complex general\n2 2 1\n1 2 1.0 2.0\n", "expected a matrix of coordinates"),
+    "dense": ("%%MatrixMarket matrix array real general\n2 2 1\n1 2 1\n", "expected a matrix of coordinates"),
+    "hermitian": (f"{BEGIN} real hermitian\n2 2 1\n1 2 1.0\n", "is hermitian; expected general"),
+    "cut off": (
+        f"{BEGIN} pattern general\n9 9 1000000000000\n1 2\n",
+        "has 1 entries, and its header says 1,000,000,000,000",
     ),
-    "beyond": ("%%MatrixMarket matrix coordinate pattern general\n3 3 1\n1 7\n", "cannot be read"),
+    "huge": (f"{BEGIN} pattern general\n900000000 900000000 1\n1 2\n", "900,000,000 nodes for 1 edges"),
+    "beyond": (f"{BEGIN} pattern general\n3 3 1\n1 7\n", "outside of its 3 rows and 3 columns"),
+    "below": (f"{BEGIN} pattern general\n3 3 1\n0 1\n", "outside of its 3 rows and 3 columns"),
+    "ragged": (f"{BEGIN} real general\n3 3 2\n1 2 0.5\n1 2\n", "cannot be read"),
 }
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_skew_symmetric_and_blank_lines(tmp_path, suffix):
+    text = f"{BEGIN} real skew-symmetric\n% made by hand\n\n  3  3   2\n 2\t1   5\n3 1 -2 \n".encode()
+    (tmp_path / f"a.mtx{suffix}").write_bytes(gzip.compress(text) if suffix else text)
+    found = read_mtx(tmp_path / f"a.mtx{suffix}").arrays
+    entries = sorted(zip(*found["edge_index"].tolist(), found["edge_weight"].tolist()))
+    assert entries == [(0, 1, -5), (0, 2, 2), (1, 0, 5), (2, 0, -2)] and found["num_nodes"] == 3
 
 
 @pytest.mark.parametrize("kind", MARKET)

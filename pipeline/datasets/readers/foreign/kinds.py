@@ -1,0 +1,86 @@
+"""Recognition of other libraries' files and folders, by their names and the first lines of CSV files.
+
+Arrow is imported only when a source is read: it starts threads, which the server of ranks must not have.
+"""
+
+import csv
+import gzip
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from ...schema.files import COMPRESSED, CSV
+
+EDGE_LISTS = (".txt", ".edges", ".edgelist", ".edge", ".el", ".wel", ".ncol")
+NETWORKX = {
+    ".gml": "read_gml",
+    ".graphml": "read_graphml",
+    ".xml": "read_graphml",
+    ".gexf": "read_gexf",
+    ".net": "read_pajek",
+    ".paj": "read_pajek",
+    ".pajek": "read_pajek",
+    ".adjlist": "read_adjlist",
+    ".multiline_adjlist": "read_multiline_adjlist",
+    ".g6": "read_graph6",
+    ".graph6": "read_graph6",
+    ".s6": "read_sparse6",
+    ".sparse6": "read_sparse6",
+}
+"""Functions of NetworkX by the suffix of a file, which may be compressed by gzip or bzip2."""
+MOST_HEADERS = 64
+"""Most files of a folder whose headers are looked at."""
+_PROPERTY_GRAPH = re.compile(r"(?:START_)?ID(?:\([^)]*\))?|id|from")
+"""What stands behind a ``:`` or ``~`` in a column of ids."""
+SAINT, META, CONTENT, CITES, OPENKE = "adj_full.npz", "meta.yaml", ".content", ".cites", "train2id.txt"
+
+
+def is_edge_list(path: Path) -> bool:
+    """True if a file's name is one of a list of edges; KONECT's begin with ``out.``."""
+    name = path.name.lower()
+    return name.endswith(tuple(s + c for s in EDGE_LISTS for c in COMPRESSED)) or name.startswith("out.")
+
+
+def networkx_reader(path: Path) -> str | None:
+    """The function of NetworkX that reads a file, by its name; None if none does."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".bz2")
+    return next((reader for suffix, reader in NETWORKX.items() if name.endswith(suffix)), None)
+
+
+def kind_of_folder(folder: Path, names: Collection[str]) -> str | None:
+    """Name of the reader for a folder with files of these names; None if it is of no other library."""
+    ends = {end for end in (CONTENT, CITES) if any(name.endswith(end) for name in names)}
+    by_name = {
+        "graphsaint": SAINT in names,
+        "openke": {OPENKE, "entity2id.txt", "relation2id.txt"} <= set(names),
+        "dgl": META in names,
+        "citations": len(ends) == 2,
+    }
+    if (found := next((kind for kind, fits in by_name.items() if fits), None)) is not None:
+        return found
+    tables = [name for name in sorted(names) if name.lower().endswith(CSV)][:MOST_HEADERS]
+    return "property-graph" if any(has_marks(first_line_of(folder / name)) for name in tables) else None
+
+
+def first_line_of(path: Path) -> str:
+    """The first line of a text file; empty if it cannot be read."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+            return str(file.readline(1 << 14)).rstrip("\r\n")
+    except (OSError, EOFError):
+        return ""
+
+
+def has_marks(line: str) -> bool:
+    """True for a header with a column of ids that is marked as Neo4j or Neptune mark it: ``:ID``, ``~from``."""
+    if ":" not in line and "~" not in line:
+        return False
+    cells = next(csv.reader([line], delimiter=separator_of(line)), [])
+    marked = (re.split("[:~]", cell.strip(), maxsplit=1) for cell in cells)
+    return any(len(parts) == 2 and _PROPERTY_GRAPH.fullmatch(parts[1]) for parts in marked)
+
+
+def separator_of(line: str) -> str:
+    """The character that separates the columns of a header."""
+    return max(",\t;|", key=line.count)

@@ -1,0 +1,204 @@
+"""Files of graphs with attributes: GML, GraphML, GEXF, Pajek and adjacency lists by NetworkX, and node-link JSON.
+
+Attributes of nodes and edges become columns under their own names.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .....storage.errors import NOT_READABLE, InputError, MissingExtraError, first_line, install
+from ...cleaning.node_ids import as_numbers, is_text
+from ...cleaning.raw import Hint
+from ...schema.source import GraphTables, Role, SourceTable
+from .declared import is_graphstorm, read_graphstorm
+from .kinds import networkx_reader
+
+ID, ENDS = "id", ("source", "target")
+DISPLAY: dict[str, tuple[str, ...]] = {
+    "read_pajek": ("label", "x", "y", "shape"),
+    "read_gml": ("label", "graphics"),
+    "read_gexf": ("label", "viz"),
+}
+"""Attributes that say how a node is shown, which are neither features nor classes."""
+LINKS = ("links", "edges")
+
+
+def read_network(path: Path, name: str) -> GraphTables:
+    """The tables of a file that NetworkX reads. Nodes are called as NetworkX calls them: in GML and Pajek by their
+    labels, if these differ.
+
+    Raises:
+        MissingExtraError: NetworkX is not installed.
+        InputError: the file is damaged, or holds several graphs.
+    """
+    try:
+        import networkx as nx
+    except ImportError:
+        raise MissingExtraError(f"{path} is read by NetworkX, which is not installed: {install('networkx')}") from None
+    reader = networkx_reader(path) or "read_edgelist"
+    # Edges of a list may repeat, and their direction is not known.
+    kind = {"create_using": nx.MultiDiGraph} if reader == "read_edgelist" else {}
+    try:
+        graph: Any = _read_gml(nx, path) if reader == "read_gml" else getattr(nx, reader)(path, **kind)
+        if not hasattr(graph, "nodes"):
+            raise InputError(f"it holds {len(graph)} graphs, not one")
+        nodes = {node: dict(attributes) for node, attributes in graph.nodes(data=True)}
+        edges = [(source, target, dict(attributes)) for source, target, attributes in graph.edges(data=True)]
+    except Exception as e:  # damage makes NetworkX's parsers raise errors of many kinds
+        if isinstance(e, PermissionError):
+            raise InputError(f"{path}: {NOT_READABLE}") from e
+        what = reader.removeprefix("read_")
+        raise InputError(
+            f"{path} cannot be read by networkx.{reader} ({first_line(e)[:200]}); expected a {what} file"
+        ) from e
+    if kind:
+        return graph_tables(name, path, {}, edges, None)
+    hint = Hint("directed" if graph.is_directed() else "undirected", f"the graph in {path.name} is")
+    return graph_tables(name, path, nodes, edges, hint, DISPLAY.get(reader, ()))
+
+
+def _read_gml(nx: Any, path: Path) -> Any:
+    try:
+        return nx.read_gml(path)
+    except nx.NetworkXError as e:
+        if "label" not in str(e):
+            raise
+    return nx.read_gml(path, label="id")  # labels are missing, or are not distinct
+
+
+def graph_tables(
+    name: str,
+    path: Path,
+    nodes: Mapping[Any, Mapping[str, Any]],
+    edges: Iterable[tuple[Any, Any, Mapping[str, Any]]],
+    hint: Hint | None,
+    unread: Iterable[str] = (),
+) -> GraphTables:
+    """Tables of nodes and edges with attributes; those in `unread` have the role "not read". Without nodes, these are
+    the ends of edges."""
+    taken = {key for attributes in nodes.values() for key in attributes}
+    key = ID if ID not in taken else "node"
+    edges = list(edges)
+    of_nodes = _table(path, {key: list(nodes)}, list(nodes.values()))
+    ends = {end: [edge[at] for edge in edges] for at, end in enumerate(ENDS)}
+    of_edges = _table(path, ends, [attributes for _, _, attributes in edges])
+    of_nodes, of_edges = _with_numbers(of_nodes, (key,), of_edges, ENDS)
+    drawn: dict[str, Role] = {c: "not read" for c in unread if c in taken}
+    roles: dict[str, Role] = {ENDS[0]: "source", ENDS[1]: "target"}
+    tables = (
+        SourceTable("nodes", (path,), None, of_nodes, {key: "id", **drawn}),
+        SourceTable("edges", (path,), None, of_edges, roles),
+    )
+    return GraphTables(name, path, tables if nodes else tables[1:], (), hint)
+
+
+def _table(path: Path, fixed: Mapping[str, list[Any]], rows: list[Mapping[str, Any]]) -> pa.Table:
+    """Columns `fixed`, as text unless all are whole numbers, and one for each attribute of `rows`."""
+    columns: dict[str, Any] = {}
+    for key, values in fixed.items():
+        whole = all(type(value) is int and -(2**63) <= value < 2**63 for value in values)
+        columns[key] = pa.array(values, pa.int64()) if whole else pa.array([str(value) for value in values])
+    for key in dict.fromkeys(key for row in rows for key in row):
+        if key in columns:
+            continue
+        values = [row.get(key) for row in rows]
+        try:
+            columns[str(key)] = pa.array(values)
+        except (pa.ArrowException, OverflowError, ValueError):  # values of several kinds
+            columns[str(key)] = pa.array([None if value is None else str(value) for value in values])
+    try:
+        return pa.table(columns)
+    except (pa.ArrowException, ValueError) as e:
+        raise InputError(f"{path}: attributes are no columns ({first_line(e)[:200]}); rename them") from e
+
+
+def _with_numbers(
+    nodes: pa.Table, ids: Iterable[str], edges: pa.Table, ends: Iterable[str]
+) -> tuple[pa.Table, pa.Table]:
+    """The tables with ids and ends as integers where all are, written as text or not; else as text."""
+    columns = [*(nodes[c] for c in ids), *(edges[c] for c in ends)]
+    numbers = [as_numbers(column) if is_text(column.type) else column for column in columns]
+    if not all(n is not None for n in numbers):
+        numbers = [column.cast(pa.string()) for column in columns]
+    found = iter(numbers)
+    for c in ids:
+        nodes = nodes.set_column(nodes.column_names.index(c), c, next(found))
+    for c in ends:
+        edges = edges.set_column(edges.column_names.index(c), c, next(found))
+    return nodes, edges
+
+
+def read_json(path: Path, name: str) -> GraphTables:
+    """The tables of a JSON file of nodes and links, as NetworkX, D3, Cytoscape, Graphology and the JSON Graph Format
+    write them.
+
+    Raises:
+        InputError: it is no JSON, or holds no nodes and links.
+    """
+    try:
+        with pa.input_stream(str(path), compression="detect") as file:
+            record: Any = json.loads(file.read())
+    except PermissionError as e:
+        raise InputError(f"{path}: {NOT_READABLE}") from e
+    except (OSError, ValueError, RecursionError) as e:
+        raise InputError(f"{path} is no JSON ({first_line(e)[:200]}); expected an object with nodes and links") from e
+    if is_graphstorm(record):
+        return read_graphstorm(record, path, name)
+    directed = record.get("directed") if isinstance(record, dict) else None
+    if isinstance(record, dict):
+        inner = record.get("elements", record.get("graph"))
+        record = inner if isinstance(inner, dict) and "nodes" in inner else record
+    given = record.get("nodes") if isinstance(record, dict) else None
+    key = next((k for k in LINKS if isinstance(record.get(k), list)), None) if isinstance(record, dict) else None
+    if isinstance(given, dict):  # JSON Graph Format
+        given = [{ID: node, **(of if isinstance(of, dict) else {})} for node, of in given.items()]
+    if key is None or not isinstance(given, list) or not all(isinstance(of, dict) for of in (*given, *record[key])):
+        held = f"it holds {', '.join(map(str, list(record)[:8]))}" if isinstance(record, dict) else "it holds a list"
+        raise InputError(f"{path} is no graph: expected an object with lists of nodes and links, as objects; {held}")
+    nodes, links = [_flat(of) for of in given], [_flat(of) for of in record[key]]
+    directed = record.get("directed", directed)
+    hint = Hint("directed" if directed else "undirected", f"{path.name} says directed: {json.dumps(directed)}")
+    names = _ids_of(path, nodes, links)
+    found: dict[Any, dict[str, Any]] = {}
+    for node, of in zip(names, nodes):
+        if node in found:
+            raise InputError(f"{path}: two nodes are called {str(node)[:80]!r}; give each its own id")
+        found[node] = {k: v for k, v in of.items() if k != ID}
+    edges = [
+        (_end(path, of, ENDS[0]), _end(path, of, ENDS[1]), {k: v for k, v in of.items() if k not in ENDS})
+        for of in links
+    ]
+    return graph_tables(name, path, found, edges, hint if directed is not None else None)
+
+
+def _flat(of: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with what is in its ``data`` (Cytoscape), ``attributes`` (Graphology) or ``metadata`` (JSON Graph)."""
+    found = dict(of)
+    for inner in ("data", "attributes", "metadata"):
+        if isinstance(found.get(inner), dict):
+            found |= found.pop(inner)
+    return found
+
+
+def _ids_of(path: Path, nodes: list[dict[str, Any]], links: list[dict[str, Any]]) -> list[Any]:
+    """The name of each node: its id or key; or, as in D3's older files, its place if links say places, or its name."""
+    for key in (ID, "key"):
+        if all(isinstance(of.get(key), str | int | float) for of in nodes):
+            return [of.pop(key) for of in nodes]
+    ends = [of.get(end) for of in links for end in ENDS]
+    if all(type(end) is int and 0 <= end < len(nodes) for end in ends):
+        return list(range(len(nodes)))
+    if all(isinstance(of.get("name"), str) for of in nodes):
+        return [of["name"] for of in nodes]
+    raise InputError(f"{path}: nodes have no id; give each an id that links call it by")
+
+
+def _end(path: Path, link: Mapping[str, Any], end: str) -> Any:
+    found = link.get(end)
+    if not isinstance(found, str | int | float):
+        raise InputError(f"{path}: a link has {end} {str(found)[:40]}; expected the id of a node")
+    return found

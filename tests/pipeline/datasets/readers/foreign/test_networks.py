@@ -1,0 +1,149 @@
+"""Files of graphs that NetworkX writes, and node-link JSON of several programs, beside NetworkX."""
+
+import builtins
+import json
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.storage.errors import MissingExtraError
+from millrace.tests.contracts.edges_by_name import edges_of, names_of, rows_of
+
+OPTIONS = mr.ReadOptions(feature_columns="age,height", label_columns="kind")
+
+
+def _graph(kind=nx.DiGraph, numbers=False):
+    graph = kind()
+    for i in range(9):
+        name = 10 * i + 1 if numbers else f"p{i}"
+        graph.add_node(name, age=20 + i, height=1.5 + i / 8, kind="red" if i % 2 else "blue")
+    names = list(graph)
+    graph.add_edges_from((names[i], names[(i * 2 + 1) % 9], {"weight": i + 1.5}) for i in range(9))
+    return graph
+
+
+def _expected(graph):
+    pairs = {(str(u), str(v)) for u, v in graph.edges()}
+    return sorted(pairs if graph.is_directed() else pairs | {(v, u) for u, v in pairs})
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("suffix", ["gml", "graphml", "gexf", "graphml.gz", "xml"])
+def test_attributes(tmp_path, kind, numbers, suffix):
+    graph, path = _graph(kind, numbers), tmp_path / f"g.{suffix}"
+    write = {"xml": "graphml"}.get(suffix.removesuffix(".gz"), suffix.removesuffix(".gz"))
+    getattr(nx, f"write_{write}")(graph, path)
+    dataset = mr.open_dataset(path, options=OPTIONS)
+    assert edges_of(dataset) == _expected(graph)
+    assert rows_of(dataset) == {str(v): [graph.nodes[v]["age"], graph.nodes[v]["height"]] for v in graph}
+    kinds = {name: dataset.class_names[y] for name, y in zip(names_of(dataset), dataset.labels)}
+    assert kinds == {str(v): graph.nodes[v]["kind"] for v in graph}
+    assert set(np.asarray(dataset.graph.edge_weight)) == {w for *_, w in graph.edges(data="weight")}
+
+
+@pytest.mark.parametrize("suffix", ["net", "adjlist", "g6"])
+def test_structure(tmp_path, suffix):
+    graph = nx.convert_node_labels_to_integers(_graph(nx.Graph, numbers=True))
+    edges = [(u, v) for u, v in graph.edges() if u != v]
+    graph = nx.Graph()
+    graph.add_nodes_from(range(9))
+    graph.add_edges_from(edges)
+    write = {"net": nx.write_pajek, "adjlist": nx.write_adjlist, "g6": nx.write_graph6}[suffix]
+    write(graph, tmp_path / f"g.{suffix}")
+    dataset = mr.open_dataset(tmp_path / f"g.{suffix}", options=mr.ReadOptions(task="link"), split="fraction:1,0")
+    assert edges_of(dataset) == _expected(graph)
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_labels_of_gml_are_names(tmp_path, distinct):
+    texts = [f'node [ id {i} label "{"ann" if not distinct else "abc"[i]}" age {i} ]' for i in range(3)]
+    (tmp_path / "g.gml").write_text(
+        f"graph [ {' '.join(texts)} edge [ source 0 target 1 ] edge [ source 1 target 2 ] ]"
+    )
+    dataset = mr.open_dataset(tmp_path / "g.gml", options=mr.ReadOptions(task="link"), split="fraction:1,0")
+    assert names_of(dataset) == (["a", "b", "c"] if distinct else ["0", "1", "2"])
+
+
+JSON = {
+    "networkx": nx.node_link_data(_graph(), edges="links"),
+    "edges": nx.node_link_data(_graph(), edges="edges"),
+    "places": {
+        "directed": True,
+        "nodes": [{"name": v, **of} for v, of in _graph().nodes(data=True)],
+        "links": [{"source": int(u[1:]), "target": int(v[1:])} for u, v in _graph().edges()],
+    },
+    "cytoscape": {
+        "directed": True,
+        "elements": {
+            "nodes": [{"data": {"id": v, **of}} for v, of in _graph().nodes(data=True)],
+            "edges": [{"data": {"id": f"{u}{v}", "source": u, "target": v}} for u, v in _graph().edges()],
+        },
+    },
+    "graphology": {
+        "directed": True,
+        "nodes": [{"key": v, "attributes": of} for v, of in _graph().nodes(data=True)],
+        "edges": [{"source": u, "target": v} for u, v in _graph().edges()],
+    },
+    "json graph": {
+        "graph": {
+            "directed": True,
+            "nodes": {v: {"label": v, "metadata": of} for v, of in _graph().nodes(data=True)},
+            "edges": [{"source": u, "target": v} for u, v in _graph().edges()],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("form", JSON)
+def test_json(tmp_path, form):
+    (tmp_path / "g.json").write_text(json.dumps(JSON[form]))
+    dataset = mr.open_dataset(tmp_path / "g.json", options=OPTIONS)
+    graph = _graph()
+    if form == "places":
+        graph = nx.relabel_nodes(graph, {v: v[1:] for v in graph})
+    assert edges_of(dataset) == _expected(graph)
+    assert rows_of(dataset) == {v: [of["age"], of["height"]] for v, of in graph.nodes(data=True)}
+
+
+BAD = {
+    "no json": ("{", "is no JSON"),
+    "list": ("[1]", "is no graph: expected an object with lists of nodes and links, as objects; it holds a list"),
+    "other": ('{"a": 1}', "it holds a"),
+    "no ids": ('{"nodes": [{}, {}], "links": [{"source": "a", "target": "b"}]}', "nodes have no id"),
+    "twice": ('{"nodes": [{"id": 1}, {"id": 1}], "links": []}', "two nodes are called '?1"),
+    "no end": ('{"nodes": [{"id": 1}], "links": [{"source": 1}]}', "a link has target None; expected the id of a node"),
+    "unknown": ('{"nodes": [{"id": 1}], "links": [{"source": 1, "target": 2}]}', "not the id of any node"),
+    "texts": ('{"nodes": ["a"], "links": []}', "as objects"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_refused_json(tmp_path, kind):
+    text, words = BAD[kind]
+    (tmp_path / "g.json").write_text(text)
+    with pytest.raises(mr.InputError, match=words):
+        mr.open_dataset(tmp_path / "g.json", options=mr.ReadOptions(task="link", direction="directed"))
+
+
+@pytest.mark.parametrize("suffix", ["gml", "graphml", "gexf", "net", "g6"])
+def test_damaged(tmp_path, suffix):
+    (tmp_path / f"g.{suffix}").write_text("<x")
+    with pytest.raises(mr.InputError, match=r"cannot be read by networkx\.read_|has no edges"):
+        mr.open_dataset(tmp_path / f"g.{suffix}", options=mr.ReadOptions(task="link"))
+
+
+def test_networkx_is_not_installed(tmp_path, monkeypatch):
+    (tmp_path / "g.gml").write_text("graph [ ]")
+    found = builtins.__import__
+
+    def without(name, *rest):
+        if name == "networkx":
+            raise ImportError(name)
+        return found(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=r"which is not installed: pip install '\.\[networkx\]'"):
+        mr.open_dataset(tmp_path / "g.gml")

@@ -1,0 +1,169 @@
+"""Tables in Feather, JSON lines and ORC, compressed CSV, and folders of parts, beside the same tables as plain CSV."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+
+import millrace as mr
+from millrace.tests.contracts.edges_by_name import edges_of, names_of, rows_of
+
+OPTIONS = mr.ReadOptions(direction="directed", feature_columns="age", label_columns="kind")
+N = 30
+TABLES = {
+    "nodes": pa.table(
+        {"id": [f"p{i:02d}" for i in range(N)], "age": list(range(N)), "kind": ["xyz"[i % 3] for i in range(N)]}
+    ),
+    "edges": pa.table({"src": [f"p{i:02d}" for i in range(N)], "dst": [f"p{i * 7 % N:02d}" for i in range(N)]}),
+}
+
+
+def _stream(table, path):
+    with pa.ipc.new_stream(str(path), table.schema) as out:
+        out.write_table(table)
+
+
+def _lines(table, path):
+    data = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+    with pa.output_stream(str(path), compression="detect") as out:
+        out.write(data)
+
+
+def _csv(table, path):
+    with pa.output_stream(str(path), compression="detect") as out:
+        pyarrow.csv.write_csv(table, out)
+
+
+def _tabs(table, path):
+    with pa.output_stream(str(path), compression="detect") as out:
+        pyarrow.csv.write_csv(table, out, pyarrow.csv.WriteOptions(delimiter="\t"))
+
+
+WRITERS = {
+    ".feather": pyarrow.feather.write_feather,
+    ".arrow": _stream,
+    ".orc": pyarrow.orc.write_table,
+    ".jsonl": _lines,
+    ".ndjson.gz": _lines,
+    ".jsonl.zst": _lines,
+    ".csv.zst": _csv,
+    ".csv.bz2": _csv,
+    ".tsv.zst": _tabs,
+}
+
+
+def _expect(dataset):
+    assert edges_of(dataset) == sorted(tuple(row.values()) for row in TABLES["edges"].to_pylist())
+    nodes = TABLES["nodes"].to_pylist()
+    assert rows_of(dataset) == {row["id"]: [row["age"]] for row in nodes}
+    assert {v: dataset.class_names[y] for v, y in zip(names_of(dataset), dataset.labels)} == {
+        r["id"]: r["kind"] for r in nodes
+    }
+
+
+def _agree(path, out, options=OPTIONS):
+    """Open a source, and convert it into a store of the same bytes."""
+    dataset = mr.open_dataset(path, options=options)
+    mr.convert(path, out, options=options, verbose=False)
+    stored = mr.open_dataset(out)
+    assert edges_of(stored) == edges_of(dataset) and rows_of(stored) == rows_of(dataset)
+    np.testing.assert_array_equal(stored.labels, dataset.labels)
+    return dataset
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_kinds(tmp_path, suffix):
+    (tmp_path / "g").mkdir()
+    for stem, table in TABLES.items():
+        WRITERS[suffix](table, tmp_path / "g" / f"{stem}{suffix}")
+    _expect(_agree(tmp_path / "g", tmp_path / "store"))
+
+
+@pytest.mark.parametrize("suffix", [".feather", ".jsonl", ".orc", ".jsonl.zst"])
+def test_damaged(tmp_path, suffix):
+    (tmp_path / f"edges{suffix}").write_bytes(b"\x00hello")
+    with pytest.raises(mr.InputError, match=f"edges{suffix} cannot be read"):
+        mr.open_dataset(tmp_path / f"edges{suffix}", options=mr.ReadOptions(task="link"))
+
+
+@pytest.mark.parametrize("named", [".parquet", ""])
+@pytest.mark.parametrize("of", ["part-{:05d}-abc.c000.snappy.parquet", "part.{}.parquet", "part-{}.csv"])
+def test_folders_of_parts(tmp_path, named, of):
+    if named and of.endswith("csv"):
+        named = ".csv"
+    for stem, table in TABLES.items():
+        folder = tmp_path / "g" / f"{stem}{named}"
+        folder.mkdir(parents=True)
+        for k in range(12):  # 10 comes after 2
+            write = pyarrow.csv.write_csv if of.endswith("csv") else pq.write_table
+            write(table.slice(k * N // 12, (k + 1) * N // 12 - k * N // 12), folder / of.format(k))
+        for other in ("_SUCCESS", "_metadata", ".part-0.crc"):
+            (folder / other).write_bytes(b"")
+    _expect(_agree(tmp_path / "g", tmp_path / "store"))
+
+
+def test_columns_in_names_of_folders(tmp_path):
+    nodes = TABLES["nodes"]
+    for kind in "xyz":
+        part = nodes.filter(pa.array([k == kind for k in nodes["kind"].to_pylist()])).drop_columns(["kind"])
+        (folder := tmp_path / "g" / "nodes.parquet" / f"kind={kind}").mkdir(parents=True)
+        pq.write_table(part, folder / "part-0.parquet")
+    pq.write_table(TABLES["edges"], tmp_path / "g" / "edges.parquet")
+    dataset = _agree(tmp_path / "g", tmp_path / "store")
+    _expect(dataset)
+
+
+def test_folders_that_are_not_clear(tmp_path):
+    (tmp_path / "edges").mkdir()
+    pq.write_table(TABLES["edges"], tmp_path / "edges" / "part-0.parquet")
+    pq.write_table(TABLES["edges"], tmp_path / "edges.parquet")
+    with pytest.raises(mr.InputError, match=r"edges/ and edges\.parquet are both the same table"):
+        mr.open_dataset(tmp_path)
+    (tmp_path / "edges.parquet").unlink()
+    (tmp_path / "edges" / "part-1.csv").write_text("src,dst\na,b\n")
+    with pytest.raises(mr.InputError, match=r"holds files of several kinds \(\.csv, \.parquet\)"):
+        mr.open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("separator", [";", "|", "\t"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_other_separators(tmp_path, separator, packed):
+    (tmp_path / "g").mkdir()
+    for stem, table in TABLES.items():
+        text = "\n".join(
+            separator.join(map(str, row)) for row in (table.column_names, *zip(*table.to_pydict().values()))
+        )
+        path = tmp_path / "g" / f"{stem}.csv{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    _expect(_agree(tmp_path / "g", tmp_path / "store"))
+
+
+def test_edges_without_a_header(tmp_path):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "edges.csv").write_text("0,1,5\n1,2,7\n")
+    (tmp_path / "g" / "nodes.csv").write_text("id,age,kind\n0,1,x\n1,2,y\n2,3,x\n")
+    dataset = _agree(tmp_path / "g", tmp_path / "store")
+    assert edges_of(dataset) == [("0", "1"), ("1", "2")]
+    assert any("column_3" in note for note in dataset.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [(("Undirected",) * 2, 4), (("Directed",) * 2, 2), (("Directed", "Undirected"), None)]
+)
+def test_gephi_says_the_direction(tmp_path, words, count):
+    rows = "".join(f"{a},{b},{word}\n" for (a, b), word in zip((("a", "b"), ("b", "c")), words))
+    (tmp_path / "edges.csv").write_text(f"Source,Target,Type\n{rows}")
+    (tmp_path / "nodes.csv").write_text("Id,Label,kind,age\na,A,x,1\nb,B,y,2\nc,C,x,3\n")
+    options = mr.ReadOptions(feature_columns="age", label_columns="kind")
+    if count is None:
+        with pytest.raises(mr.InputError, match="their direction is not known"):
+            mr.open_dataset(tmp_path, options=options)
+    else:
+        assert mr.open_dataset(tmp_path, options=options).graph.num_edges == count

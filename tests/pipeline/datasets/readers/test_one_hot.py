@@ -1,0 +1,89 @@
+"""Text columns as features: one for each value, from memory, from files and after a conversion."""
+
+import decimal
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import millrace as mr
+from millrace.pipeline.datasets.readers.one_hot import with_one_hot
+from millrace.tests.contracts.edges_by_name import rows_of
+
+NODES = "id,age,city,job,label\na,1,york,9,x\nb,2,ulm,10,y\nc,3,,9,x\nd,4,ulm,9,y\n"
+WANTED = {"a": [1, 0, 1, 1, 0], "b": [2, 1, 0, 0, 1], "c": [3, 0, 0, 1, 0], "d": [4, 1, 0, 1, 0]}
+
+
+def _folder(tmp_path, nodes=NODES):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "nodes.csv").write_text(nodes)
+    (tmp_path / "g" / "edges.csv").write_text("src,dst,kind\na,b,p\nb,c,q\nc,d,p\n")
+    return tmp_path / "g"
+
+
+def test_each_value_is_a_feature(tmp_path):
+    options = mr.ReadOptions(direction="directed", feature_columns="age", one_hot="city,job")
+    dataset = mr.open_dataset(_folder(tmp_path), options=options)
+    assert rows_of(dataset) == WANTED
+    assert any(
+        "Column city of nodes is a feature for each value (one_hot): ulm, york." in note for note in dataset.notes
+    )
+    mr.convert(tmp_path / "g", tmp_path / "store", options=options, verbose=False)
+    assert rows_of(mr.open_dataset(tmp_path / "store")) == WANTED
+
+
+def test_of_edges(tmp_path):
+    options = mr.ReadOptions(direction="directed", one_hot="kind")
+    dataset = mr.open_dataset(_folder(tmp_path), options=options)
+    kinds = np.asarray(dataset.graph.edge_features.gather(np.arange(3)))
+    assert kinds.tolist() == [[1, 0], [0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"one_hot": "town"}, "no table has the column 'town' that read.one_hot names"),
+        ({"feature_columns": "city"}, r"column nodes\.city is string; expected numbers: read\.one_hot=city"),
+        ({"one_hot": 3}, "one_hot is 3; expected names of columns"),
+    ],
+)
+def test_refused(tmp_path, options, words):
+    with pytest.raises(mr.InputError, match=words.replace("read.", "(read.)?").replace("read\\.", "(read\\.)?")):
+        mr.open_dataset(_folder(tmp_path), options=mr.ReadOptions(direction="directed", **options))
+
+
+def test_limits():
+    table = pa.table({"a": [f"{i}" for i in range(1001)], "b": [[1]] * 1001})
+    with pytest.raises(mr.InputError, match=r"nodes\.a has 1,001 values"):
+        with_one_hot(table, ["a"], "nodes")
+    with pytest.raises(mr.InputError, match=r"nodes\.b is list<item: int64>; expected text or numbers"):
+        with_one_hot(table, ["b"], "nodes")
+    empty = with_one_hot(pa.table({"a": pa.array([None, ""])}), ["a"], "nodes")
+    assert empty["a"].to_pylist() == [[0], [0]]
+
+
+def test_decimals_and_lists_of_nan(tmp_path):
+    folder = _folder(tmp_path)
+    (folder / "nodes.csv").unlink()
+    amounts = pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.25"), None, decimal.Decimal("4")])
+    lists = pa.array([[1.0, 2.0], [math.nan] * 2, [3.0, 4.0], [5.0, 6.0]])
+    pq.write_table(
+        pa.table({"id": list("abcd"), "label": [0, 1, 0, 1], "amount": amounts, "lists": lists}),
+        folder / "nodes.parquet",
+    )
+    options = mr.ReadOptions(direction="directed", feature_columns="amount,lists", nan_features="zero")
+    dataset = mr.open_dataset(folder, options=options)
+    assert rows_of(dataset) == {"a": [1.5, 1, 2], "b": [2.25, 0, 0], "c": [0, 3, 4], "d": [4, 5, 6]}
+
+
+def test_dates_with_an_offset_are_shown(tmp_path):
+    folder = _folder(tmp_path, "id,label,when\na,0,2024-05-01T10:00:00+02:00\nb,1,later\nc,0,now\nd,1,now\n")
+    with pytest.raises(mr.InputError, match=r"nodes\.when is string \(first: '2024-05-01T10:00:00\+02:00'\)"):
+        mr.open_dataset(folder, options=mr.ReadOptions(direction="directed", node_time="when"))
+
+
+def test_a_url_is_told_the_way():
+    with pytest.raises(mr.InputError, match=r"is a URL; copy it once, `millrace convert s3://b/graph --out STORE`"):
+        mr.open_dataset("s3://b/graph")
