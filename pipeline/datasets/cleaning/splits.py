@@ -284,6 +284,13 @@ def clean_split(
     return split
 
 
+def as_flags(mask: AnyArray, what: str, otherwise: str) -> npt.NDArray[np.bool_]:
+    """A mask that is stored as 0 and 1. Raises InputError for other values, which ends with what to do `otherwise`."""
+    if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+        raise InputError(f"{what} holds values other than 0 and 1; {otherwise}")
+    return mask.astype(bool)
+
+
 def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str], unit: str) -> IdArray:
     if values.dtype == np.bool_:
         if values.shape != (num_nodes,):

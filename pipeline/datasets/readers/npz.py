@@ -1,6 +1,6 @@
 """One ``.npz`` file.
 
-Keys (`allow_pickle=False`; others are ignored):
+Keys (`allow_pickle=False`), in any spelling and with the other words of `npz_words`; others are noted as not read:
 
 =====================  ==========================================================================================
 edge_index             int [2, E]; row 0 the sources, row 1 the destinations
@@ -12,6 +12,7 @@ train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or `
 edge_weight            optional [E]
 edge_attr              optional [E, D] or [E], features of the edges
 edge_time, node_time   optional [E] and [V], times, numbers
+num_nodes              optional, V
 meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under
                        ``edges``, of which "symmetrise before use", "stored once" and "add reverse" read as
                        undirected and a leading "directed" as directed. Either decides only where the edges are
@@ -28,14 +29,16 @@ import numpy as np
 
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
+from ....storage.plural import listed
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
+from ..cleaning.splits import as_flags
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
 from .npz_members import load_members
+from .npz_words import own_names
 from .python import distinct_names
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")
-TIMES = ("edge_time", "node_time")
 SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
@@ -65,8 +68,12 @@ def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
     layout = None if "edge_index" in held else layout_of(held)
     if layout is not None:
         return layout.read(load_members(path, (*layout.needs, *layout.others))[0], path), held
-    sets = (f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))
-    return OwnArrays(load_members(path, (*KNOWN, *TIMES, *sets))[0]), held
+    names, unread = own_names(held, path)
+    found = load_members(path, tuple(names.values()))[0]
+    notes = [f"{path.name}: {key} was read as {name}." for name, key in names.items() if key != name]
+    if unread:
+        notes.append(f"Keys of {path.name} were not read: {listed(unread)}.")
+    return OwnArrays({name: found[key] for name, key in names.items() if key in found}, notes=tuple(notes)), held
 
 
 def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Sequence[str] = ()) -> Raw:
@@ -78,6 +85,11 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Seq
     if edges.ndim != 2 or edges.shape[0] != 2:
         fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
         raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
+    if labels is not None and "num_nodes" in arrays and np.shape(labels)[:1] != (int(np.max(arrays["num_nodes"])),):
+        raise InputError(
+            f"{path}: num_nodes is {arrays['num_nodes']}, and y has shape {list(np.shape(labels))}; expected a label "
+            "for each node"
+        )
     hint, notes = _hint(arrays.get("meta"))
     features = _features(arrays, path, held)
     if labels is None:
@@ -145,10 +157,7 @@ def _split(arrays: Mapping[str, AnyArray], path: Path) -> dict[str, AnyArray]:
         if f"{part}_idx" in arrays:
             split[part] = arrays[f"{part}_idx"]
         elif f"{part}_mask" in arrays:
-            mask = arrays[f"{part}_mask"]
-            if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
-                raise InputError(f"{path}: {part}_mask holds values other than 0 and 1; save node ids as {part}_idx")
-            split[part] = mask.astype(bool)
+            split[part] = as_flags(arrays[f"{part}_mask"], f"{path}: {part}_mask", f"save node ids as {part}_idx")
     return split
 
 

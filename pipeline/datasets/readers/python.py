@@ -17,7 +17,7 @@ from ..cleaning.clean import clean
 from ..cleaning.labels import GivenLabels
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, Hint, Raw
-from .typed import from_hetero, has_targets, host, unread
+from .typed import from_hetero, has_targets, host, masks_of, unread
 
 
 def from_scipy(
@@ -161,6 +161,8 @@ def from_networkx(
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
         if names is not None:
             stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
+    if (label, features) == ("y", "x") and options.task is None:
+        _check_no_layout([graph.nodes[n] for n in nodes])
     unlabelled = GivenLabels(np.zeros(len(nodes), np.int64))
     given = unlabelled if options.task == "link" else _node_labels(graph, nodes, label)
     raw = Raw(
@@ -199,6 +201,18 @@ def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyA
             f"{len(absent)} nodes of the {part} split (first: {absent[0]!r}) are not in the graph; correct the split"
         )
     return np.array([number[n] for n in given], np.int64)
+
+
+def _check_no_layout(attributes: Sequence[Any]) -> None:
+    """Raise InputError if the attributes x and y look like the positions of a drawing: one number each, and y is no
+    class."""
+    pairs = [(a.get("x"), a.get("y")) for a in attributes]
+    positions = [p for p in pairs if all(isinstance(v, float | np.floating) for v in p)]
+    if positions and len(positions) == sum(y is not None for _, y in pairs) and any(y % 1 for _, y in positions):
+        raise InputError(
+            "the node attributes x and y are one number each and look like the positions of a drawing; name the "
+            "attributes with label=... and features=..., or set task=regression to predict y"
+        )
 
 
 def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> GivenLabels:
@@ -315,7 +329,7 @@ def from_pyg(
         edge_features=None if attr is None else host(attr),
         edge_time=None if edge_time is None else host(edge_time),
         node_time=None if node_time is None else host(node_time),
-        split={part: host(mask) for part, mask in masks.items() if mask is not None},
+        split={part: masks_of(mask, f"{part}_mask") for part, mask in masks.items() if mask is not None},
         task="regression" if has_targets(y) else None,
         notes=unread({"the PyG data": getattr(data, "_store", {})}, names.values()),
     )

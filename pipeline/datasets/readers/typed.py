@@ -12,6 +12,7 @@ from ....storage.errors import InputError, nearest
 from ....storage.plural import are
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from ..cleaning.splits import as_flags
 from ..cleaning.typed import TypedRaw, check_followed, clean_typed
 
 
@@ -114,7 +115,8 @@ def from_hetero(
         y = store.y if "y" in store else np.zeros(counts[chosen], np.int64)  # links, which have no labels
         if options.task is None and has_targets(y):
             options = replace(options, task="regression")
-        masks = {part: host(store[f"{part}_mask"]) for part in SPLITS if f"{part}_mask" in store}
+        keys = {part: f"{part}_mask" for part in SPLITS}
+        masks = {part: masks_of(store[key], key) for part, key in keys.items() if key in store}
     dataset = from_relations(
         edges,
         None if y is None else host(y),
@@ -191,3 +193,11 @@ def has_targets(y: Any) -> bool:
     values = host(y)
     one_column = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
     return values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
+
+
+def masks_of(mask: Any, name: str) -> npt.NDArray[Any]:
+    """The mask of a PyG object, whose flags may be numbers. Raises InputError if these are others than 0 and 1."""
+    found = host(mask)
+    if found.dtype == np.bool_ or found.ndim != 1:
+        return found
+    return as_flags(found, f"the PyG data's {name}", "expected a flag for each node: make a mask of node ids")

@@ -1,0 +1,89 @@
+"""Arrays of an .npz file under other words are read as what they mean, or named."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import millrace as mr
+from millrace.storage.errors import InputError
+
+V = 12
+PARTS = [np.arange(V)[k::3] for k in range(3)]
+OPTIONS = mr.ReadOptions(direction="directed")
+EDGES = np.array([np.arange(V), (np.arange(V) + 1) % V])
+
+
+def save(path, **arrays):
+    np.savez(path, **{"edge_index": EDGES, "y": np.arange(V) % 4, "x": np.ones((V, 2)), **arrays})
+    return mr.open_dataset(path, options=OPTIONS)
+
+
+def drop(path, *keys, **arrays):
+    given = {"edge_index": EDGES, "y": np.arange(V) % 4, "x": np.ones((V, 2)), **arrays}
+    np.savez(path, **{key: a for key, a in given.items() if key not in keys})
+    return mr.open_dataset(path, options=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("train_idx", "valid_idx", "test_idx"),
+        ("idx_train", "idx_val", "idx_test"),
+        ("trainNodes", "dev_ids", "testIndex"),
+    ],
+)
+def test_sets_under_other_words(tmp_path, keys):
+    data = save(tmp_path / "g.npz", **dict(zip(keys, PARTS)))
+    assert [getattr(data.split, p).tolist() for p in ("train", "val", "test")] == [p.tolist() for p in PARTS]
+
+
+def test_other_arrays_under_other_words(tmp_path):
+    data = save(tmp_path / "g.npz", edge_weights=np.full(V, 2.0), num_nodes=V, comment=np.zeros(3))
+    assert data.graph.edge_weight.tolist() == [2.0] * V
+    assert "g.npz: edge_weights was read as edge_weight." in data.notes
+    assert "Keys of g.npz were not read: comment." in data.notes
+    data = drop(tmp_path / "h.npz", "y", "x", labels=np.arange(V) % 4, feat=np.full((V, 1), 3.0))
+    assert data.num_classes == 4 and data.features.gather(np.arange(2)).tolist() == [[3.0], [3.0]]
+
+
+def test_what_is_not_read_and_counts_is_refused(tmp_path):
+    with pytest.raises(InputError, match="the key my_weights is not read, and looks like a split or weights"):
+        save(tmp_path / "g.npz", my_weights=np.ones(V))
+    with pytest.raises(InputError, match="the key split_0 is not read"):
+        save(tmp_path / "g.npz", split_0=np.ones(V))
+    with pytest.raises(InputError, match="the keys val_idx and valid_idx both mean val_idx"):
+        save(tmp_path / "g.npz", valid_idx=PARTS[0], val_idx=PARTS[1])
+    with pytest.raises(InputError, match=r"num_nodes is 20, and y has shape \[12\]"):
+        save(tmp_path / "g.npz", num_nodes=20)
+    with pytest.raises(InputError, match="val_mask holds values other than 0 and 1; save node ids as val_idx"):
+        save(tmp_path / "g.npz", valid_mask=np.arange(V))
+
+
+def test_masks_of_pyg_that_are_numbers():
+    masks = {p: torch.zeros(V, dtype=torch.uint8) for p in ("train", "val", "test")}
+    for (_, mask), part in zip(masks.items(), PARTS):
+        mask[part] = 1
+    data = Data(edge_index=torch.from_numpy(EDGES), y=torch.arange(V) % 4, num_nodes=V)
+    typed = HeteroData()
+    typed["a"].y, typed["a"].num_nodes, typed["a", "to", "a"].edge_index = data.y, V, data.edge_index
+    for part, mask in masks.items():
+        data[f"{part}_mask"] = mask.long()
+        typed["a"][f"{part}_mask"] = mask
+    for source in (data, typed):
+        found = mr.open_dataset(source, options=OPTIONS if source is data else mr.ReadOptions())
+        assert [getattr(found.split, p).tolist() for p in masks] == [p.tolist() for p in PARTS]
+    data.train_mask = torch.arange(V)
+    with pytest.raises(InputError, match="train_mask holds values other than 0 and 1; expected a flag for each node"):
+        mr.from_pyg(data, options=OPTIONS)
+
+
+def test_positions_of_a_networkx_graph():
+    g = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
+    for v in g:
+        g.nodes[v].update(x=0.5 * v, y=1.25 * v, kind="ab"[v % 2])
+    with pytest.raises(InputError, match="x and y are one number each and look like the positions of a drawing"):
+        mr.from_networkx(g)
+    assert mr.from_networkx(g, label="kind", features="z").class_names == ("a", "b")
+    assert mr.from_networkx(g, options=mr.ReadOptions(task="regression"), split="fraction:0.5,0").task == "regression"
