@@ -146,35 +146,41 @@ def options(cell: Cell) -> dict[str, Any]:
     return {"system": cell.system, "device": cell.device, "model": model, "epochs": 1, **sampled, **shape, **places}
 
 
+def answer(dataset: mr.Dataset, **job: Any) -> tuple[str, str]:
+    """What a job is told: ``yes``, ``no`` or, where the question makes no sense, ``-``; and the sentence that refuses
+    it."""
+    try:
+        mr.dry_run(dataset, **job)
+    except mr.InputError as e:
+        row = getattr(e, "row", None)
+        return "no" if row is None or row.applies else "-", str(e)
+    return "yes", ""
+
+
 def refusal(cell: Cell, dataset: mr.Dataset) -> str:
     """The sentence that refuses a cell; empty if it runs."""
-    try:
-        mr.dry_run(dataset, **options(cell))
-    except mr.InputError as e:
-        return str(e)
-    return ""
+    return answer(dataset, **options(cell))[1]
 
 
-def job_refusal(job: dict[str, Any], column: Column) -> str:
-    """The sentence that refuses a job of a column; empty if it runs."""
+def job_answer(job: dict[str, Any], column: Column) -> tuple[str, str]:
+    """What a job of a column is told."""
     both = {key: {**value, **column.options.get(key, {})} for key, value in job.items() if isinstance(value, dict)}
-    try:
-        mr.dry_run(column.dataset, config={"epochs": 1, **job, **column.options, **both})
-    except mr.InputError as e:
-        return str(e)
-    return ""
+    return answer(column.dataset, config={"epochs": 1, **job, **column.options, **both})
+
+
+def shown(told: tuple[str, str], numbers: dict[str, int]) -> str:
+    """A cell of a table; `numbers` are those of the sentences."""
+    word, sentence = told
+    return f"{word} ({numbers.setdefault(sentence, len(numbers) + 1)})" if sentence else word
 
 
 def job_table(jobs: dict[str, dict[str, Any]], columns: dict[str, Column]) -> str:
     """A table in Markdown of the jobs that run, and the sentences that refuse the others."""
     with with_gpu():
-        told = {(j, c): job_refusal(jobs[j], columns[c]) for j, c in product(jobs, columns)}
+        told = {(j, c): job_answer(jobs[j], columns[c]) for j, c in product(jobs, columns)}
     numbers: dict[str, int] = {}
     lines = ["| job | " + " | ".join(columns) + " |", "|" + " --- |" * (1 + len(columns))]
-    for job in jobs:
-        cells = [told[job, column] for column in columns]
-        said = [f"no ({numbers.setdefault(c, len(numbers) + 1)})" if c else "yes" for c in cells]
-        lines.append(f"| {job} | {' | '.join(said)} |")
+    lines += [f"| {job} | {' | '.join(shown(told[job, c], numbers) for c in columns)} |" for job in jobs]
     return "\n".join([*lines, "", *(f"{number}. {sentence}" for sentence, number in numbers.items())])
 
 
@@ -187,8 +193,8 @@ def typed_support() -> str:
     )
 
 
-def link_support() -> str:
-    """The table of links, of samples by time, and of labels of edges."""
+def link_columns() -> dict[str, Column]:
+    """Data of the table of links, of samples by time, and of labels of edges."""
     plain, typed, timed = (mr.open_dataset(spec, seed=0) for spec in (DATASET, TYPED, TIMED))
     sage, rgcn = ({"model": {"name": name, "hidden": 8, "layers": 2}} for name in ("sage", "rgcn"))
     by_time = {**sage, "sampler": {"name": "temporal", "fanout": [3, 3]}}
@@ -196,18 +202,25 @@ def link_support() -> str:
     ends = relation.labels[:, :2] - relation.labels[:, :2].min(0)  # ids within the types
     rated = mr.edge_dataset(typed, ends, ends[:, 0] % 3, relation=typed.graph.types.relations[0])
     payments = mr.open_dataset(PAYMENTS)
-    return job_table(
-        LINK_JOBS,
-        {
-            "links": Column(mr.link_dataset(plain), sage),
-            "links of a relation": Column(relation, rgcn),
-            "links by time": Column(mr.link_dataset(timed, split="time:0.7,0.15"), by_time),
-            "nodes by time": Column(timed, by_time),
-            "labels of edges": Column(payments, sage),
-            "... of a relation": Column(rated, rgcn),
-            "... by time": Column(mr.open_dataset(PAYMENTS, split="time:0.6,0.2"), by_time),
-        },
-    )
+    return {
+        "links": Column(mr.link_dataset(plain), sage),
+        "links of a relation": Column(relation, rgcn),
+        "links by time": Column(mr.link_dataset(timed, split="time:0.7,0.15"), by_time),
+        "nodes by time": Column(timed, by_time),
+        "labels of edges": Column(payments, sage),
+        "... of a relation": Column(rated, rgcn),
+        "... by time": Column(mr.open_dataset(PAYMENTS, split="time:0.6,0.2"), by_time),
+    }
+
+
+def link_cells() -> Iterator[tuple[dict[str, Any], Column]]:
+    """All jobs and columns of that table."""
+    yield from product(LINK_JOBS.values(), link_columns().values())
+
+
+def link_support() -> str:
+    """The table of links, of samples by time, and of labels of edges."""
+    return job_table(LINK_JOBS, link_columns())
 
 
 @contextmanager
@@ -222,15 +235,14 @@ def support() -> str:
     """The table in Markdown, and the sentences that it refers to."""
     dataset = mr.open_dataset(DATASET, seed=0)
     with with_gpu():
-        told = {cell: refusal(cell, dataset) for cell in cells()}
+        told = {cell: answer(dataset, **options(cell)) for cell in cells()}
     numbers: dict[str, int] = {}
     lines = ["| system | features | queue | " + " | ".join(f"`{d}`, {m}" for d, m in product(DEVICES, MODELS)) + " |"]
     lines.append("|" + " --- |" * (3 + len(DEVICES) * len(MODELS)))
     for system, features, queue in product(SYSTEMS.available(), FEATURES, QUEUES):
         row = [f"`{system}`", features, f"`{queue}`"]
         for device, model in product(DEVICES, MODELS):
-            sentence = told[Cell(system, device, queue, features, model)]
-            row.append(f"no ({numbers.setdefault(sentence, len(numbers) + 1)})" if sentence else "yes")
+            row.append(shown(told[Cell(system, device, queue, features, model)], numbers))
         lines.append("| " + " | ".join(row) + " |")
     listed = [f"{number}. {sentence}" for sentence, number in numbers.items()]
     return "\n".join(lines) + "\n\n" + "\n".join(listed)

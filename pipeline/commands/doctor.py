@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ...stages.rapids import NEEDED, NEEDED_BY_SEVERAL
 from ...storage.errors import install
@@ -37,14 +39,18 @@ SMI = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total,memory.used",
 SMI_S = 20.0
 
 
-def doctor(as_json: JsonFlag = False) -> None:
+def doctor(
+    as_json: JsonFlag = False,
+    support: Annotated[bool, typer.Option("--support", help="Print what does not run with what, and why.")] = False,
+) -> None:
     """Report what is installed, and what is missing."""
-    record = examine()
+    record = supported() if support else examine()
     if as_json:
         say(json.dumps(record))
     else:
+        width = max(18, *(len(key) for entries in record.values() for key in entries))
         for section, entries in record.items():
-            say("\n".join([section, *(f"  {key:<18} {value}" for key, value in entries.items())]))
+            say("\n".join([section, *(f"  {key:<{width}} {value}" for key, value in entries.items())]))
 
 
 def examine() -> dict[str, Any]:
@@ -52,6 +58,17 @@ def examine() -> dict[str, Any]:
     from ..setup.result import versions
 
     return {"versions": versions(), "machine": _machine(), "gpu": _gpus(), "extras": _extras()}
+
+
+def supported() -> dict[str, Any]:
+    """What systems and their forms cannot do, by part."""
+    from ..config.refusals import table
+
+    found: dict[str, Any] = {}
+    for part, row in table():
+        word = "no" if row.applies else "-"
+        found.setdefault(part, {})[row.need.value] = f"{word}: {row.part} {row.because}"
+    return found
 
 
 def _machine() -> dict[str, Any]:

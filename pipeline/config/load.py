@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from ...stages.capabilities import Need
 from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.registry import PARTITIONERS
@@ -18,10 +19,12 @@ from ...storage.errors import InputError, StoreError, closest
 from ...storage.store.regular import file_text
 from ...storage.urls import has_secrets
 from .aliases import NUMBERED, REMOVED, RENAMED, advice, expanded
+from .capabilities import QUEUE_GIVEN, needs_of
 from .job import Job
 from .named_code import check_code
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, quoted, require_sound
 from .records import build, plain, record_type
+from .refusals import refuse
 from .schema import BULK_ON_GPU, Queue, Train
 from .systems import SYSTEMS
 
@@ -262,19 +265,25 @@ def resolve(table: Mapping[str, Any]) -> Job:
     )
 
 
+def _named_sampler(table: Mapping[str, Any]) -> type | None:
+    """The registered kind of sampler that a table names."""
+    named = table.get("sampler")
+    name = named.get("name") if isinstance(named, Mapping) else None
+    return SAMPLERS.find(name) if isinstance(name, str) and name in SAMPLERS else None
+
+
 def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     """A resolved job of a system without sampling. Raises InputError if the table has sampling keys or names an unknown
     partitioner."""
+    needs = needs_of(job, sampler=_named_sampler(table))
+    refuse(Need.TIMES, needs, job)
     if table.get("sampler"):
         raise InputError(
             f"configuration key 'sampler' is {quoted(table['sampler'])}, but system '{job.system}' samples nothing; "
             "leave it out"
         )
     if job.queue != Queue():
-        raise InputError(
-            f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it "
-            "out"
-        )
+        refuse(Need.QUEUE, needs | {Need.QUEUE: QUEUE_GIVEN}, job)
     for key in ("batch_size", "minibatches_per_step"):
         if (given := getattr(job.train, key)) != Train.model_fields[key].default:
             raise InputError(

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...stages.capabilities import Need
 from ...stages.links.train_pairs import Negatives
 from ...stages.models.base import ModelConfig
 from ...stages.partition.base import Partitioner
@@ -19,10 +20,12 @@ from ...storage.errors import InputError, nearest
 from ...storage.registry import Registry, found_by_name
 from ...storage.store.paths import expanded
 from .aliases import advice
+from .capabilities import needs_of
 from .job import Job
 from .plain_values import quoted
+from .refusals import refuse
 from .schema import Queue, takes_numbers
-from .systems import SYSTEMS, Inputs, System, systems_for
+from .systems import SYSTEMS, Inputs, System
 
 LONGEST_OPTION = 200
 """Most characters of a model's or a sampler's option."""
@@ -141,20 +144,12 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     """
     if not dataset.of_pairs:
         return system
-    entry, edge_labels = SYSTEMS.find(system.name), dataset.has_edge_labels
-    able = systems_for(links=True, relations=dataset.graph.types is not None, edge_labels=edge_labels)
-    if edge_labels:
-        if not (entry.trains_links or entry.trains_edge_labels):
-            raise InputError(
-                f"labels are of edges, but system '{system.name}' trains each node on the rank that has it, and an "
-                f"edge's two ends may be on two; use {able}"
-            )
+    entry, needs = SYSTEMS.find(system.name), needs_of(job, dataset, sampler=system.sample.sampler)
+    refuse(Need.EDGE_LABELS, needs, job)
+    refuse(Need.LINKS, needs, job)
+    if dataset.has_edge_labels:
         return entry.with_links(system, None, dataset.hides_pairs)
     negatives = negatives_of(job)
-    if not entry.trains_links:
-        # Of a sampled minibatch the edges of its own pairs are taken out; of a full batch these are all.
-        why = "on labelled nodes" if entry.samples else "all pairs at once, each of which would see its own edge"
-        raise InputError(f"the task is link, but system '{system.name}' trains {why}; use {able}")
     found = entry.with_links(system, negatives)
     negatives.check(dataset.graph, dataset.labels, dataset.split.train)
     return found

@@ -6,16 +6,30 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
 from ...stages.policies import FetchPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.sample.base import Sampler
-from ...storage.errors import InputError
 from ...storage.registry import Registry, imported
+from .capabilities import OF_SYSTEM, Form, rows
 from .job import Job
 from .schema import Section
 
 Clients = int | Literal["ranks", "nodes"]
+NODES_ONLY = (
+    Cannot(OF_SYSTEM, Need.LINKS, "trains on labelled nodes"),
+    Cannot(OF_SYSTEM, Need.EDGE_LABELS, "trains on labelled nodes"),
+    Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
+    Cannot(OF_SYSTEM, Need.MAPPED, "arranges the edges of parts in memory"),
+)
+"""Rows of a system that brings none."""
+NO_MINIBATCHES = (
+    Cannot(OF_SYSTEM, Need.QUEUE, "has no minibatches to queue", False),
+    Cannot(OF_SYSTEM, Need.STORED, "trains on no minibatches", False),
+    Cannot(OF_SYSTEM, Need.DEVICE_DRAWS, "samples nothing", False),
+)
+"""Rows of a system that samples nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +87,17 @@ class Registered:
     samples: ClassVar[bool] = True
     """True if the system trains on a sampler's minibatches. Otherwise a step takes all train nodes, and keys of
     `sampler`, `queue` and the size of a step are refused."""
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    compiles: ClassVar[bool] = True
-    """True if its models can be trained through ``torch.compile``."""
-    reads_edges: ClassVar[bool] = True
-    """True if models may read features of edges."""
+    cannot: ClassVar[tuple[Cannot, ...]] = NODES_ONLY
+    """What the system cannot do, whatever its options; the part of a row is `OF_SYSTEM`."""
+    forms: ClassVar[tuple[Form, ...]] = ()
+    """Forms of it that cannot do more."""
     exchanges: ClassVar[Literal["background", "within", "beside"]] = "background"
     """Time at which ranks exchange rows: in a thread, for which `fetch` waits; within forward and backward; or beside
     them."""
     epochs_decide: ClassVar[bool] = False
     """True if the number of epochs affects the parameters of epochs before the last, so that a resumed run keeps it."""
-    no_relations: ClassVar[str] = ""
-    """Reason, as a verb and its objects, why the system trains on no graph with types; empty: it does."""
     needs_parts: ClassVar[bool] = False
     """True if several ranks always train on parts of the graph."""
-    trains_links: ClassVar[bool] = False
-    """True if the system has minibatches of pairs, and trains on links and labelled edges."""
-    trains_edge_labels: ClassVar[bool] = False
-    """True if the system trains on labelled edges, whether or not on links."""
     for_slow_links: ClassVar[bool] = False
     """True if the system sends less than others and learns differently for it."""
     planned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -128,7 +135,7 @@ class Registered:
     def unmapped(self, job: Job) -> str:
         """Reason, as a verb and its objects, why ranks cannot map the edges of their parts; empty: they make all large
         arrays by `RankJob.arrays`."""
-        return "arranges the edges of parts in memory"
+        return next((row.because for row, _ in rows(self, job) if row.need is Need.MAPPED), "")
 
     def owning(self, system: System) -> System:
         """The system with features shared out over the ranks.
@@ -136,13 +143,10 @@ class Registered:
         Raises:
             InputError: the system has no such form.
         """
-        raise InputError(
-            f"features is 'owned', but system '{self.name}' keeps each row on the rank that trains its node; leave it "
-            "out"
-        )
+        raise NotImplementedError
 
     def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
-        """The system for pairs; for one that `trains_links`, or `trains_edge_labels`.
+        """The system for pairs; for one that trains on links, or on labels of edges.
 
         Args:
             system: of this kind.
@@ -172,10 +176,6 @@ class Registered:
             InputError: names the key to change.
         """
 
-    def no_samples(self, system: System) -> str:
-        """Reason why the system trains from no store of samples, and what to do instead, as the end of a sentence."""
-        return f"but system '{self.name}' trains on no minibatches; leave it out"
-
     def absent_nodes(self, system: System) -> tuple[str, ...]:
         """Splits whose nodes are not in the graph that is trained on."""
         return ()
@@ -189,13 +189,3 @@ SYSTEMS: Registry[Registered] = Registry(
     },
 )
 """All systems; the first is the default."""
-
-
-def systems_for(links: bool, relations: bool, edge_labels: bool = False) -> str:
-    """Names of the systems that train links, or labelled edges, and on graphs with types, if these are asked for:
-    ``bulk or sar``."""
-    every = SYSTEMS.available().items()
-    able = [(n, e) for n, e in every if not (relations and e.no_relations)]
-    if edge_labels:
-        return " or ".join(n for n, e in able if e.trains_links or e.trains_edge_labels)
-    return " or ".join(n for n, e in able if e.trains_links or not links)

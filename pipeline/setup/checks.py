@@ -6,14 +6,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
 from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
-from ...stages.fetch.links import LinkFetch
-from ...stages.fetch.temporal import TemporalFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.forward_backward import of_each_seed
 from ...stages.kernels import sampling_backend
@@ -25,13 +23,14 @@ from ...stages.models.pyg.model import PyGModel
 from ...stages.sample.base import reads_times
 from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
 from ...storage.errors import InputError, first_line, nearest
-from ...storage.plural import counted
 from ...storage.typed.graph_types import GraphTypes
+from ..config.capabilities import RefusedError, counted_types, needs_of
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.records import needs_topology_there
+from ..config.refusals import refuse
 from ..config.schema import Learned, Train
-from ..config.systems import SYSTEMS, System, systems_for
+from ..config.systems import SYSTEMS, System
 from ..custom.made import follows_metric, made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
 from .device_policies import check_device, check_types_on_device
@@ -66,12 +65,7 @@ def check_available(job: Job) -> None:
         raise InputError(
             f"train.matmul_precision is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it"
         )
-    if job.train.compile and not SYSTEMS.find(job.system).compiles:
-        able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.compiles)
-        raise InputError(
-            f"train.compile is true, but system '{job.system}' trains on full batches, whose layers exchange rows "
-            f"between ranks or are fixed; use {able}, or leave train.compile out"
-        )
+    refuse(Need.COMPILE, needs_of(job), job)
     check_executor(job)
 
 
@@ -84,11 +78,6 @@ def check_executor(job: Job) -> None:
         )
 
 
-def _counted_types(types: GraphTypes) -> str:
-    relations = counted(types.num_relations, "relation")
-    return f"the graph has {counted(len(types.node_types), 'node type')} and {relations}"
-
-
 def check_model_of_types(job: Job, types: GraphTypes | None, record: Any) -> None:
     """Refuse a model, a record or a user's module, that knows no relations, for a graph with several types.
 
@@ -97,7 +86,7 @@ def check_model_of_types(job: Job, types: GraphTypes | None, record: Any) -> Non
     """
     if types is None:
         return
-    graph = _counted_types(types)
+    graph = counted_types(types)
     if isinstance(record, PyGModel):
         raise InputError(
             f"the model is a PyGModel, whose convolutions read one list of edges, but {graph}; use HeteroPyGModel, a "
@@ -105,37 +94,30 @@ def check_model_of_types(job: Job, types: GraphTypes | None, record: Any) -> Non
         )
     if not isinstance(record, nn.Module) and not record.reads_relations:
         able = ", ".join(name for name, model in MODELS.items() if model.reads_relations)
-        raise InputError(
+        raise RefusedError(
             f"the model is '{record.name}', which knows no relations, but {graph}; expected one of {able}, or a module "
-            "of your own over neighbourhood.relations()"
+            "of your own over neighbourhood.relations()",
+            Cannot(f"the model '{record.name}'", Need.TYPES, "knows no relations", False),
         )
     if job.train.compile:
         raise InputError(f"{graph}, but train.compile is true; relations are not compiled: leave it out")
 
 
-def check_types(job: Job, system: System, types: GraphTypes | None, of_pairs: bool) -> None:
+def check_types(job: Job, system: System, dataset: Dataset) -> None:
     """Refuse jobs on graphs with several types of nodes or edges that this version cannot run, whatever the model.
 
     Raises:
         InputError: names the key to change.
     """
-    if types is None:
+    if dataset.graph.types is None:
         return
-    graph = _counted_types(types)
-    if why := SYSTEMS.find(system.name).no_relations:
-        able = systems_for(links=of_pairs, relations=True)
-        raise InputError(f"{graph}, but system '{system.name}' {why}; use {able}")
-    if isinstance(system.sample, SampledByOwners):
-        if not hasattr(sampler := system.sample.sampler, "by_relation"):
-            raise InputError(
-                f"{graph}, but the sampler {sampler.name} does not draw relation by relation, as owners of a "
-                "partitioned topology do; use neighbor or labor"
-            )
-        if system.sample.algorithm != "owners":
-            raise InputError(
-                f"{graph}, but bulk.algorithm is '{system.sample.algorithm}', whose rows travel without relations; "
-                "use owners"
-            )
+    graph = counted_types(dataset.graph.types)
+    refuse(Need.TYPES, needs_of(job, dataset, sampler=system.sample.sampler), job)
+    if isinstance(system.sample, SampledByOwners) and not hasattr(sampler := system.sample.sampler, "by_relation"):
+        raise InputError(
+            f"{graph}, but the sampler {sampler.name} does not draw relation by relation, as owners of a partitioned "
+            "topology do; use neighbor or labor"
+        )
     check_types_on_device(job, system, graph)
 
 
@@ -310,13 +292,15 @@ def check_learned(job: Job, system: System) -> None:
                 "as 64"
             )
         return
-    seen = f"learned.width is {learned.width}, but"
+    needs = needs_of(job)
+    seen = f"{needs[Need.LEARNED].seen}, but"
     if job.features == "owned" and not learned.beside:
         raise InputError(
             f"{seen} learned.beside is false, so that no features of the dataset are read, and features is 'owned'; "
             "leave features out"
         )
-    if not isinstance(system.fetch, GatherFetch | ExchangeFetch | VisitFetch) or system.reduce.has_local_optimizers:
+    refuse(Need.LEARNED, needs, job)
+    if system.reduce.has_local_optimizers:
         raise InputError(
             f"{seen} system '{system.name}' does not train one set of rows in steps of all ranks together; use "
             f'system = "{next(iter(SYSTEMS))}"'
@@ -356,13 +340,9 @@ def check_times(job: Job, system: System, dataset: Dataset) -> None:
                 'temporal under system "bulk"'
             )
         return
-    seen = f"the sampler {sampler.name} draws edges by their times, but"
-    if isinstance(system.sample, SampledByOwners):
-        raise InputError(f'{seen} bulk.topology is "partitioned", where no rank has all edges of a seed; leave it out')
-    if not isinstance(system.sample, Sampled):
-        raise InputError(f"{seen} system '{system.name}' trains on a rank's own part without times; use \"bulk\"")
-    if not isinstance(system.fetch, TemporalFetch | LinkFetch):
-        raise InputError(f"{seen} features is 'owned', whose rows come with degrees of the whole graph; leave it out")
+    needs = needs_of(job, dataset, sampler=sampler)
+    seen = f"{needs[Need.TIMES].seen}, but"
+    refuse(Need.TIMES, needs, job)
     sampler.check(dataset.graph)
     if dataset.hides_pairs:
         raise InputError(
@@ -398,9 +378,7 @@ def check_edges(job: Job, system: System) -> None:
     seen = "the model reads features of edges, but"
     optional = job.model.get("edge_width", 0) and not MODELS.find(job.model["name"]).reads_edges
     none = ", or model.edge_width = 0 to read none" if optional else ""
-    if not SYSTEMS.find(system.name).reads_edges:
-        able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.reads_edges)
-        raise InputError(f"{seen} system '{system.name}' gives its layers rows of nodes only; use {able}{none}")
+    refuse(Need.EDGE_FEATURES, needs_of(job, reads_edges=True), job)
     if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | CoverageFetch | ExchangeFetch | VisitFetch):
         raise InputError(
             f"{seen} device is '{job.device}', and the fetch of system '{system.name}' does not take them there; use "
@@ -439,8 +417,8 @@ def check_parts(job: Job, system: System, num_nodes: int) -> None:
     """
     parts = system.parts_before(job.ranks)
     cut = system.partition.partitioner
-    if job.graph == "mapped" and cut is not None and (why := SYSTEMS.find(system.name).unmapped(job)):
-        raise InputError(f"graph is 'mapped', but system '{system.name}' {why}; leave graph out")
+    if cut is not None:
+        refuse(Need.MAPPED, needs_of(job), job)
     if cut is None or parts <= num_nodes:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"

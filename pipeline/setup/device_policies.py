@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ...stages.capabilities import Need
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
@@ -16,7 +17,9 @@ from ...stages.learned.fetch import LearnedFetch
 from ...stages.messages import RankJob
 from ...stages.sample.base import reads_times
 from ...storage.errors import InputError
+from ..config.capabilities import needs_of
 from ..config.load import Job
+from ..config.refusals import refuse
 from ..config.systems import SYSTEMS, System
 from ..machine.gpus import check_gpus, own_device
 
@@ -28,12 +31,7 @@ def check_device(job: Job) -> None:
         InputError: the system has no minibatches; see also `check_gpus`.
         MissingExtraError: a package is not installed.
     """
-    if job.device not in SYSTEMS.find(job.system).devices:
-        able = " or ".join(name for name, entry in SYSTEMS.available().items() if job.device in entry.devices)
-        raise InputError(
-            f"device is '{job.device}', but system '{job.system}' trains on CPUs only in this version; use {able}, or "
-            'device = "cpu"'
-        )
+    refuse(Need.DEVICE, needs_of(job), job)
     check_gpus(job)
 
 

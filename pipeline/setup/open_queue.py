@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...stages.capabilities import Need
 from ...stages.partition.contiguous import Contiguous
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
@@ -21,7 +22,8 @@ from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest, require_fingerprint
 from ...storage.urls import is_url
-from ..config.systems import SYSTEMS
+from ..config.capabilities import Asked
+from ..config.refusals import refuse
 from .run_folder import is_locked, locked
 from .sampling import Sampling
 
@@ -201,8 +203,7 @@ def lock_queue_folder(prepared: Sampling, samples: str | Path | None) -> Iterato
 def check_samples(prepared: Sampling, samples: str | Path | None) -> None:
     """Refuse sampled minibatches for a system that trains on none."""
     if samples is not None and not prepared.has_minibatches:
-        system = prepared.system
-        raise InputError(f"--samples is {samples}, {SYSTEMS.find(system.name).no_samples(system)}")
+        refuse(Need.STORED, {Need.STORED: Asked(f"--samples is {samples}", "it")}, prepared.job)
 
 
 def queue_for_rank(

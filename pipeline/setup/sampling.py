@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...stages.assignment import SeedPlan
+from ...stages.capabilities import Need
 from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.queue_feed import Sampled
 from ...stages.sample.base import check_kernel, reads_times
@@ -11,8 +12,10 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..assembly.data_part import graph_and_seeds
 from ..assembly.sample_part import SamplePart
+from ..config.capabilities import needs_of
 from ..config.load import Job
 from ..config.records import for_task, make_system, with_links
+from ..config.refusals import refuse
 from ..config.systems import SYSTEMS, System
 from .checks import check_links, check_times, check_topology, check_types
 from .fingerprint import sample_fingerprint
@@ -114,13 +117,14 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
     Raises:
         InputError: the data, the system and the sampler do not go together.
     """
-    types, of_pairs, system = dataset.graph.types, dataset.of_pairs, from_queue(job, system, stored)
+    system = from_queue(job, system, stored)
     job = for_task(job, dataset, system.sample.sampler)
     if job.features == "owned":
+        refuse(Need.OWNED, needs_of(job, dataset, sampler=system.sample.sampler), job)
         system = SYSTEMS.find(system.name).owning(system)
     check_links(job, dataset)
-    check_types(job, system, types, of_pairs)
-    system = with_links(job, keeping_edges(system, types), dataset)
+    check_types(job, system, dataset)
+    system = with_links(job, keeping_edges(system, dataset.graph.types), dataset)
     check_times(job, system, dataset)
     SYSTEMS.find(system.name).check_data(job, system)
     if system.sample.sampler is not None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
 from ...stages.feed.link_feed import LinksByOwners, SampledLinks
 from ...stages.feed.queue_feed import Sampled
@@ -25,6 +26,7 @@ from ...stages.sample.base import Sampler, check_kernel, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
+from ..config.capabilities import Form
 from ..config.job import Job
 from ..config.records import needs_topology_there, record_type
 from ..config.schema import Section
@@ -161,11 +163,37 @@ def _check_queue(job: Job, sample: SampledByOwners) -> None:
         )
 
 
+def _by_products(algorithm: Algorithm) -> Form:
+    """The form whose owners may sample by products of matrices."""
+    row = Cannot(f"bulk.algorithm is '{algorithm}', whose rows", Need.TYPES, "travel without relations")
+    return Form(
+        f"a partitioned topology by {algorithm}",
+        lambda job: job.options.topology == "partitioned" and job.options.algorithm == algorithm,
+        "use owners",
+        (row,),
+    )
+
+
 class _Bulk(Registered):
     name = "bulk"
     about = "minibatches on samples that are drawn many at a time"
-    trains_links = True
+    cannot = ()
     options = BulkOptions
+    forms = (
+        Form(
+            "a partitioned topology",
+            lambda job: job.options.topology == "partitioned",
+            "leave it out",
+            (Cannot('bulk.topology is "partitioned", where', Need.TIMES, "no rank has all edges of a seed"),),
+        ),
+        *(_by_products(algorithm) for algorithm in ("1.5d", "auto")),
+        Form(
+            "owned features",
+            lambda job: job.features == "owned",
+            "leave it out",
+            (Cannot("features is 'owned', whose rows", Need.TIMES, "come with degrees of the whole graph"),),
+        ),
+    )
     planned = {  # noqa: RUF012
         "bulk": {},
         "bulk, owned features": {"features": "owned", "bulk": {"topology": "replicated"}},
@@ -196,10 +224,6 @@ class _Bulk(Registered):
         if isinstance(system.sample, SampledByOwners):
             system = replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))
         return system
-
-    def unmapped(self, job: Job) -> str:
-        """See `Registered.unmapped`."""
-        return ""
 
     def owning(self, system: System) -> System:
         """See `Registered.owning`."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.feed.link_feed import LocalLinks
 from ...stages.feed.local_feed import Local
 from ...stages.fetch.isolated import Correction, CoverageFetch
@@ -20,8 +21,10 @@ from ...stages.sample.base import Sampler, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import SuperEpochs
 from ...storage.errors import InputError
+from ..config.capabilities import OF_SYSTEM, QUEUE_GIVEN, Form, needs_of
 from ..config.job import Job
 from ..config.records import needs_topology_there
+from ..config.refusals import refuse
 from ..config.schema import Queue, Section
 from ..config.systems import Inputs, Registered, System
 
@@ -101,9 +104,27 @@ class GrappaOptions(Section):
 
 class _Grappa(Registered):
     name = "grappa"
-    no_relations = "corrects for the in-edges that a rank lacks by their number over all relations together"
+    cannot = (
+        Cannot(
+            OF_SYSTEM,
+            Need.TYPES,
+            "corrects for the in-edges that a rank lacks by their number over all relations together",
+        ),
+        Cannot(OF_SYSTEM, Need.TIMES, "trains on a rank's own part without times"),
+        Cannot(OF_SYSTEM, Need.LEARNED, "does not train one set of rows in steps of all ranks together"),
+        Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
+        Cannot(OF_SYSTEM, Need.QUEUE, "lets each rank sample for itself: only queue.bulk_size is used", False),
+        Cannot(OF_SYSTEM, Need.STORED, "samples within what each rank sees, which changes as it trains", False),
+    )
+    forms = (
+        Form(
+            "several chunks",
+            lambda job: job.options.chunks > 1,
+            "leave graph out",
+            (Cannot(OF_SYSTEM, Need.MAPPED, "joins the chunks of a rank in memory to evaluate them"),),
+        ),
+    )
     about = "isolated ranks that send gradients only"
-    trains_links = True
     options = GrappaOptions
     needs_parts = True
     options_decide = True
@@ -114,10 +135,7 @@ class _Grappa(Registered):
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""
         if job.queue != Queue(bulk_size=job.queue.bulk_size):
-            raise InputError(
-                "section 'queue' is given, but under system 'grappa' each rank samples for itself: only "
-                "queue.bulk_size is used"
-            )
+            refuse(Need.QUEUE, needs_of(job) | {Need.QUEUE: QUEUE_GIVEN}, job)
         if job.train.minibatches_per_step not in (None, job.ranks):
             raise InputError(
                 f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system "
@@ -138,10 +156,6 @@ class _Grappa(Registered):
         sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
         fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
         return replace(system, sample=sample, fetch=fetch)
-
-    def unmapped(self, job: Job) -> str:
-        """See `Registered.unmapped`."""
-        return "" if job.options.chunks == 1 else "joins the chunks of a rank in memory to evaluate them"
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.fetch.phase_fetch import PhaseFetch
 from ...stages.memory.quantize import Payload
@@ -17,9 +18,9 @@ from ...stages.reduce.federated import LocalSteps
 from ...stages.reduce.seed_weighted import AllSeedsMean
 from ...stages.schedule.policies import LayerByLayer
 from ...storage.errors import InputError
-from ..config.job import Job
+from ..config.capabilities import OF_SYSTEM, Form
 from ..config.schema import Section
-from ..config.systems import Clients, Inputs, Registered, System
+from ..config.systems import NO_MINIBATCHES, Clients, Inputs, Registered, System
 
 
 def retexo(
@@ -129,12 +130,46 @@ class RetexoOptions(Section):
 
 class _Retexo(Registered):
     name = "retexo"
-    no_relations = "trains each layer on aggregates of all in-edges, which do not tell relations apart"
     about = "layer after layer, one exchange for each"
     options = RetexoOptions
     samples = False
-    compiles = False
-    reads_edges = False
+    cannot = (
+        Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
+        Cannot(
+            OF_SYSTEM,
+            Need.EDGE_LABELS,
+            "trains each node on the rank that has it, and an edge's two ends may be on two",
+        ),
+        Cannot(
+            OF_SYSTEM,
+            Need.TYPES,
+            "trains each layer on aggregates of all in-edges, which do not tell relations apart",
+        ),
+        Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
+        Cannot(OF_SYSTEM, Need.EDGE_FEATURES, "gives its layers rows of nodes only"),
+        Cannot(OF_SYSTEM, Need.LEARNED, "does not train one set of rows in steps of all ranks together"),
+        Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
+        Cannot(
+            OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers exchange rows between ranks or are fixed"
+        ),
+        *NO_MINIBATCHES,
+    )
+    forms = tuple(
+        Form(name, chosen, "leave graph out", (Cannot(OF_SYSTEM, Need.MAPPED, because),))
+        for name, chosen, because in (
+            ("one rank", lambda job: job.ranks == 1, "arranges the edges of one rank in memory"),
+            (
+                "inductive",
+                lambda job: job.options.inductive,
+                "copies the edges without the nodes to come in memory (retexo.inductive)",
+            ),
+            (
+                "simulated clients",
+                lambda job: job.options.clients != "ranks",
+                "counts the rows of simulated clients in memory",
+            ),
+        )
+    )
     exchanges = "beside"
     epochs_decide = True
     needs_parts = True
@@ -150,14 +185,6 @@ class _Retexo(Registered):
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
         return retexo(partitioner=inputs.partitioner, **options.model_dump())
-
-    def unmapped(self, job: Job) -> str:
-        """See `Registered.unmapped`."""
-        if job.ranks == 1:
-            return "arranges the edges of one rank in memory"
-        if job.options.inductive:
-            return "copies the edges without the nodes to come in memory (retexo.inductive)"
-        return "" if job.options.clients == "ranks" else "counts the rows of simulated clients in memory"
 
     def absent_nodes(self, system: System) -> tuple[str, ...]:
         """See `Registered.absent_nodes`."""

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from torch import nn
 
+from ...stages.capabilities import Cannot, Need
 from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
 from ...stages.links.train_pairs import Negatives
@@ -17,9 +18,10 @@ from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import AllSeedsMean
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
+from ..config.capabilities import OF_SYSTEM, Form
 from ..config.job import Job
 from ..config.schema import Section
-from ..config.systems import Inputs, Registered, System
+from ..config.systems import NO_MINIBATCHES, Inputs, Registered, System
 
 
 def sar(
@@ -94,10 +96,25 @@ class _Sar(Registered):
     about = "full batch, each rank visiting the others in turn"
     options = SarOptions
     samples = False
-    compiles = False
+    cannot = (
+        Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
+        Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
+        Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
+        Cannot(
+            OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers exchange rows between ranks or are fixed"
+        ),
+        *NO_MINIBATCHES,
+    )
+    forms = (
+        Form(
+            "one rank",
+            lambda job: job.ranks == 1,
+            "leave graph out",
+            (Cannot(OF_SYSTEM, Need.MAPPED, "arranges the edges of one rank in memory"),),
+        ),
+    )
     exchanges = "within"
     needs_parts = True
-    trains_edge_labels = True
     planned = {"sar": {}}  # noqa: RUF012
     plan_note = "An epoch of sar is one step over all train nodes, and runs take hundreds."
     free_options = tuple(SarOptions.model_fields)
@@ -115,10 +132,6 @@ class _Sar(Registered):
     def build(self, options: SarOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""
         return sar(partitioner=inputs.partitioner, **dict(options))
-
-    def unmapped(self, job: Job) -> str:
-        """See `Registered.unmapped`."""
-        return "" if job.ranks > 1 else "arranges the edges of one rank in memory"
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:
         """See `Registered.check`. The modes must match the layers, and suit the model."""

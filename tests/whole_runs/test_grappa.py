@@ -199,7 +199,7 @@ def test_records_become_the_configuration():
     [
         (
             {"queue": {"kind": "zarr"}},
-            "under system 'grappa' each rank samples for itself: only queue.bulk_size is used",
+            "system 'grappa' lets each rank sample for itself: only queue.bulk_size is used",
         ),
         (
             {"minibatches_per_step": 2},

@@ -13,6 +13,7 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.cluster.rank_server import serving
+from millrace.pipeline.config.capabilities import OF_SYSTEM
 from millrace.pipeline.config.schema import ClusterOptions
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.machine.gpus import VISIBLE
@@ -20,6 +21,7 @@ from millrace.pipeline.machine.malloc import allocator
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
+from millrace.stages.capabilities import Cannot, Need
 from millrace.stages.neighbourhood.base import destinations
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import dask_cuda, pretended_device
@@ -437,7 +439,9 @@ def test_layers_that_are_trained_in_turn_go_on_anywhere(weighted, tmp_path):
 
 
 def test_a_system_of_another_package_may_refuse_the_device(sbm, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(SYSTEMS.find("retexo")), "devices", ("cpu",))
+    retexo = SYSTEMS.find("retexo")
+    row = Cannot(OF_SYSTEM, Need.DEVICE, "trains on CPUs only in this version")
+    monkeypatch.setattr(type(retexo), "cannot", (*retexo.cannot, row))
     with pytest.raises(mr.InputError, match=r"'retexo' trains on CPUs only .*; use bulk or grappa or sar, or"):
         mr.run(sbm, system="retexo", device="cuda", out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
